@@ -1,0 +1,169 @@
+import math
+
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+def xavier_uniform(fan_in, fan_out, seed=None):
+    """Xavier uniform for a kernel whose stored shape hides its fans: one fused over heads, or over q, k and v."""
+    limit = math.sqrt(6 / (fan_in + fan_out))
+    return keras.initializers.RandomUniform(-limit, limit, seed=seed)
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class MultiHeadSelfAttention(keras.layers.Layer):
+    """Multi-head self-attention with one fused projection for queries, keys and values.
+
+    Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
+    The softmax is in float32 under mixed precision. The backend's fused kernel does the work, unless the attention
+    scores are asked for or dropout acts on them: then the same function is computed step by step.
+
+    Args:
+        num_heads: Int, the number of heads.
+        head_dim: Int, the width of a head; `hidden_dim // num_heads` by default, which need not divide evenly: 512 wide
+            with 6 heads gives 85 each.
+        dropout_rate: Float in [0, 1), the dropout on the attention weights.
+        qk_norm: Bool, whether queries and keys are layer-normalised over each head's width before the product.
+        layer_norm_epsilon: Float, the epsilon of those two norms.
+        max_relative_distance: Int or None. An int adds a learned embedding for each 1-D offset between query and key of
+            up to that many tokens; longer offsets share the last one. The query's product with it is added to the
+            scores.
+        seed: Int or None, the random seed of the dropout.
+
+    Call arguments:
+        tokens: (batch, num_tokens, hidden_dim).
+        training: Bool; dropout acts in training only.
+        return_attention_scores: Bool, whether to return the attention weights too.
+
+    Returns:
+        (batch, num_tokens, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads,
+        num_tokens (queries), num_tokens (keys)), whose rows sum to 1.
+
+    Raises:
+        ValueError: If an argument is out of its range, or there are more heads than channels.
+
+    Example:
+
+    >>> keras_vit.layers.MultiHeadSelfAttention(num_heads=12)(np.zeros((1, 197, 768))).shape
+    (1, 197, 768)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A; relative positions: appendix D.4.
+    Initial weights as in the official Flax code: Xavier uniform for query, key, value and output each, zero biases.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        head_dim=None,
+        dropout_rate=0.0,
+        qk_norm=False,
+        layer_norm_epsilon=1e-6,
+        max_relative_distance=None,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.head_dim = None if head_dim is None else arguments.positive_int("head_dim", head_dim)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.qk_norm = bool(qk_norm)
+        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.max_relative_distance = (
+            None
+            if max_relative_distance is None
+            else arguments.positive_int("max_relative_distance", max_relative_distance)
+        )
+        self.seed = seed
+        self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+
+    def build(self, tokens_shape):
+        hidden_dim = tokens_shape[-1]
+        if self.head_dim is None and hidden_dim < self.num_heads:
+            raise ValueError(
+                f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {self.num_heads} heads."
+            )
+        self.key_dim = self.head_dim or hidden_dim // self.num_heads
+        width = self.num_heads * self.key_dim
+        self.qkv = keras.layers.Dense(
+            3 * width, kernel_initializer=xavier_uniform(hidden_dim, width), dtype=self.dtype_policy, name="qkv"
+        )
+        self.qkv.build(tokens_shape)
+        self.out = keras.layers.Dense(
+            hidden_dim, kernel_initializer="glorot_uniform", dtype=self.dtype_policy, name="out"
+        )
+        self.out.build((*tokens_shape[:-1], width))
+        if self.qk_norm:
+            heads_shape = (*tokens_shape[:-1], self.num_heads, self.key_dim)
+            self.query_norm, self.key_norm = (
+                keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
+                for name in ("query_norm", "key_norm")
+            )
+            self.query_norm.build(heads_shape)
+            self.key_norm.build(heads_shape)
+        if self.max_relative_distance is not None:
+            self.relative_embeddings = self.add_weight(
+                name="relative_embeddings",
+                shape=(2 * self.max_relative_distance + 1, self.key_dim),
+                initializer=keras.initializers.RandomNormal(stddev=0.02),
+            )
+
+    def call(self, tokens, training=None, return_attention_scores=False):
+        query, key, value = self._project(tokens)
+        bias = None if self.max_relative_distance is None else self._relative_bias(query)
+        if return_attention_scores or (training and self.dropout_rate > 0):
+            x, scores = self._attend(query, key, value, bias, training)
+        else:
+            x, scores = ops.dot_product_attention(query, key, value, bias=bias), None
+        length = ops.shape(tokens)[1]
+        x = self.out(ops.reshape(x, (-1, length, self.num_heads * self.key_dim)))
+        return (x, scores) if return_attention_scores else x
+
+    def _project(self, tokens):
+        """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
+        length = ops.shape(tokens)[1]
+        query, key, value = (
+            ops.reshape(x, (-1, length, self.num_heads, self.key_dim)) for x in ops.split(self.qkv(tokens), 3, axis=-1)
+        )
+        if self.qk_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
+
+    def _relative_bias(self, query):
+        """The query's scaled product with the embedding of each key's offset, (batch, num_heads, queries, keys)."""
+        positions = ops.arange(ops.shape(query)[1], dtype="int32")
+        limit = self.max_relative_distance
+        offsets = ops.clip(positions[:, None] - positions[None, :], -limit, limit) + limit
+        embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
+        return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
+
+    def _attend(self, query, key, value, bias, training):
+        scores = ops.einsum("bqhd,bkhd->bhqk", query / math.sqrt(self.key_dim), key)
+        if bias is not None:
+            scores = scores + bias
+        scores = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), self.compute_dtype)
+        return ops.einsum("bhqk,bkhd->bqhd", self.dropout(scores, training=training), value), scores
+
+    def compute_output_shape(self, tokens_shape):
+        return tokens_shape
+
+    def compute_output_spec(self, tokens, training=None, return_attention_scores=False):
+        x = keras.KerasTensor(tokens.shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return x
+        batch, length, _ = tokens.shape
+        return x, keras.KerasTensor((batch, self.num_heads, length, length), dtype=self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "dropout_rate": self.dropout_rate,
+            "qk_norm": self.qk_norm,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "max_relative_distance": self.max_relative_distance,
+            "seed": self.seed,
+        }

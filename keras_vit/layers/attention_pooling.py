@@ -1,0 +1,87 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+from keras_vit.layers.attention import xavier_uniform
+from keras_vit.layers.mlp import MLP
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class AttentionPooling(keras.layers.Layer):
+    """Makes one vector of a sequence by attention from a learned probe, then a residual MLP (the "MAP head").
+
+    Args:
+        num_heads: Int, the number of attention heads.
+        mlp_dim: Int, the hidden width of the MLP.
+        activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
+        layer_norm_epsilon: Float, the epsilon of the norm before the MLP.
+
+    Call arguments:
+        tokens: (batch, num_tokens, hidden_dim).
+        return_attention_scores: Bool, whether to return the probe's attention weights too.
+
+    Returns:
+        (batch, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads, 1,
+        num_tokens).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    >>> keras_vit.layers.AttentionPooling(num_heads=12, mlp_dim=3072)(np.zeros((2, 196, 768))).shape
+    (2, 768)
+
+    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.2. Initial weights as in big_vision:
+        Xavier uniform.
+    """
+
+    def __init__(self, num_heads, mlp_dim, activation="gelu_tanh", layer_norm_epsilon=1e-6, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
+        self.mlp = MLP(mlp_dim, activation=activation, dtype=self.dtype_policy, name="mlp")
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+
+    def build(self, tokens_shape):
+        batch, _, hidden_dim = tokens_shape
+        head_dim = hidden_dim // self.num_heads
+        if not head_dim:
+            raise ValueError(
+                f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {self.num_heads} heads."
+            )
+        probe_shape = (batch, 1, hidden_dim)
+        self.probe = self.add_weight(name="probe", shape=(1, 1, hidden_dim), initializer=xavier_uniform(1, hidden_dim))
+        self.attention = keras.layers.MultiHeadAttention(
+            self.num_heads,
+            head_dim,
+            kernel_initializer=xavier_uniform(hidden_dim, self.num_heads * head_dim),
+            dtype=self.dtype_policy,
+            name="attention",
+        )
+        self.attention.build(probe_shape, tokens_shape)
+        self.norm.build(probe_shape)
+        self.mlp.build(probe_shape)
+
+    def call(self, tokens, return_attention_scores=False):
+        batch, _, hidden_dim = ops.shape(tokens)
+        probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
+        x, scores = self.attention(probe, tokens, return_attention_scores=return_attention_scores), None
+        if return_attention_scores:
+            x, scores = x
+        x = (x + self.mlp(self.norm(x)))[:, 0]
+        return (x, scores) if return_attention_scores else x
+
+    def compute_output_shape(self, tokens_shape):
+        return tokens_shape[0], tokens_shape[-1]
+
+    def get_config(self):
+        mlp = self.mlp.get_config()
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "mlp_dim": mlp["mlp_dim"],
+            "activation": mlp["activation"],
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+        }

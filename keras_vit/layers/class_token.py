@@ -1,0 +1,87 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class PrefixTokens(keras.layers.Layer):
+    """Puts learned tokens, the same for every image, in front of a sequence: class, distillation or register tokens.
+
+    Args:
+        num_tokens: Int, how many.
+        initializer: Initializer of the tokens; zeros, as in the official Flax code, by default.
+
+    Call arguments:
+        tokens: A sequence, (batch, num_patches, hidden_dim).
+
+    Returns:
+        (batch, num_tokens + num_patches, hidden_dim).
+
+    Raises:
+        ValueError: If `num_tokens` is not a positive integer.
+
+    Example:
+
+    >>> keras_vit.layers.PrefixTokens(4)(np.zeros((2, 196, 768))).shape
+    (2, 200, 768)
+
+    Reference: [arXiv 2309.16588](https://arxiv.org/abs/2309.16588) for registers.
+    """
+
+    def __init__(self, num_tokens, initializer="zeros", **kwargs):
+        super().__init__(**kwargs)
+        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
+        self.initializer = keras.initializers.get(initializer)
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+
+    def build(self, tokens_shape):
+        self.tokens = self.add_weight(
+            name="tokens", shape=(1, self.num_tokens, tokens_shape[-1]), initializer=self.initializer
+        )
+
+    def call(self, tokens):
+        batch = ops.shape(tokens)[0]
+        prefix = ops.broadcast_to(ops.convert_to_tensor(self.tokens), (batch, self.num_tokens, tokens.shape[-1]))
+        return ops.concatenate([prefix, tokens], axis=1)
+
+    def compute_output_shape(self, tokens_shape):
+        batch, length, hidden_dim = tokens_shape
+        return batch, None if length is None else self.num_tokens + length, hidden_dim
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_tokens": self.num_tokens,
+            "initializer": keras.initializers.serialize(self.initializer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class ClassToken(PrefixTokens):
+    """Puts the learned class token, whose final state represents the image, in front of the patches.
+
+    Args:
+        initializer: Initializer of the token; zeros, as in the official Flax code, by default.
+
+    Call arguments:
+        tokens: A sequence, (batch, num_patches, hidden_dim).
+
+    Returns:
+        (batch, 1 + num_patches, hidden_dim).
+
+    Example:
+
+    >>> keras_vit.layers.ClassToken()(np.zeros((2, 196, 768))).shape
+    (2, 197, 768)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1.
+    """
+
+    def __init__(self, initializer="zeros", **kwargs):
+        super().__init__(num_tokens=1, initializer=initializer, **kwargs)
+
+    def get_config(self):
+        config = super().get_config()
+        del config["num_tokens"]
+        return config

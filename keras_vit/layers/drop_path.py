@@ -1,0 +1,42 @@
+import keras
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class DropPath(keras.layers.Dropout):
+    """Drops a whole residual branch for some of the images during training (stochastic depth).
+
+    Branches that stay are scaled by `1 / (1 - rate)`, so the expected output is the input. It is Keras' Dropout with
+    one draw an image.
+
+    Args:
+        rate: Float in [0, 1), the probability that an image's branch is dropped.
+        seed: Int or None, the random seed.
+
+    Call arguments:
+        inputs: (batch, num_tokens, hidden_dim).
+        training: Bool; nothing is dropped outside training.
+
+    Returns:
+        The same shape.
+
+    Raises:
+        ValueError: If `rate` is outside [0, 1).
+
+    Example:
+
+    >>> y = keras_vit.layers.DropPath(0.5, seed=0)(np.ones((8, 2, 3)), training=True)
+    >>> sorted(set(np.ravel(y).tolist()))
+    [0.0, 2.0]
+
+    Reference: [arXiv 1603.09382](https://arxiv.org/abs/1603.09382), section 3.
+    """
+
+    def __init__(self, rate, seed=None, **kwargs):
+        super().__init__(arguments.rate("rate", rate), noise_shape=(None, 1, 1), seed=seed, **kwargs)
+
+    def get_config(self):
+        config = super().get_config()
+        del config["noise_shape"]
+        return config

@@ -1,0 +1,99 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class ImageNormalization(keras.layers.Layer):
+    """Carries the preprocessing constants of a checkpoint, and applies them where asked to.
+
+    It is the first layer of every model of this package, so the constants are saved, reloaded and cloned with it.
+    Pipelines, `preprocess_input` and exports read them here.
+
+    Args:
+        mean: Float, or one float a channel: the mean of images scaled to [0, 1].
+        std: Float, or one float a channel: the standard deviation of images scaled to [0, 1]. With the default, 0.5 for
+            both, images of 0..255 become [-1, 1], as the official checkpoints expect.
+        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`; False passes images through.
+        interpolation: How images are resized before they come here: "bilinear", "bicubic", "nearest", "lanczos3",
+            "lanczos5" or "area".
+        crop_fraction: Float in (0, 1]: the share of the shorter side that the evaluation's centre crop keeps.
+
+    Call arguments:
+        images: Images, (batch, height, width, channels).
+
+    Returns:
+        Images of the same shape, always in float32: a reduced compute dtype would round pixels before they are centred.
+
+    Raises:
+        ValueError: If a constant is out of its range, or holds another number of channels than the images.
+
+    Example:
+
+    >>> layer = keras_vit.layers.ImageNormalization(apply=True)
+    >>> float(layer(np.full((1, 2, 2, 3), 255.0)).max())
+    1.0
+    """
+
+    def __init__(self, mean=0.5, std=0.5, apply=False, interpolation="bilinear", crop_fraction=1.0, **kwargs):
+        # Float32 whatever the policy says: see Returns.
+        super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
+        self.mean = _constants("mean", mean)
+        self.std = _constants("std", std)
+        if any(value <= 0 for value in self.std):
+            raise ValueError(f"Invalid value received for argument `std`. Expected positive numbers. Received: {std!r}")
+        if not 0 < crop_fraction <= 1:
+            raise ValueError(
+                "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
+                f"Received: {crop_fraction!r}"
+            )
+        self.apply = bool(apply)
+        self.interpolation = arguments.one_of("interpolation", interpolation, INTERPOLATIONS)
+        self.crop_fraction = float(crop_fraction)
+
+    def build(self, images_shape):
+        for name, constants in (("mean", self.mean), ("std", self.std)):
+            if len(constants) not in (1, images_shape[-1]):
+                raise ValueError(
+                    f"Expected `{name}` to hold one number, or one for each of the images' {images_shape[-1]} "
+                    f"channels. Received: {constants}"
+                )
+
+    def call(self, images):
+        images = ops.cast(images, self.compute_dtype)
+        return self.normalize(images) if self.apply else images
+
+    def normalize(self, images):
+        """Applies the constants to float images of 0..255: a NumPy array or any tensor that broadcasts like one."""
+        # In this form, and not as x * a + b, -1 and 1 come out exact.
+        offset = [255 * value for value in self.mean]
+        scale = [255 * value for value in self.std]
+        if len(offset) == len(scale) == 1:
+            return (images - offset[0]) / scale[0]
+        return (images - offset) / scale
+
+    def compute_output_shape(self, images_shape):
+        return images_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "apply": self.apply,
+            "interpolation": self.interpolation,
+            "crop_fraction": self.crop_fraction,
+        }
+
+
+def _constants(name, value):
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    try:
+        return tuple(float(v) for v in values)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected a number, or one a channel. Received: {value!r}"
+        ) from None

@@ -1,0 +1,41 @@
+import keras
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class LayerScale(keras.layers.Layer):
+    """Multiplies each channel by a learned factor that starts small.
+
+    Args:
+        init_value: Float, the factors' initial value.
+
+    Call arguments:
+        tokens: (..., hidden_dim).
+
+    Returns:
+        The same shape.
+
+    Example:
+
+    >>> float(keras_vit.layers.LayerScale(0.1)(np.ones((1, 2, 3)))[0, 0, 0])
+    0.1
+
+    Reference: [arXiv 2103.17239](https://arxiv.org/abs/2103.17239), section 2.1.
+    """
+
+    def __init__(self, init_value=1e-5, **kwargs):
+        super().__init__(**kwargs)
+        self.init_value = float(init_value)
+
+    def build(self, tokens_shape):
+        self.gamma = self.add_weight(
+            name="gamma", shape=(tokens_shape[-1],), initializer=keras.initializers.Constant(self.init_value)
+        )
+
+    def call(self, tokens):
+        return tokens * self.gamma
+
+    def compute_output_shape(self, tokens_shape):
+        return tokens_shape
+
+    def get_config(self):
+        return {**super().get_config(), "init_value": self.init_value}

@@ -1,0 +1,78 @@
+import keras
+
+from keras_vit.layers import activations, arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class MLP(keras.layers.Layer):
+    """The feed-forward part of a transformer block: a wide dense layer, an activation, a dense layer back.
+
+    Args:
+        mlp_dim: Int, the width of the hidden layer.
+        activation: "gelu_tanh" (the tanh approximation, which the official Flax code uses), "gelu" (exact: timm, DeiT,
+            Hugging Face), or any Keras activation.
+        dropout_rate: Float in [0, 1), the dropout after each dense layer.
+        seed: Int or None, the random seed of the dropout.
+
+    Call arguments:
+        tokens: (batch, num_tokens, hidden_dim).
+        training: Bool; dropout acts in training only.
+
+    Returns:
+        (batch, num_tokens, hidden_dim).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    >>> keras_vit.layers.MLP(3072)(np.zeros((1, 197, 768))).shape
+    (1, 197, 768)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3. Initial weights as in the official Flax
+    code: Xavier uniform kernels, biases normal with standard deviation 1e-6.
+    """
+
+    def __init__(self, mlp_dim, activation="gelu_tanh", dropout_rate=0.0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
+        self.activation = activations.get(activation)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.seed = seed
+        self.dropout_1, self.dropout_2 = (
+            keras.layers.Dropout(self.dropout_rate, seed=s, dtype=self.dtype_policy, name=f"dropout_{i}")
+            for i, s in enumerate(arguments.seeds(seed, 2), start=1)
+        )
+
+    def build(self, tokens_shape):
+        hidden_shape = (*tokens_shape[:-1], self.mlp_dim)
+        self.dense_1 = self._dense(self.mlp_dim, "dense_1")
+        self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
+        self.dense_1.build(tokens_shape)
+        self.dense_2.build(hidden_shape)
+
+    def _dense(self, units, name):
+        return keras.layers.Dense(
+            units,
+            kernel_initializer="glorot_uniform",
+            bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def call(self, tokens, training=None):
+        x = self.activation(self.dense_1(tokens))
+        x = self.dropout_1(x, training=training)
+        return self.dropout_2(self.dense_2(x), training=training)
+
+    def compute_output_shape(self, tokens_shape):
+        return tokens_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "mlp_dim": self.mlp_dim,
+            "activation": activations.serialize(self.activation),
+            "dropout_rate": self.dropout_rate,
+            "seed": self.seed,
+        }

@@ -1,0 +1,69 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class PatchDropout(keras.layers.Layer):
+    """Removes a random share of each image's patches during training, which shortens the sequence and so the step.
+
+    Prefix tokens always stay, the order of the patches that stay is kept, and nothing is rescaled.
+
+    Args:
+        rate: Float in [0, 1), the share of the patches that is removed; at least one patch stays.
+        num_prefix_tokens: Int, how many tokens before the patches always stay.
+        seed: Int or None, the random seed.
+
+    Call arguments:
+        tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
+        training: Bool; outside training all tokens stay.
+
+    Returns:
+        (batch, num_prefix_tokens + kept patches, hidden_dim).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    >>> layer = keras_vit.layers.PatchDropout(0.5, num_prefix_tokens=1)
+    >>> layer(np.zeros((2, 197, 768)), training=True).shape
+    (2, 99, 768)
+
+    Reference: [arXiv 2208.07220](https://arxiv.org/abs/2208.07220).
+    """
+
+    def __init__(self, rate, num_prefix_tokens=0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.rate = arguments.rate("rate", rate)
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, tokens, training=None):
+        if not training or self.rate == 0:
+            return tokens
+        batch, length, _ = ops.shape(tokens)
+        num_patches = length - self.num_prefix_tokens
+        if isinstance(num_patches, int):
+            num_kept = max(1, int(num_patches * (1 - self.rate)))
+        else:
+            num_kept = ops.maximum(1, ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate), "int32"))
+        noise = keras.random.uniform((batch, num_patches), seed=self.seed_generator)
+        kept = ops.sort(ops.argsort(noise, axis=1)[:, :num_kept], axis=1)
+        patches = ops.take_along_axis(tokens[:, self.num_prefix_tokens :], kept[:, :, None], axis=1)
+        return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
+
+    def compute_output_shape(self, tokens_shape):
+        # How many tokens come out depends on whether it is training, which a shape cannot say.
+        batch, _, hidden_dim = tokens_shape
+        return batch, None, hidden_dim
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "rate": self.rate,
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "seed": self.seed,
+        }

@@ -1,0 +1,51 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class PatchMap(keras.layers.Layer):
+    """Lays a sequence's patches out as the image they came from, for dense tasks; prefix tokens are left out.
+
+    Args:
+        patch_size: Int, or (height, width), in pixels.
+        num_prefix_tokens: Int, how many tokens stand before the patches.
+
+    Call arguments:
+        tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
+        images: The images, (batch, height, width, channels), that the patches were cut from. Only their size is read.
+
+    Returns:
+        (batch, rows, columns, hidden_dim).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    >>> layer = keras_vit.layers.PatchMap(16, num_prefix_tokens=1)
+    >>> layer(np.zeros((1, 197, 768)), np.zeros((1, 224, 224, 3))).shape
+    (1, 14, 14, 768)
+    """
+
+    def __init__(self, patch_size, num_prefix_tokens=0, **kwargs):
+        super().__init__(**kwargs)
+        self.patch_size = arguments.pair("patch_size", patch_size)
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+
+    def call(self, tokens, images):
+        _, height, width, _ = ops.shape(images)
+        rows, columns = arguments.patch_grid(height, width, self.patch_size)
+        return ops.reshape(tokens[:, self.num_prefix_tokens :], (-1, rows, columns, tokens.shape[-1]))
+
+    def compute_output_shape(self, tokens_shape, images_shape):
+        _, height, width, _ = images_shape
+        return tokens_shape[0], *arguments.patch_grid(height, width, self.patch_size), tokens_shape[-1]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "patch_size": list(self.patch_size),
+            "num_prefix_tokens": self.num_prefix_tokens,
+        }

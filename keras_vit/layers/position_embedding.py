@@ -1,0 +1,177 @@
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import arguments
+
+METHODS = ("learned", "learned2d", "sincos2d")
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class PositionEmbedding(keras.layers.Layer):
+    """Adds an embedding of each patch's place to the tokens, for any grid of patches.
+
+    Args:
+        grid_size: (rows, columns) of the patch grid that the embeddings are made for. A learned embedding of another
+            grid than the input's is resized to it linearly with the end points aligned, the official code's convention.
+        method: "learned" (one vector a patch), "learned2d" (one vector a column for the first half of the channels, one
+            a row for the second) or "sincos2d" (fixed sines and cosines of column and row, computed for the input's own
+            grid).
+        patch_size: Int or (height, width) in pixels: turns the size of `images` into their grid. Needed only where
+        `images` is passed.
+        num_prefix_tokens: Int, how many tokens (class, distillation, registers) stand before the patches.
+        num_prefix_positions: Int, how many of those, from the first, have a learned embedding added too; all by
+            default. Fixed embeddings add nothing to the prefix, whatever this says.
+
+    Call arguments:
+        tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
+        images: The images, (batch, height, width, channels), that the patches were cut from. Only their size is read.
+            Pass them where the size is known at run time only; without them the input's grid is `grid_size`.
+
+    Returns:
+        (batch, num_prefix_tokens + rows * columns, hidden_dim).
+
+    Raises:
+        ValueError: If an argument is out of its range, or the number of tokens is not that of the grid.
+
+    Example:
+
+    >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)
+    >>> layer(np.zeros((1, 197, 768))).shape
+    (1, 197, 768)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1, equation 1, and appendix D.4;
+    "sincos2d": [arXiv 2205.01580](https://arxiv.org/abs/2205.01580). Initial weights as in the official Flax code:
+    normal with standard deviation 0.02.
+    """
+
+    def __init__(
+        self,
+        grid_size,
+        method="learned",
+        patch_size=None,
+        num_prefix_tokens=0,
+        num_prefix_positions=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.grid_size = arguments.pair("grid_size", grid_size)
+        self.method = arguments.one_of("method", method, METHODS)
+        self.patch_size = None if patch_size is None else arguments.pair("patch_size", patch_size)
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        if num_prefix_positions is None:
+            num_prefix_positions = self.num_prefix_tokens
+        self.num_prefix_positions = arguments.non_negative_int("num_prefix_positions", num_prefix_positions)
+        if self.num_prefix_positions > self.num_prefix_tokens:
+            raise ValueError(
+                "Invalid value received for argument `num_prefix_positions`. Expected at most `num_prefix_tokens`, "
+                f"{self.num_prefix_tokens}. Received: {num_prefix_positions!r}"
+            )
+
+    def build(self, tokens_shape, images_shape=None):
+        _, length, hidden_dim = tokens_shape
+        if images_shape is not None and self.patch_size is None:
+            raise ValueError("Expected `patch_size` where `images` is passed. Received: patch_size=None")
+        if images_shape is None and length is not None and length != self.num_prefix_tokens + np.prod(self.grid_size):
+            raise ValueError(
+                f"Expected {self.num_prefix_tokens} prefix tokens and {self.grid_size[0]} x {self.grid_size[1]} "
+                f"patches. Received: {length} tokens, shape {tuple(tokens_shape)}"
+            )
+        divisor = {"learned": 1, "learned2d": 2, "sincos2d": 4}[self.method]
+        if hidden_dim % divisor:
+            raise ValueError(
+                f'Expected a number of channels that {divisor} divides, for method="{self.method}". '
+                f"Received: {hidden_dim} channels"
+            )
+        rows, columns = self.grid_size
+        num_prefix = self.num_prefix_positions
+        self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
+        if self.method == "learned":
+            # The prefix's rows are part of the one table, as in the official checkpoints.
+            self.embeddings = self._embeddings("embeddings", (1, num_prefix + rows * columns, hidden_dim))
+        elif self.method == "learned2d":
+            self.column_embeddings = self._embeddings("column_embeddings", (columns, hidden_dim // 2))
+            self.row_embeddings = self._embeddings("row_embeddings", (rows, hidden_dim // 2))
+            if num_prefix:
+                self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
+
+    def _embeddings(self, name, shape):
+        return self.add_weight(name=name, shape=shape, initializer=keras.initializers.RandomNormal(stddev=0.02))
+
+    def call(self, tokens, images=None):
+        grid = self.grid_size
+        if images is not None:
+            _, height, width, _ = ops.shape(images)
+            grid = arguments.patch_grid(height, width, self.patch_size)
+        return tokens + ops.cast(self._positions(grid, tokens.shape[-1]), tokens.dtype)
+
+    def _positions(self, grid, hidden_dim):
+        """The embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
+        prefix = None
+        if self.method == "learned":
+            if grid == self.grid_size and self.num_prefix_positions == self.num_prefix_tokens:
+                return self.embeddings
+            embeddings = ops.convert_to_tensor(self.embeddings)
+            prefix = embeddings[:, : self.num_prefix_positions]
+            patches = self._resize(embeddings[0, self.num_prefix_positions :], grid, hidden_dim)
+        elif self.method == "learned2d":
+            if self.prefix_embeddings is not None:
+                prefix = ops.convert_to_tensor(self.prefix_embeddings)
+            rows = ops.matmul(linear_resize_matrix(self.grid_size[0], grid[0], self.compute_dtype), self.row_embeddings)
+            columns = ops.matmul(
+                linear_resize_matrix(self.grid_size[1], grid[1], self.compute_dtype), self.column_embeddings
+            )
+            patches = _join_axes(columns, rows)
+        else:
+            patches = _join_axes(_sincos(grid[1], hidden_dim // 2), _sincos(grid[0], hidden_dim // 2))
+        patches = ops.reshape(patches, (1, -1, hidden_dim))
+        num_positions = 0 if prefix is None else self.num_prefix_positions
+        parts = [] if prefix is None else [prefix]
+        if self.num_prefix_tokens > num_positions:
+            parts.append(ops.zeros((1, self.num_prefix_tokens - num_positions, hidden_dim), dtype=patches.dtype))
+        return ops.concatenate([*parts, patches], axis=1) if parts else patches
+
+    def _resize(self, embeddings, grid, hidden_dim):
+        if grid == self.grid_size:
+            return embeddings
+        embeddings = ops.reshape(embeddings, (*self.grid_size, hidden_dim))
+        rows, columns = (
+            linear_resize_matrix(old, new, self.compute_dtype) for old, new in zip(self.grid_size, grid, strict=True)
+        )
+        return ops.einsum("rR,cC,RCd->rcd", rows, columns, embeddings)
+
+    def compute_output_shape(self, tokens_shape, images_shape=None):
+        return tokens_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "grid_size": list(self.grid_size),
+            "method": self.method,
+            "patch_size": None if self.patch_size is None else list(self.patch_size),
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "num_prefix_positions": self.num_prefix_positions,
+        }
+
+
+def linear_resize_matrix(old, new, dtype):
+    """The (new, old) matrix of linear interpolation with the end points aligned; `new` may be a tensor."""
+    step = (old - 1) / ops.maximum(ops.cast(new, "float32") - 1, 1)
+    places = ops.arange(new, dtype="float32") * step
+    weights = ops.maximum(0, 1 - ops.abs(places[:, None] - ops.arange(old, dtype="float32")[None, :]))
+    return ops.cast(weights, dtype)
+
+
+def _sincos(length, channels):
+    """Sines, then cosines, of each position along one axis at falling frequencies, (length, channels)."""
+    frequencies = 10_000.0 ** -np.linspace(0, 1, channels // 2, dtype="float32")
+    angles = ops.arange(length, dtype="float32")[:, None] * frequencies
+    return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
+
+
+def _join_axes(columns, rows):
+    """Column channels, then row channels, of each place of the grid, (rows, columns, channels)."""
+    num_rows, num_columns, channels = ops.shape(rows)[0], ops.shape(columns)[0], columns.shape[-1]
+    columns = ops.broadcast_to(columns[None], (num_rows, num_columns, channels))
+    rows = ops.broadcast_to(rows[:, None], (num_rows, num_columns, channels))
+    return ops.concatenate([columns, rows], axis=-1)
