@@ -1,0 +1,1 @@
+"""Figures of what a model has learned and how."""

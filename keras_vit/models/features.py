@@ -1,0 +1,46 @@
+import keras
+
+from keras_vit.layers import PatchMap, PrefixTokens, arguments
+
+
+def features(model, blocks=(3, 7, 11), format="tokens"):
+    """Builds a model of intermediate features that shares the weights of a ViT.
+
+    Args:
+        model: A ViT of this package's builders, with or without its head.
+        blocks: The indices of the blocks whose outputs are returned, counted from 0; negative ones count from the last.
+        format: "tokens", (batch, num_tokens, hidden_dim) with prefix tokens, or "map", (batch, rows, columns,
+            hidden_dim) without, as dense tasks want them.
+
+    Returns:
+        A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`.
+
+    Raises:
+        ValueError: If the model has no such block, or `format` is neither of the two.
+
+    Example:
+
+    >>> maps = keras_vit.features(keras_vit.ViTB16(num_classes=0), blocks=(3, 7, 11), format="map")
+    >>> [y.shape for y in maps(np.zeros((1, 224, 224, 3)))]
+    [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
+    """
+    arguments.one_of("format", format, ("tokens", "map"))
+    found = [layer for layer in model.layers if layer.name.startswith("block_")]
+    if not found:
+        raise ValueError(
+            "Expected a ViT of this package's builders, with layers named block_00, block_01, ... Received: model "
+            f"{model.name!r} with layers {', '.join(layer.name for layer in model.layers)}. Where one of them holds "
+            "the ViT, pass that: model.get_layer(...)."
+        )
+    for i in blocks:
+        if not -len(found) <= i < len(found):
+            raise ValueError(
+                f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
+            )
+    outputs = [found[i].output for i in blocks]
+    if format == "map":
+        patch_embedding = model.get_layer("patch_embedding")
+        num_prefix_tokens = sum(layer.num_tokens for layer in model.layers if isinstance(layer, PrefixTokens))
+        to_map = PatchMap(patch_embedding.patch_size, num_prefix_tokens, name="patch_map")
+        outputs = [to_map(x, patch_embedding.input) for x in outputs]
+    return keras.Model(model.input, outputs, name=f"{model.name}_features")

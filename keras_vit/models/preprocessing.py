@@ -1,0 +1,54 @@
+import keras
+import numpy as np
+
+from keras_vit.layers import ImageNormalization
+
+
+def preprocess_input(x, model=None):
+    """Scales images of 0..255 as a model expects them.
+
+    Args:
+        x: Images, (..., height, width, channels), of 0..255, as uint8 or floats: a NumPy array, a tensor of the
+            backend, or a tf.data element on any backend.
+        model: A ViT of this package, whose `normalization` layer says how it was trained. Without one, images become
+            [-1, 1], as the official checkpoints expect. Where the model was built with `include_preprocessing=True` the
+            values stay as they are, since the model scales them itself.
+
+    Returns:
+        Float32 images of the same shape and kind.
+
+    Raises:
+        ValueError: If the model carries no preprocessing constants, or the array holds values outside 0..255.
+
+    Example:
+
+    >>> keras_vit.preprocess_input(np.array([[[0, 255, 255]]], "uint8")).tolist()
+    [[[-1.0, 1.0, 1.0]]]
+
+    Reference: the official checkpoints' own preprocessing, `(x - 127.5) / 127.5`.
+    """
+    layer = ImageNormalization() if model is None else _normalization(model)
+    scaled_by_model = model is not None and layer.apply
+    if isinstance(x, (list, tuple, np.ndarray)):
+        x = np.asarray(x, "float32")
+        if x.size and not (x.min() >= 0 and x.max() <= 255):
+            raise ValueError(f"Expected images of 0..255. Received: values from {x.min()} to {x.max()}")
+        return x if scaled_by_model else np.asarray(layer.normalize(x), "float32")
+    # Rescaling, unlike keras.ops, also works on the tensors inside a tf.data pipeline, whatever the backend.
+    if scaled_by_model:
+        scale, offset = 1.0, 0.0
+    else:
+        scale = [1 / (255 * std) for std in layer.std]
+        offset = [-mean / std for mean, std in zip(*np.broadcast_arrays(layer.mean, layer.std), strict=True)]
+    return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
+
+
+def _normalization(model):
+    for layer in model.layers:
+        if isinstance(layer, ImageNormalization):
+            return layer
+        if isinstance(layer, keras.Model) and any(isinstance(inner, ImageNormalization) for inner in layer.layers):
+            return _normalization(layer)
+    raise ValueError(
+        f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r} without one."
+    )

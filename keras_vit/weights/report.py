@@ -1,0 +1,75 @@
+"""What a load did, or why it was refused."""
+
+import math
+import os
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LoadReport:
+    """What became of each weight of the file and of the model; `print` it.
+
+    Attributes:
+        path: Path of the file.
+        source: Name of the code base whose format the file has.
+        model: Name of the model.
+        loaded: Dict from each weight's path in the model to its shape.
+        resized: Dict from a weight's path to how its position embeddings were resized.
+        adapted: Dict from a weight's path to how its kernel was adapted to other channels.
+        skipped: Dict from the file's keys that were left out to the reason.
+        kept: Dict from the model's weights that were not loaded to what they hold instead.
+    """
+
+    path: str
+    source: str
+    model: str
+    loaded: dict = field(default_factory=dict)
+    resized: dict = field(default_factory=dict)
+    adapted: dict = field(default_factory=dict)
+    skipped: dict = field(default_factory=dict)
+    kept: dict = field(default_factory=dict)
+
+    def __str__(self):
+        count = sum(math.prod(shape) for shape in self.loaded.values())
+        lines = [
+            f"Loaded {os.path.basename(self.path)} (source {self.source!r}) into {self.model}:",
+            f"  loaded   {len(self.loaded)} weights, {count:,} parameters",
+        ]
+        for title in ("resized", "adapted", "skipped", "kept"):
+            lines += [f"  {title:<8} {key}: {what}" for key, what in getattr(self, title).items()]
+        return "\n".join(lines)
+
+
+class WeightsMismatchError(ValueError):
+    """A file does not fit a model. The model was left as it was.
+
+    Attributes:
+        unexpected: The file's keys that the model has no place for.
+        missing: The model's weights that the file does not hold.
+        mismatched: Dict from the file's keys to (its shape there, the shape that the model needs).
+    """
+
+    _SHOWN = 12
+
+    def __init__(self, path, model, file_architecture, model_architecture, unexpected, missing, mismatched, hints=()):
+        self.unexpected, self.missing, self.mismatched = list(unexpected), list(missing), dict(mismatched)
+        shapes = [f"{key}: {there} in the file, {needed} needed" for key, (there, needed) in self.mismatched.items()]
+        lines = [
+            f"{os.fspath(path)!r} does not fit model {model!r}. Nothing was loaded.",
+            f"  The file:  {file_architecture}.",
+            f"  The model: {model_architecture}.",
+            *self._listed("In the file, without a place in the model", self.unexpected),
+            *self._listed("In the model, not in the file", self.missing),
+            *self._listed("Of another shape", shapes),
+            *(f"  {hint}" for hint in hints),
+            '  To leave a layer out on purpose, pass skip=("its name",).',
+        ]
+        super().__init__("\n".join(lines))
+
+    def _listed(self, title, names):
+        if not names:
+            return
+        yield f"  {title} ({len(names)}):"
+        yield from (f"    {name}" for name in names[: self._SHOWN])
+        if len(names) > self._SHOWN:
+            yield f"    ... and {len(names) - self._SHOWN} more"
