@@ -1,8 +1,11 @@
 """Loads a checkpoint into a model: plans on shapes, reads and converts, and only then touches the model."""
 
 import json
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from keras_vit.weights import architecture, names, resize
@@ -25,7 +28,15 @@ def inspect_file(path):
     return FileInfo(checkpoint.source.activation, checkpoint.grid_size)
 
 
-def load_weights(model, path, *, source=None, skip=(), allow=(), grid=None):
+def load_weights(
+    model: keras.Model,
+    path: str | os.PathLike,
+    *,
+    source: str | None = None,
+    skip: str | Sequence[str] = (),
+    allow: str | Sequence[str] = (),
+    grid: tuple[int, int] | None = None,
+) -> LoadReport:
     """Loads an official .npz checkpoint into a ViT, strictly.
 
     Every weight of the file and of the model is accounted for, or nothing is loaded. What differs by intention is

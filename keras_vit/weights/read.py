@@ -58,6 +58,7 @@ class NpzFile:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 self.comment = archive.comment
+                self._check_end()
                 for info in archive.infolist():
                     self._add(info, self._read_header(archive, info))
         except _DAMAGE as error:
@@ -78,6 +79,14 @@ class NpzFile:
             raise _refuse(self.path, "it is empty (0 bytes)")
         if magic[:2] != b"PK":
             raise _refuse(self.path, f"it is no .npz archive: its first bytes are {magic!r}, expected b'PK\\x03\\x04'")
+
+    def _check_end(self):
+        """Refuses a file cut inside its comment, or grown behind it, which zipfile itself accepts."""
+        with open(self.path, "rb") as file:
+            file.seek(-22 - len(self.comment), os.SEEK_END)
+            record = file.read(22)
+        if record[:4] != b"PK\x05\x06" or int.from_bytes(record[20:], "little") != len(self.comment):
+            raise _refuse(self.path, "it is truncated or damaged (its last record does not end it)")
 
     def _read_header(self, archive, info):
         if not info.filename.endswith(".npy"):

@@ -62,7 +62,7 @@ class WeightsMismatchError(ValueError):
             *self._listed("In the model, not in the file", self.missing),
             *self._listed("Of another shape", shapes),
             *(f"  {hint}" for hint in hints),
-            '  To leave a layer out on purpose, pass skip=("its name",).',
+            '  To leave a layer out on purpose, pass skip=("its name",) to load_weights.',
         ]
         super().__init__("\n".join(lines))
 

@@ -4,7 +4,9 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Sequence
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -14,7 +16,9 @@ from keras_vit.weights.load import GRID_COMMENT
 FORMATS = {"npz": names.OFFICIAL}
 
 
-def save_weights(model, path, format="npz", *, allow=()):
+def save_weights(
+    model: keras.Model, path: str | os.PathLike, format: str = "npz", *, allow: str | Sequence[str] = ()
+) -> None:
     """Writes a ViT's weights as another code base keeps them. The file appears whole or not at all.
 
     Args:

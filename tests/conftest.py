@@ -1,0 +1,36 @@
+"""Fixtures and settings that all tests share."""
+
+import os
+from pathlib import Path
+
+# Before Keras brings TensorFlow in, which reads it once.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Small models of ever new shapes: XLA spends far more time optimising them than it saves.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import hypothesis
+import keras
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# JAX compiles each operation for each new shape, which takes it ten times as long as the others.
+settings = {"deadline": None, "print_blob": True, "max_examples": 15 if keras.backend.backend() == "jax" else 100}
+hypothesis.settings.register_profile("default", **settings)
+# CI must not fail on a draw that nobody can see again.
+hypothesis.settings.register_profile("ci", **settings, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Makes each test random in the same way, whichever tests ran before it."""
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder of real weights, real data and golden files beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"No folder of real data and golden files at {SHARED}")
+    return SHARED

@@ -1,0 +1,29 @@
+"""A ViT small enough to build in every test."""
+
+import numpy as np
+
+import keras_vit
+
+TINY = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_dim": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "mlp_dim": 20,
+    "num_classes": 5,
+    # A new head is zero, which would hide what comes before it.
+    "head_init": "glorot_uniform",
+}
+
+
+def build(**changes):
+    """Builds the tiny ViT, with other arguments where they are given."""
+    return keras_vit.ViT("B/16", **{**TINY, **changes})
+
+
+def randomize(model, seed=0):
+    """Gives every weight its own random numbers, so that no two weights could be mixed up unseen."""
+    rng = np.random.default_rng(seed)
+    model.set_weights([rng.normal(size=w.shape).astype("float32") for w in model.get_weights()])
+    return model

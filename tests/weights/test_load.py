@@ -1,0 +1,321 @@
+import keras
+import numpy as np
+import pytest
+import scipy.ndimage
+
+import keras_vit
+from keras_vit.weights import WeightsMismatchError
+from tests.tiny import build, randomize
+
+GOLDEN = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
+REAL = "weights/ViT-B_16-224.npz"
+
+
+def logits(model, images):
+    return keras.ops.convert_to_numpy(model(images))
+
+
+def write(path, arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def unchanged(model, before):
+    return all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+# Against the official code ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("vit_token", {}),
+        ("vit_token_prelogits", {"representation_size": 48}),
+        ("vit_gap", {"pooling": "gap"}),
+        ("vit_nonsquare", {}),
+    ],
+)
+def test_golden_logits_and_taps(shared, name, arguments):
+    golden = np.load(shared / "golden" / f"{name}.io.npz")
+    model = keras_vit.ViT(
+        "B/16",
+        image_size=golden["images"].shape[1:3],
+        num_classes=golden["logits"].shape[1],
+        weights=shared / "golden" / f"{name}.npz",
+        **GOLDEN,
+        **arguments,
+    )
+    taps = {"embedding": "patch_embedding", "Transformer/encoder_norm": "norm", "pre_logits": "pre_logits"}
+    taps |= {f"Transformer/encoderblock_{i}": f"block_{i:02d}" for i in range(3)}
+    tapped = keras.Model(model.input, [model.output, *(model.get_layer(layer).output for layer in taps.values())])
+    actual = [keras.ops.convert_to_numpy(y) for y in tapped(golden["images"])]
+    np.testing.assert_allclose(actual[0], golden["logits"], atol=1e-4)
+    for tap, y in zip(taps, actual[1:], strict=True):
+        np.testing.assert_allclose(y, golden[f"tap/{tap}"].reshape(y.shape), atol=1e-4, err_msg=tap)
+
+
+@pytest.fixture(scope="module")
+def real(shared):
+    reference = np.load(shared / "weights" / "ViT-B_16-224.reference.npz")
+    return shared / REAL, reference
+
+
+def test_real_checkpoint_gives_the_official_logits(real):
+    path, reference = real
+    model = keras_vit.ViTB16(weights=path)
+    assert model.count_params() == 86_567_656
+    actual = model.predict(keras_vit.preprocess_input(reference["images"], model), batch_size=7, verbose=0)
+    np.testing.assert_allclose(actual, reference["logits_official_flax_tanh_gelu"], atol=1e-3)
+    # The first image has no ILSVRC2012 label of its own.
+    assert (actual.argmax(axis=1) == reference["labels"])[1:].sum() >= 15
+
+
+def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
+    path, reference = real
+    model = _in_policy("mixed_bfloat16", path)
+    actual = model.predict(keras_vit.preprocess_input(reference["images"], model), batch_size=7, verbose=0)
+    assert actual.dtype == "float32"
+    expected = reference["logits_official_flax_tanh_gelu"]
+    probabilities, expected_probabilities = (np.asarray(keras.ops.softmax(y)) for y in (actual, expected))
+    np.testing.assert_allclose(probabilities, expected_probabilities, atol=0.02)
+    assert (actual.argmax(axis=1) == expected.argmax(axis=1)).sum() >= 20
+
+
+def _in_policy(policy, path):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return keras_vit.ViTB16(weights=path)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def test_real_checkpoint_at_another_size_and_channel_count(real):
+    path, _ = real
+    model = keras_vit.ViTB16(image_size=(320, 192), in_channels=5, num_classes=0)
+    report = keras_vit.load_weights(model, path)
+    file = np.load(path)
+    positions = file["Transformer/posembed_input/pos_embedding"]
+    grid = scipy.ndimage.zoom(positions[0, 1:].reshape(14, 14, 768), (20 / 14, 12 / 14, 1), order=1)
+    expected = np.concatenate([positions[0, :1], grid.reshape(-1, 768)])
+    actual = model.get_layer("position_embedding").get_weights()[0]
+    np.testing.assert_allclose(actual[0], expected, atol=1e-6)
+    kernel = np.tile(file["embedding/kernel"], (1, 1, 2, 1))[:, :, :5] * (3 / 5)
+    np.testing.assert_allclose(model.get_layer("patch_embedding").get_weights()[0], kernel, atol=1e-6)
+    assert report.resized == {"position_embedding/embeddings": "14 x 14 -> 20 x 12 (linear, end points aligned)"}
+    assert report.adapted == {"patch_embedding/kernel": "3 -> 5 channels (tiled, times 3/5)"}
+    assert set(report.skipped) == {"head/kernel", "head/bias"}
+
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+
+def test_newer_flax_names_and_optimizer_prefix_load_the_same(tiny, tiny_arrays, tmp_path):
+    newer = {"MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0", "LayerNorm_2": "LayerNorm_1"}
+    newer["MlpBlock_3"] = "MlpBlock_0"
+
+    def rename(key):
+        for old, new in newer.items():
+            key = key.replace(old, new)
+        return "opt/target/" + key
+
+    arrays = {rename(key): value for key, value in tiny_arrays.items()}
+    arrays["opt/state/step"] = np.array(3.0)
+    model = build()
+    report = keras_vit.load_weights(model, write(tmp_path / "newer.npz", arrays))
+    assert unchanged(model, tiny.get_weights())
+    assert report.skipped == {"opt/state/step": "holds no weights"}
+
+
+def test_a_weight_under_both_names_is_refused(tiny, tiny_arrays, tmp_path):
+    key = "Transformer/encoderblock_0/LayerNorm_2/scale"
+    tiny_arrays[key.replace("LayerNorm_2", "LayerNorm_1")] = tiny_arrays[key]
+    with pytest.raises(ValueError, match="twice"):
+        keras_vit.load_weights(tiny, write(tmp_path / "twice.npz", tiny_arrays))
+
+
+def test_a_model_that_was_reloaded_cloned_or_built_in_a_scope_takes_weights(tiny, tiny_file, tmp_path):
+    build().save(tmp_path / "model.keras")
+    with keras.name_scope("outer"):
+        scoped = build()
+    for model in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(build()), scoped):
+        keras_vit.load_weights(model, tiny_file)
+        assert unchanged(model, tiny.get_weights())
+
+
+def test_a_nested_vit_is_loaded_by_itself(tiny, tiny_file):
+    inner = build()
+    inputs = keras.Input((16, 16, 3))
+    outer = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+    with pytest.raises(ValueError, match="Where one of them holds the ViT, pass that"):
+        keras_vit.load_weights(outer, tiny_file)
+    keras_vit.load_weights(outer.get_layer(inner.name), tiny_file)
+    assert unchanged(inner, tiny.get_weights())
+
+
+# Strictness ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_mismatch_names_both_sides_and_changes_nothing(tiny, tiny_arrays, tmp_path):
+    del tiny_arrays["Transformer/encoder_norm/scale"]
+    tiny_arrays["Transformer/encoderblock_2/LayerNorm_0/scale"] = np.ones(12, "float32")
+    tiny_arrays["Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias"] = np.ones(7, "float32")
+    before = randomize(tiny, seed=1).get_weights()
+    with pytest.raises(WeightsMismatchError) as error:
+        keras_vit.load_weights(tiny, write(tmp_path / "other.npz", tiny_arrays))
+    assert error.value.unexpected == ["Transformer/encoderblock_2/LayerNorm_0/scale"]
+    assert error.value.missing == ["norm/gamma"]
+    assert error.value.mismatched == {"Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias": ((7,), (20,))}
+    for part in ("LayerNorm_0/scale", "norm/gamma", "(7,) in the file, (20,) needed", "Nothing was loaded"):
+        assert part in str(error.value)
+    assert unchanged(tiny, before)
+
+
+def test_heads_of_another_number_are_refused_though_the_product_is_the_same(tiny_file):
+    model = build(num_heads=2)
+    with pytest.raises(WeightsMismatchError, match=r"\(12, 3, 4\) in the file, \(12, 2, 6\) needed"):
+        keras_vit.load_weights(model, tiny_file)
+
+
+@pytest.mark.parametrize(
+    "changes, there",
+    [({"num_layers": 3}, "2 blocks"), ({"hidden_dim": 24}, "hidden_dim 12"), ({"patch_size": 8}, "patch 4 x 4")],
+)
+def test_a_model_of_other_sizes_is_refused_with_the_sizes_of_both(tiny_file, changes, there):
+    with pytest.raises(WeightsMismatchError, match=there):
+        keras_vit.load_weights(build(**changes), tiny_file)
+
+
+def test_another_number_of_classes_leaves_a_zero_head(tiny, tiny_file):
+    model = randomize(build(num_classes=9), seed=1)
+    report = keras_vit.load_weights(model, tiny_file)
+    assert not any(w.any() for w in model.get_layer("head").get_weights())
+    assert "5 classes in the file, 9 in the model" in report.skipped["head/kernel"]
+    assert report.kept == {"head/kernel": "zero", "head/bias": "zero"}
+    assert unchanged(model.get_layer("block_01"), tiny.get_layer("block_01").get_weights())
+
+
+def test_skip_takes_layers_by_name(tiny_file):
+    model = randomize(build(), seed=1)
+    before = model.get_layer("norm").get_weights()
+    report = keras_vit.load_weights(model, tiny_file, skip=("head", "norm"))
+    assert not any(w.any() for w in model.get_layer("head").get_weights())
+    assert unchanged(model.get_layer("norm"), before)
+    assert report.kept["norm/gamma"] == "as it was"
+    assert report.skipped["Transformer/encoder_norm/scale"] == "skipped as asked"
+
+
+def test_an_unknown_name_to_skip_is_refused(tiny, tiny_file):
+    with pytest.raises(ValueError, match=r"`skip`.*Received: \['haed'\]"):
+        keras_vit.load_weights(tiny, tiny_file, skip=("haed",))
+
+
+def test_pre_logits_go_only_with_the_head(tmp_path):
+    path = tmp_path / "pre_logits.npz"
+    keras_vit.save_weights(randomize(build(representation_size=12)), path)
+    with pytest.raises(WeightsMismatchError, match="representation_size"):
+        keras_vit.load_weights(build(), path)
+    report = keras_vit.load_weights(build(num_classes=0), path)
+    assert set(report.skipped) == {"head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias"}
+    with pytest.raises(WeightsMismatchError):
+        keras_vit.load_weights(build(representation_size=8, num_classes=7), path)
+
+
+def test_the_class_token_can_be_skipped_on_either_side(tiny, tiny_file, tmp_path):
+    gap = randomize(build(pooling="gap"), seed=1)
+    with pytest.raises(WeightsMismatchError):
+        keras_vit.load_weights(gap, tiny_file)
+    keras_vit.load_weights(gap, tiny_file, skip=("class_token",))
+    positions = tiny.get_layer("position_embedding").get_weights()[0]
+    np.testing.assert_array_equal(gap.get_layer("position_embedding").get_weights()[0], positions[:, 1:])
+    path = tmp_path / "gap.npz"
+    keras_vit.save_weights(gap, path)
+    token = randomize(build(), seed=2)
+    own = token.get_layer("position_embedding").get_weights()[0][:, :1]
+    keras_vit.load_weights(token, path, skip=("class_token",))
+    expected = np.concatenate([own, positions[:, 1:]], axis=1)
+    np.testing.assert_array_equal(token.get_layer("position_embedding").get_weights()[0], expected)
+
+
+@pytest.mark.parametrize("name, value", [("activation", "gelu"), ("layer_norm_epsilon", 1e-12)])
+def test_a_model_that_computes_something_else_is_refused_unless_allowed(tiny_file, name, value):
+    model = build(**{name: value})
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=name):
+        keras_vit.load_weights(model, tiny_file)
+    assert unchanged(model, before)
+    keras_vit.load_weights(model, tiny_file, allow=(name,))
+    assert not unchanged(model, before)
+
+
+def test_unknown_names_in_source_and_allow_are_refused(tiny, tiny_file):
+    with pytest.raises(ValueError, match="`source`"):
+        keras_vit.load_weights(tiny, tiny_file, source="nobody")
+    with pytest.raises(ValueError, match="`allow`"):
+        keras_vit.load_weights(tiny, tiny_file, allow=("everything",))
+
+
+# Position embeddings ------------------------------------------------------------------------------------------------
+
+
+def test_a_square_number_of_positions_is_a_square_grid(tiny_arrays, tmp_path):
+    # 16 positions: 4 x 4 in the file, 2 x 8 in the model. Copying them one by one would load silently wrong.
+    model = build(image_size=(8, 32))
+    report = keras_vit.load_weights(model, write(tmp_path / "square.npz", tiny_arrays))
+    assert report.resized == {"position_embedding/embeddings": "4 x 4 -> 2 x 8 (linear, end points aligned)"}
+
+
+def test_our_own_file_knows_its_grid(tmp_path):
+    path = tmp_path / "wide.npz"
+    wide = randomize(build(image_size=(8, 32)))
+    keras_vit.save_weights(wide, path)
+    again = build(image_size=(8, 32))
+    assert not keras_vit.load_weights(again, path).resized
+    assert unchanged(again, wide.get_weights())
+    report = keras_vit.load_weights(build(image_size=(16, 16)), path)
+    assert report.resized["position_embedding/embeddings"].startswith("2 x 8 -> 4 x 4")
+
+
+def test_a_grid_that_cannot_be_told_must_be_passed(tmp_path):
+    path = tmp_path / "wide.npz"
+    keras_vit.save_weights(randomize(build(image_size=(8, 24))), path)
+    with np.load(path) as file:
+        anonymous = write(tmp_path / "anonymous.npz", dict(file))
+    keras_vit.load_weights(build(image_size=(8, 24)), anonymous)
+    with pytest.raises(WeightsMismatchError, match=r"grid=\(rows, columns\)"):
+        keras_vit.load_weights(build(), anonymous)
+    report = keras_vit.load_weights(build(), anonymous, grid=(2, 6))
+    assert report.resized["position_embedding/embeddings"].startswith("2 x 6 -> 4 x 4")
+
+
+# The builder --------------------------------------------------------------------------------------------------------
+
+
+def test_the_builder_takes_the_activation_of_the_source_unless_given(tiny_file):
+    def activation(**changes):
+        return build(weights=tiny_file, **changes).get_layer("block_00").get_config()["activation"]
+
+    assert activation() == "gelu_tanh"
+    assert activation(activation="gelu") == "gelu"
+
+
+def test_a_model_of_any_size_keeps_the_grid_of_the_file(tiny, tiny_file):
+    model = build(weights=tiny_file, image_size=(None, None))
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_allclose(logits(model, images), logits(tiny, images), atol=1e-5)
+    at_24_by_8 = build(weights=tiny_file, image_size=(24, 8))
+    images = np.random.default_rng(1).normal(size=(2, 24, 8, 3)).astype("float32")
+    np.testing.assert_allclose(logits(model, images), logits(at_24_by_8, images), atol=1e-5)
+
+
+def test_the_report_prints_what_happened(tiny_file):
+    text = str(keras_vit.load_weights(build(image_size=32, in_channels=1, num_classes=3), tiny_file))
+    for part in (
+        "loaded",
+        "4 x 4 -> 8 x 8",
+        "3 -> 1 channels (summed)",
+        "5 classes in the file, 3 in the model",
+        "zero",
+    ):
+        assert part in text
