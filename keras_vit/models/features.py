@@ -1,9 +1,11 @@
+from collections.abc import Sequence
+
 import keras
 
 from keras_vit.layers import PatchMap, PrefixTokens, arguments
 
 
-def features(model, blocks=(3, 7, 11), format="tokens"):
+def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:
     """Builds a model of intermediate features that shares the weights of a ViT.
 
     Args:
@@ -13,7 +15,8 @@ def features(model, blocks=(3, 7, 11), format="tokens"):
             hidden_dim) without, as dense tasks want them.
 
     Returns:
-        A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`.
+        A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`; for a single
+        block to that output itself.
 
     Raises:
         ValueError: If the model has no such block, or `format` is neither of the two.

@@ -12,7 +12,7 @@ def imagenet_classes():
     return tuple(tuple(line.split(" ", 1)) for line in text.splitlines())
 
 
-def decode_predictions(predictions, top=5):
+def decode_predictions(predictions, top: int = 5) -> list[list[tuple[str, str, float]]]:
     """Names the most probable ImageNet classes of each image. The names come with the package; nothing is downloaded.
 
     Args:

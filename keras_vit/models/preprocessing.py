@@ -4,7 +4,7 @@ import numpy as np
 from keras_vit.layers import ImageNormalization
 
 
-def preprocess_input(x, model=None):
+def preprocess_input(x, model: keras.Model | None = None):
     """Scales images of 0..255 as a model expects them.
 
     Args:

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import os
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -20,37 +22,37 @@ logger = logging.getLogger("keras_vit")
 
 
 def ViT(
-    variant,
+    variant: str,
     *,
-    image_size=DEFAULT_IMAGE_SIZE,
-    in_channels=3,
-    num_classes=1000,
-    weights=None,
-    pooling="token",
-    patch_size=None,
-    hidden_dim=None,
-    num_layers=None,
-    num_heads=None,
-    mlp_dim=None,
-    position_embedding="learned",
-    class_token=None,
-    num_registers=0,
-    representation_size=None,
-    dropout_rate=0.0,
-    attention_dropout_rate=0.0,
-    drop_path_rate=0.0,
-    patch_dropout_rate=0.0,
-    layer_scale_init=None,
-    qk_norm=False,
-    activation=None,
-    layer_norm_epsilon=1e-6,
-    classifier_activation=None,
-    head_init="zeros",
-    include_preprocessing=False,
-    mean=0.5,
-    std=0.5,
-    name=None,
-):
+    image_size: int | tuple[int, int] | tuple[None, None] = DEFAULT_IMAGE_SIZE,
+    in_channels: int = 3,
+    num_classes: int = 1000,
+    weights: str | os.PathLike | None = None,
+    pooling: str | None = "token",
+    patch_size: int | tuple[int, int] | None = None,
+    hidden_dim: int | None = None,
+    num_layers: int | None = None,
+    num_heads: int | None = None,
+    mlp_dim: int | None = None,
+    position_embedding: str = "learned",
+    class_token: bool | None = None,
+    num_registers: int = 0,
+    representation_size: int | None = None,
+    dropout_rate: float = 0.0,
+    attention_dropout_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    patch_dropout_rate: float = 0.0,
+    layer_scale_init: float | None = None,
+    qk_norm: bool = False,
+    activation: str | Callable | None = None,
+    layer_norm_epsilon: float = 1e-6,
+    classifier_activation: str | Callable | None = None,
+    head_init: str | keras.initializers.Initializer = "zeros",
+    include_preprocessing: bool = False,
+    mean: float | Sequence[float] = 0.5,
+    std: float | Sequence[float] = 0.5,
+    name: str | None = None,
+) -> keras.Model:
     """Builds a Vision Transformer.
 
     The model is a plain functional `keras.Model` from images, (batch, height, width, in_channels), channels last
@@ -213,7 +215,7 @@ def ViT(
     return model
 
 
-def _named_builder(name, variant):
+def _named_builder(name: str, variant: str) -> Callable[..., keras.Model]:
     """Makes the builder of one variant: ViT with the variant set, and with a signature and a docstring of its own."""
 
     def build(**kwargs):

@@ -1,0 +1,44 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from tests.tiny import build, randomize
+
+
+def numpy(outputs):
+    return [ops.convert_to_numpy(y) for y in outputs]
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_registers": 2}, {"pooling": "gap"}, {"image_size": (None, None)}])
+def test_maps_are_the_tokens_laid_out(changes):
+    model = randomize(build(num_layers=3, **changes))
+    x = np.random.default_rng(0).normal(size=(2, 9, 14, 3) if "image_size" in changes else (2, 16, 16, 3))
+    tokens = numpy(keras_vit.features(model, blocks=(0, 2))(x))
+    maps = numpy(keras_vit.features(model, blocks=(0, -1), format="map")(x))
+    rows, columns = x.shape[1] // 4, x.shape[2] // 4
+    for t, m in zip(tokens, maps, strict=True):
+        assert m.shape == (2, rows, columns, 12)
+        np.testing.assert_array_equal(m.reshape(2, rows * columns, 12), t[:, t.shape[1] - rows * columns :])
+    np.testing.assert_array_equal(tokens[1], ops.convert_to_numpy(keras_vit.features(model, blocks=(2,))(x)))
+
+
+def test_features_share_weights_and_reload(tmp_path):
+    model = randomize(build())
+    maps = keras_vit.features(model, blocks=(0, 1), format="map")
+    assert {id(w) for w in maps.weights} <= {id(w) for w in model.weights}
+    maps.save(tmp_path / "features.keras")
+    x = np.ones((1, 16, 16, 3), "float32")
+    for a, b in zip(numpy(maps(x)), numpy(keras.saving.load_model(tmp_path / "features.keras")(x)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="Received: blocks="):
+        keras_vit.features(build(), blocks=(0, 2))
+    with pytest.raises(ValueError, match="`format`"):
+        keras_vit.features(build(), blocks=(0,), format="image")
+    inputs = keras.Input((16, 16, 3))
+    with pytest.raises(ValueError, match="pass that"):
+        keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))

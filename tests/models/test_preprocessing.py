@@ -1,0 +1,75 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from tests.tiny import build, randomize
+
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+
+
+def raw(dtype="uint8"):
+    return np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "float64"])
+def test_official_images_become_minus_one_to_one(dtype):
+    y = keras_vit.preprocess_input(raw(dtype))
+    assert isinstance(y, np.ndarray) and y.dtype == "float32"
+    np.testing.assert_array_equal(y, (raw("float32") - 127.5) / 127.5)
+
+
+def test_a_models_own_constants_are_used():
+    y = keras_vit.preprocess_input(raw(), build(**IMAGENET))
+    expected = (raw("float64") / 255 - IMAGENET["mean"]) / IMAGENET["std"]
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_constants_survive_keras_files_clones_and_nesting(tmp_path):
+    model = build(**IMAGENET)
+    expected = keras_vit.preprocess_input(raw(), model)
+    model.save(tmp_path / "model.keras")
+    inputs = keras.Input((16, 16, 3))
+    nested = keras.Model(inputs, keras.layers.Dense(2)(build(**IMAGENET)(inputs)))
+    for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model), nested):
+        np.testing.assert_array_equal(keras_vit.preprocess_input(raw(), again), expected)
+
+
+def test_the_model_itself_can_preprocess():
+    inside, outside = (randomize(build(include_preprocessing=p, **IMAGENET)) for p in (True, False))
+    images = keras_vit.preprocess_input(raw(), inside)
+    np.testing.assert_array_equal(images, raw("float32"))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(inside(images)),
+        ops.convert_to_numpy(outside(keras_vit.preprocess_input(raw(), outside))),
+        atol=1e-4,
+    )
+
+
+def test_tensors_of_the_backend():
+    tensor = ops.convert_to_tensor(raw())
+    for model in (None, build(**IMAGENET), build(include_preprocessing=True)):
+        y = keras_vit.preprocess_input(tensor, model)
+        assert keras.backend.is_keras_tensor(y) is False and keras.backend.standardize_dtype(y.dtype) == "float32"
+        np.testing.assert_allclose(ops.convert_to_numpy(y), keras_vit.preprocess_input(raw(), model), atol=1e-5)
+
+
+def test_inside_a_tf_data_pipeline():
+    tf = pytest.importorskip("tensorflow")
+    for model in (None, build(**IMAGENET)):
+        data = tf.data.Dataset.from_tensor_slices(raw()).map(lambda x, m=model: keras_vit.preprocess_input(x, m))
+        y = np.stack(list(data.as_numpy_iterator()))
+        np.testing.assert_allclose(y, keras_vit.preprocess_input(raw(), model), atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [256.0, -1.0, np.nan])
+def test_images_out_of_range_are_refused(bad):
+    with pytest.raises(ValueError, match=r"Expected images of 0\.\.255"):
+        keras_vit.preprocess_input(np.full((1, 2, 2, 3), bad))
+
+
+def test_a_model_without_constants_is_refused():
+    inputs = keras.Input((4,))
+    with pytest.raises(ValueError, match="normalization"):
+        keras_vit.preprocess_input(raw(), keras.Model(inputs, keras.layers.Dense(2)(inputs)))

@@ -1,0 +1,247 @@
+import re
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+import keras_vit
+from tests.contract import check_model
+from tests.tiny import build, randomize
+
+
+def images(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def policy(name):
+    """Builds under another dtype policy: `with policy(...)`."""
+    return _Policy(name)
+
+
+class _Policy:
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.name)
+
+    def __exit__(self, *_):
+        keras.config.set_dtype_policy(self.before)
+
+
+KINDS = {
+    "token": {},
+    "pre_logits": {"representation_size": 7},
+    "gap": {"pooling": "gap"},
+    "gap_with_class_token": {"pooling": "gap", "class_token": True},
+    "map": {"pooling": "map"},
+    "all_tokens": {"pooling": None, "num_classes": 0},
+    "all_tokens_with_head": {"pooling": None},
+    "no_head": {"num_classes": 0},
+    "learned2d": {"position_embedding": "learned2d"},
+    "relative": {"position_embedding": "relative"},
+    "sincos2d": {"position_embedding": "sincos2d"},
+    "no_position": {"position_embedding": "none"},
+    "registers": {"num_registers": 3, "layer_scale_init": 0.1},
+    "qk_norm": {"qk_norm": True, "activation": "gelu", "layer_norm_epsilon": 1e-12},
+    "dropouts": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.2, "patch_dropout_rate": 0.3},
+    "preprocessing": {"include_preprocessing": True, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.2]},
+    "one_channel_wide": {"in_channels": 1, "image_size": (9, 30)},
+    "odd_heads": {"num_heads": 5},
+    "patch_of_two_sizes": {"patch_size": (2, 5)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contract(kind):
+    model = build(**KINDS[kind])
+    check_model(model, images(3, *model.input_shape[1:]))
+
+
+def test_layers_are_flat_and_named():
+    names = [layer.name for layer in build(representation_size=8).layers]
+    expected = [
+        "images",
+        "normalization",
+        "patch_embedding",
+        "class_token",
+        "position_embedding",
+        "block_00",
+        "block_01",
+    ]
+    assert names == [*expected, "norm", "pooling", "pre_logits", "pre_logits_tanh", "head"]
+    assert build().get_layer("pre_logits").output.shape == (None, 12)
+
+
+def test_a_block_can_be_tapped():
+    model = randomize(build())
+    tap = keras.Model(model.input, model.get_layer("block_01").output)
+    tokens = ops.convert_to_numpy(tap(images(2, 16, 16, 3)))
+    assert tokens.shape == (2, 17, 12)
+    again = ops.convert_to_numpy(model.get_layer("head")(model.get_layer("norm")(tokens)[:, 0]))
+    np.testing.assert_allclose(again, ops.convert_to_numpy(model(images(2, 16, 16, 3))), atol=1e-5)
+
+
+def test_a_new_head_is_zero_and_probabilities_are_uniform():
+    model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=4, classifier_activation="softmax")
+    np.testing.assert_allclose(ops.convert_to_numpy(model(images(1, 32, 32, 3))), np.full((1, 4), 0.25), atol=1e-7)
+
+
+def test_any_size_at_run_time_is_the_model_of_that_size():
+    any_size = randomize(build(image_size=(None, None)))
+    assert any_size.input_shape == (None, None, None, 3)
+    # The stored grid is the default size's, 224: 56 x 56 patches of 4.
+    assert any_size.get_layer("position_embedding").grid_size == (56, 56)
+    for method in ("learned", "learned2d", "sincos2d", "relative", "none"):
+        any_size = randomize(build(image_size=(None, None), position_embedding=method))
+        for height, width in ((16, 16), (9, 26)):
+            x = images(2, height, width, 3)
+            y = any_size.predict(x, verbose=0)
+            assert y.shape == (2, 5) and np.isfinite(y).all()
+            np.testing.assert_allclose(ops.convert_to_numpy(any_size(x)), y, atol=1e-4)
+
+
+def test_a_remainder_is_dropped_at_the_right_and_bottom():
+    whole, remainder = randomize(build(image_size=(8, 12))), randomize(build(image_size=(11, 14)))
+    x = images(2, 11, 14, 3)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(remainder(x)), ops.convert_to_numpy(whole(x[:, :8, :12])), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
+def test_the_head_computes_in_float32(name):
+    float32 = randomize(build())
+    with policy(name):
+        model = randomize(build())
+    assert model.get_layer("block_00").compute_dtype == name.removeprefix("mixed_")
+    y = model(images(2, 16, 16, 3))
+    assert keras.backend.standardize_dtype(y.dtype) == "float32"
+    assert model.get_layer("head").compute_dtype == "float32"
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(ops.softmax(y)), ops.convert_to_numpy(ops.softmax(float32(images(2, 16, 16, 3)))), atol=0.1
+    )
+
+
+def test_mixed_float16_trains_with_loss_scaling():
+    if keras.backend.backend() == "torch":
+        pytest.skip("Half-precision loss scaling is checked on TensorFlow and JAX")
+    with policy("mixed_float16"):
+        model = build()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile="auto")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        x, y = images(8, 16, 16, 3), np.arange(8) % 5
+        losses = model.fit(x, y, batch_size=8, epochs=30, verbose=0).history["loss"]
+    assert np.isfinite(losses).all() and losses[-1] < 0.7 * losses[0]
+
+
+def test_drop_path_rises_linearly_with_depth():
+    model = build(num_layers=5, drop_path_rate=0.2)
+    rates = [model.get_layer(f"block_{i:02d}").drop_path_rate for i in range(5)]
+    np.testing.assert_allclose(rates, [0, 0.05, 0.1, 0.15, 0.2])
+
+
+@pytest.mark.parametrize("kind", ["token", "map", "registers"])
+def test_initial_weights_have_the_official_statistics(kind):
+    model = keras_vit.ViT("S/16", image_size=64, num_layers=1, **KINDS[kind])
+    w = {variable.path: ops.convert_to_numpy(variable) for variable in model.weights}
+    for path, std in {
+        "patch_embedding/kernel": 0.0361,
+        "position_embedding/embeddings": 0.02,
+        "block_00/attention/qkv/kernel": 0.0510,
+        "block_00/attention/out/kernel": 0.0510,
+        "block_00/mlp/dense_1/kernel": 0.0323,
+        "block_00/mlp/dense_2/kernel": 0.0323,
+    }.items():
+        assert abs(w[path].std() / std - 1) < 0.05, path
+    assert 0.087 < np.abs(w["block_00/attention/qkv/kernel"]).max() < 0.0885
+    zero = [path for path in w if path.startswith("head/") or path.endswith(("qkv/bias", "out/bias", "beta"))]
+    assert zero and all(not w[path].any() for path in [*zero, *(p for p in w if p.startswith("class_token/"))])
+    assert all((value == 1).all() for path, value in w.items() if path.endswith("norm_1/gamma"))
+
+
+@settings(max_examples=200)
+@given(
+    height=st.integers(8, 96),
+    width=st.integers(8, 96),
+    patch=st.tuples(st.integers(2, 16), st.integers(2, 16)),
+    channels=st.integers(1, 6),
+    depth=st.integers(1, 3),
+    heads=st.integers(1, 4),
+    pooling=st.sampled_from(["token", "gap", "map", None]),
+    position=st.sampled_from(["learned", "learned2d", "relative", "sincos2d", "none"]),
+    any_size=st.booleans(),
+)
+def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, position, any_size):
+    def model(image_size):
+        return keras_vit.ViT(
+            "B/16",
+            image_size=image_size,
+            patch_size=patch,
+            in_channels=channels,
+            num_layers=depth,
+            hidden_dim=8,
+            num_heads=heads,
+            mlp_dim=8,
+            num_classes=3,
+            pooling=pooling,
+            position_embedding=position,
+            head_init="glorot_uniform",
+        )
+
+    if height < patch[0] or width < patch[1]:
+        with pytest.raises(ValueError, match="at least one patch"):
+            model((height, width))
+        return
+    built = model((None, None) if any_size else (height, width))
+    tokens = (height // patch[0]) * (width // patch[1]) + (pooling in ("token", None))
+    # JAX compiles either the whole model once or each of its operations for each new shape.
+    run = built.predict_on_batch if keras.backend.backend() == "jax" else built
+    y = ops.convert_to_numpy(run(images(1, height, width, channels)))
+    assert y.shape == ((1, tokens, 3) if pooling is None else (1, 3))
+    assert np.isfinite(y).all()
+    if not any_size:
+        assert built.output_shape == (None, *y.shape[1:])
+    assert type(built).from_config(built.get_config()).get_config() == built.get_config()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"image_size": 3}, "at least one patch, 4 x 4 pixels. Received: images of 3 x 3"),
+        ({"image_size": (16, None)}, "`image_size`"),
+        ({"image_size": "16"}, "`image_size`"),
+        ({"image_size": (16, 16, 3)}, "`image_size`"),
+        ({"patch_size": 0}, "`patch_size`"),
+        ({"in_channels": 0}, "`in_channels`"),
+        ({"num_classes": -1}, "`num_classes`"),
+        ({"hidden_dim": 0}, "`hidden_dim`"),
+        ({"num_layers": 0}, "`num_layers`"),
+        ({"num_heads": 13}, "at least as many channels as heads"),
+        ({"mlp_dim": 1.5}, "`mlp_dim`"),
+        ({"pooling": "mean"}, "`pooling`"),
+        ({"pooling": "token", "class_token": False}, "class token"),
+        ({"position_embedding": "rope"}, "`position_embedding`"),
+        ({"position_embedding": "relative", "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
+        ({"position_embedding": "sincos2d", "hidden_dim": 6}, "that 4 divides"),
+        ({"dropout_rate": 1}, "`dropout_rate`"),
+        ({"drop_path_rate": -0.1}, "`drop_path_rate`"),
+        ({"patch_dropout_rate": 2}, "`rate`"),
+        ({"num_registers": -1}, "`num_registers`"),
+        ({"representation_size": 0}, "`representation_size`"),
+        ({"std": 0}, "`std`"),
+        ({"mean": (0.5, 0.5)}, "`mean`"),
+    ],
+)
+def test_bad_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(**changes)
+
+
+def test_no_such_weights_file():
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        build(weights="nowhere.npz")
