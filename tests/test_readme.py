@@ -1,0 +1,35 @@
+"""The README's Python, run as it stands."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def snippets():
+    return re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_snippet_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(snippets()[0], namespace)
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
+    assert keras.saving.load_model("digits.keras").output_shape == (None, 10)
+
+
+def test_the_snippets_on_pretrained_weights_run(shared, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
+    images = np.load(shared / "weights" / "ViT-B_16-224.reference.npz")["images"][:2]
+    namespace = {"images": images}
+    exec("import keras\nimport keras_vit", namespace)
+    for snippet in snippets()[1:]:
+        exec(snippet, namespace)
+    printed = capsys.readouterr().out
+    assert "Egyptian_cat" in printed and "14 x 14 -> 20 x 12" in printed
+    assert [x.shape for x in namespace["maps"].outputs] == [(None, 14, 14, 768)] * 3
+    assert (tmp_path / "mine.npz").exists()

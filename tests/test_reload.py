@@ -1,0 +1,72 @@
+"""Whole models across processes and backends: what is saved here opens there."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.models.test_vit import KINDS
+from tests.tiny import build, randomize
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+# All that a user who gets the files has: the file, Keras and this package.
+READER = """
+import json, sys
+import numpy as np
+import keras
+import keras_vit
+
+folder, backend = sys.argv[1:]
+assert keras.backend.backend() == backend
+for name in json.load(open(f"{folder}/names.json")):
+    model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
+    y = model(np.load(f"{folder}/{name}.images.npy"))
+    np.save(f"{folder}/{name}.{backend}.npy", keras.ops.convert_to_numpy(y))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models of each kind as .keras files, with images and what this process makes of them."""
+    path = tmp_path_factory.mktemp("models")
+    for name, arguments in KINDS.items():
+        model = randomize(build(**arguments))
+        images = np.random.default_rng(1).uniform(size=(2, *model.input_shape[1:])).astype("float32")
+        model.save(path / f"{name}.keras")
+        np.save(path / f"{name}.images.npy", images)
+        np.save(path / f"{name}.here.npy", ops.convert_to_numpy(model(images)))
+    (path / "names.json").write_text(json.dumps(list(KINDS)))
+    return path
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    read = subprocess.run(
+        [sys.executable, "-c", READER, str(folder), backend], env=environment, capture_output=True, text=True
+    )
+    if "No module named" in read.stderr and backend in read.stderr:
+        pytest.skip(f"{backend} is not installed")
+    assert read.returncode == 0, read.stderr
+    for name in KINDS:
+        here, there = np.load(folder / f"{name}.here.npy"), np.load(folder / f"{name}.{backend}.npy")
+        if backend == keras.backend.backend():
+            np.testing.assert_array_equal(there, here, err_msg=name)
+        else:
+            np.testing.assert_allclose(there, here, atol=1e-4, rtol=1e-4, err_msg=name)
+
+
+def test_importing_the_package_brings_in_no_framework_that_keras_does_not():
+    def frameworks_of(module):
+        script = f"import sys, {module}; print([m for m in {BACKENDS} if m in sys.modules])"
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+    assert frameworks_of("keras_vit") == frameworks_of("keras")
+    if keras.backend.backend() != "tensorflow":
+        assert "tensorflow" not in frameworks_of("keras_vit")
