@@ -10,9 +10,20 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_vit
 from tests.models.test_vit import KINDS
 from tests.tiny import build, randomize
 
+
+def patches():
+    """The one layer of the package that no builder uses."""
+    inputs = keras.Input((16, 16, 3))
+    return keras.Model(inputs, keras_vit.layers.Patches(4)(inputs))
+
+
+MODELS = {kind: lambda arguments=arguments: build(**arguments) for kind, arguments in KINDS.items()}
+MODELS["feature_map"] = lambda: keras_vit.features(build(num_registers=2), blocks=(1,), format="map")
+MODELS["patches"] = patches
 BACKENDS = ("tensorflow", "jax", "torch")
 
 # All that a user who gets the files has: the file, Keras and this package.
@@ -35,13 +46,13 @@ for name in json.load(open(f"{folder}/names.json")):
 def folder(tmp_path_factory):
     """Models of each kind as .keras files, with images and what this process makes of them."""
     path = tmp_path_factory.mktemp("models")
-    for name, arguments in KINDS.items():
-        model = randomize(build(**arguments))
+    for name, make in MODELS.items():
+        model = randomize(make())
         images = np.random.default_rng(1).uniform(size=(2, *model.input_shape[1:])).astype("float32")
         model.save(path / f"{name}.keras")
         np.save(path / f"{name}.images.npy", images)
         np.save(path / f"{name}.here.npy", ops.convert_to_numpy(model(images)))
-    (path / "names.json").write_text(json.dumps(list(KINDS)))
+    (path / "names.json").write_text(json.dumps(list(MODELS)))
     return path
 
 
@@ -54,7 +65,7 @@ def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
     if "No module named" in read.stderr and backend in read.stderr:
         pytest.skip(f"{backend} is not installed")
     assert read.returncode == 0, read.stderr
-    for name in KINDS:
+    for name in MODELS:
         here, there = np.load(folder / f"{name}.here.npy"), np.load(folder / f"{name}.{backend}.npy")
         if backend == keras.backend.backend():
             np.testing.assert_array_equal(there, here, err_msg=name)
@@ -70,3 +81,9 @@ def test_importing_the_package_brings_in_no_framework_that_keras_does_not():
     assert frameworks_of("keras_vit") == frameworks_of("keras")
     if keras.backend.backend() != "tensorflow":
         assert "tensorflow" not in frameworks_of("keras_vit")
+
+
+def test_every_layer_of_the_package_is_in_one_of_the_models(folder):
+    models = [keras.saving.load_model(folder / f"{name}.keras") for name in MODELS]
+    used = {type(layer).__name__ for model in models for layer in model._flatten_layers()}
+    assert used >= set(keras_vit.layers.__all__)

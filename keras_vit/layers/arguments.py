@@ -1,5 +1,6 @@
 """Checks of layer and builder arguments, worded alike everywhere: what was expected, what came."""
 
+import math
 import numbers
 
 
@@ -36,6 +37,22 @@ def rate(name, value):
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < 1:
         raise ValueError(
             f"Invalid value received for argument `{name}`. Expected a number in [0, 1). Received: {value!r}"
+        )
+    return float(value)
+
+
+def number(name, value):
+    """Returns `value` as a float, or raises if it is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"Invalid value received for argument `{name}`. Expected a finite number. Received: {value!r}")
+    return float(value)
+
+
+def positive_number(name, value):
+    """Returns `value` as a float, or raises if it is not a finite number above 0."""
+    if number(name, value) <= 0:
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected a number above 0. Received: {value!r}"
         )
     return float(value)
 

@@ -12,13 +12,22 @@ def xavier_uniform(fan_in, fan_out, seed=None):
     return keras.initializers.RandomUniform(-limit, limit, seed=seed)
 
 
+def has_fused_kernel():
+    """Whether `ops.dot_product_attention` is one fused kernel here, and not a composition of others.
+
+    It is none on TensorFlow, nor on JAX on a CPU, where plain matrix products are faster and also compile in float16.
+    """
+    backend = keras.backend.backend()
+    return backend == "torch" or (backend == "jax" and not keras.distribution.list_devices()[0].startswith("cpu"))
+
+
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MultiHeadSelfAttention(keras.layers.Layer):
     """Multi-head self-attention with one fused projection for queries, keys and values.
 
     Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
-    The softmax is in float32 under mixed precision. The backend's fused kernel does the work, unless the attention
-    scores are asked for or dropout acts on them: then the same function is computed step by step.
+    The softmax is in float32 under mixed precision. Where the backend has a fused kernel it does the work, unless the
+    attention scores are asked for or dropout acts on them: then the same function is computed step by step.
 
     Args:
         num_heads: Int, the number of heads.
@@ -69,7 +78,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.head_dim = None if head_dim is None else arguments.positive_int("head_dim", head_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.qk_norm = bool(qk_norm)
-        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
         self.max_relative_distance = (
             None
             if max_relative_distance is None
@@ -113,7 +122,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     def call(self, tokens, training=None, return_attention_scores=False):
         query, key, value = self._project(tokens)
         bias = None if self.max_relative_distance is None else self._relative_bias(query)
-        if return_attention_scores or (training and self.dropout_rate > 0):
+        dropout = training and self.dropout_rate > 0
+        if return_attention_scores or dropout or not has_fused_kernel():
             x, scores = self._attend(query, key, value, bias, training)
         else:
             x, scores = ops.dot_product_attention(query, key, value, bias=bias), None
@@ -140,11 +150,13 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
     def _attend(self, query, key, value, bias, training):
-        scores = ops.einsum("bqhd,bkhd->bhqk", query / math.sqrt(self.key_dim), key)
+        query = ops.transpose(query / math.sqrt(self.key_dim), (0, 2, 1, 3))
+        scores = ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
         if bias is not None:
             scores = scores + bias
         scores = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), self.compute_dtype)
-        return ops.einsum("bhqk,bkhd->bqhd", self.dropout(scores, training=training), value), scores
+        x = ops.matmul(self.dropout(scores, training=training), ops.transpose(value, (0, 2, 1, 3)))
+        return ops.transpose(x, (0, 2, 1, 3)), scores
 
     def compute_output_shape(self, tokens_shape):
         return tokens_shape

@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments
-from keras_vit.layers.attention import xavier_uniform
+from keras_vit.layers.attention import has_fused_kernel, xavier_uniform
 from keras_vit.layers.mlp import MLP
 
 
@@ -39,7 +39,7 @@ class AttentionPooling(keras.layers.Layer):
     def __init__(self, num_heads, mlp_dim, activation="gelu_tanh", layer_norm_epsilon=1e-6, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = arguments.positive_int("num_heads", num_heads)
-        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
         self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
         self.mlp = MLP(mlp_dim, activation=activation, dtype=self.dtype_policy, name="mlp")
         self.input_spec = keras.layers.InputSpec(ndim=3)
@@ -67,14 +67,23 @@ class AttentionPooling(keras.layers.Layer):
     def call(self, tokens, return_attention_scores=False):
         batch, _, hidden_dim = ops.shape(tokens)
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
-        x, scores = self.attention(probe, tokens, return_attention_scores=return_attention_scores), None
-        if return_attention_scores:
-            x, scores = x
+        # Asking for the scores makes Keras compute them step by step.
+        if return_attention_scores or not has_fused_kernel():
+            x, scores = self.attention(probe, tokens, return_attention_scores=True)
+        else:
+            x, scores = self.attention(probe, tokens), None
         x = (x + self.mlp(self.norm(x)))[:, 0]
         return (x, scores) if return_attention_scores else x
 
     def compute_output_shape(self, tokens_shape):
         return tokens_shape[0], tokens_shape[-1]
+
+    def compute_output_spec(self, tokens, return_attention_scores=False):
+        x = keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return x
+        batch, length, _ = tokens.shape
+        return x, keras.KerasTensor((batch, self.num_heads, 1, length), dtype=self.compute_dtype)
 
     def get_config(self):
         mlp = self.mlp.get_config()

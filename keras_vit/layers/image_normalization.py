@@ -1,4 +1,5 @@
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vit.layers import arguments
@@ -34,7 +35,7 @@ class ImageNormalization(keras.layers.Layer):
     Example:
 
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
-    >>> float(layer(np.full((1, 2, 2, 3), 255.0)).max())
+    >>> float(layer(np.full((1, 2, 2, 3), 255.0))[0, 0, 0, 0])
     1.0
     """
 
@@ -45,7 +46,7 @@ class ImageNormalization(keras.layers.Layer):
         self.std = _constants("std", std)
         if any(value <= 0 for value in self.std):
             raise ValueError(f"Invalid value received for argument `std`. Expected positive numbers. Received: {std!r}")
-        if not 0 < crop_fraction <= 1:
+        if not 0 < arguments.number("crop_fraction", crop_fraction) <= 1:
             raise ValueError(
                 "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
                 f"Received: {crop_fraction!r}"
@@ -67,12 +68,12 @@ class ImageNormalization(keras.layers.Layer):
         return self.normalize(images) if self.apply else images
 
     def normalize(self, images):
-        """Applies the constants to float images of 0..255: a NumPy array or any tensor that broadcasts like one."""
+        """Applies the constants to float images of 0..255: a NumPy array or a tensor of the backend."""
         # In this form, and not as x * a + b, -1 and 1 come out exact.
-        offset = [255 * value for value in self.mean]
-        scale = [255 * value for value in self.std]
-        if len(offset) == len(scale) == 1:
-            return (images - offset[0]) / scale[0]
+        offset = np.array([255 * value for value in self.mean], "float32")
+        scale = np.array([255 * value for value in self.std], "float32")
+        if not isinstance(images, np.ndarray):
+            offset, scale = ops.convert_to_tensor(offset), ops.convert_to_tensor(scale)
         return (images - offset) / scale
 
     def compute_output_shape(self, images_shape):

@@ -1,5 +1,7 @@
 import keras
 
+from keras_vit.layers import arguments
+
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LayerScale(keras.layers.Layer):
@@ -14,17 +16,20 @@ class LayerScale(keras.layers.Layer):
     Returns:
         The same shape.
 
+    Raises:
+        ValueError: If `init_value` is not a finite number.
+
     Example:
 
-    >>> float(keras_vit.layers.LayerScale(0.1)(np.ones((1, 2, 3)))[0, 0, 0])
-    0.1
+    >>> float(keras_vit.layers.LayerScale(0.5)(np.ones((1, 2, 3)))[0, 0, 0])
+    0.5
 
     Reference: [arXiv 2103.17239](https://arxiv.org/abs/2103.17239), section 2.1.
     """
 
     def __init__(self, init_value=1e-5, **kwargs):
         super().__init__(**kwargs)
-        self.init_value = float(init_value)
+        self.init_value = arguments.number("init_value", init_value)
 
     def build(self, tokens_shape):
         self.gamma = self.add_weight(

@@ -46,10 +46,12 @@ class PatchDropout(keras.layers.Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
+        # Rounded down, but 10 patches at a rate of 0.8 leave 2, though 10 * (1 - 0.8) is a little less in binary.
         if isinstance(num_patches, int):
-            num_kept = max(1, int(num_patches * (1 - self.rate)))
+            num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:
-            num_kept = ops.maximum(1, ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate), "int32"))
+            num_kept = ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate) + 1e-3, "int32")
+            num_kept = ops.maximum(1, num_kept)
         noise = keras.random.uniform((batch, num_patches), seed=self.seed_generator)
         kept = ops.sort(ops.argsort(noise, axis=1)[:, :num_kept], axis=1)
         patches = ops.take_along_axis(tokens[:, self.num_prefix_tokens :], kept[:, :, None], axis=1)

@@ -4,13 +4,23 @@ from keras import ops
 from keras_vit.layers import arguments
 
 
-def unfold(images, patch_size):
-    """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
-    _, height, width, channels = ops.shape(images)
+def whole_patches(images, patch_size):
+    """Images without the pixels at the right and bottom that fill no patch, and the grid's rows and columns."""
+    _, height, width, _ = ops.shape(images)
     ph, pw = patch_size
     rows, columns = arguments.patch_grid(height, width, patch_size)
-    x = images[:, : rows * ph, : columns * pw]
-    x = ops.reshape(x, (-1, rows, ph, columns, pw, channels))
+    known = isinstance(height, int) and isinstance(width, int)
+    if not known or height % ph or width % pw:
+        images = images[:, : rows * ph, : columns * pw]
+    return images, rows, columns
+
+
+def unfold(images, patch_size):
+    """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
+    images, rows, columns = whole_patches(images, patch_size)
+    ph, pw = patch_size
+    channels = images.shape[-1]
+    x = ops.reshape(images, (-1, rows, ph, columns, pw, channels))
     x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
     return ops.reshape(x, (-1, rows * columns, ph * pw * channels))
 
@@ -111,8 +121,9 @@ class PatchEmbedding(keras.layers.Layer):
         if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return ops.matmul(unfold(images, self.patch_size), kernel) + self.bias
-        _, height, width, _ = ops.shape(images)
-        rows, columns = arguments.patch_grid(height, width, self.patch_size)
+        # A VALID convolution would drop the remainder too, but TensorFlow's on a CPU computes garbage from that of some
+        # images of one channel and patches one pixel high.
+        images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         return ops.reshape(x, (-1, rows * columns, self.hidden_dim)) + self.bias
 

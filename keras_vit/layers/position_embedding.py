@@ -109,7 +109,7 @@ class PositionEmbedding(keras.layers.Layer):
         """The embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
         prefix = None
         if self.method == "learned":
-            if grid == self.grid_size and self.num_prefix_positions == self.num_prefix_tokens:
+            if self._is_own(grid) and self.num_prefix_positions == self.num_prefix_tokens:
                 return self.embeddings
             embeddings = ops.convert_to_tensor(self.embeddings)
             prefix = embeddings[:, : self.num_prefix_positions]
@@ -131,8 +131,12 @@ class PositionEmbedding(keras.layers.Layer):
             parts.append(ops.zeros((1, self.num_prefix_tokens - num_positions, hidden_dim), dtype=patches.dtype))
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
+    def _is_own(self, grid):
+        """Whether a grid is known to be the stored one; inside a TensorFlow graph its sides may be tensors."""
+        return all(isinstance(side, int) for side in grid) and grid == self.grid_size
+
     def _resize(self, embeddings, grid, hidden_dim):
-        if grid == self.grid_size:
+        if self._is_own(grid):
             return embeddings
         embeddings = ops.reshape(embeddings, (*self.grid_size, hidden_dim))
         rows, columns = (

@@ -61,7 +61,7 @@ class TransformerBlock(keras.layers.Layer):
         super().__init__(**kwargs)
         self.layer_scale_init = layer_scale_init
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
         self.seed = seed
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
         self.norm_1 = self._norm("norm_1")
@@ -112,7 +112,8 @@ class TransformerBlock(keras.layers.Layer):
             x, scores = self.attention(x, training=training, return_attention_scores=True)
         else:
             x = self.attention(x, training=training)
-        x = self.dropout(x, training=training)
+        if self.dropout.rate:
+            x = self.dropout(x, training=training)
         tokens = tokens + self._branch(x, self.layer_scale_1, self.drop_path_1, training)
         x = self.mlp(self.norm_2(tokens), training=training)
         tokens = tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
@@ -121,7 +122,7 @@ class TransformerBlock(keras.layers.Layer):
     def _branch(self, x, layer_scale, drop_path, training):
         if layer_scale is not None:
             x = layer_scale(x)
-        return drop_path(x, training=training)
+        return drop_path(x, training=training) if drop_path.rate else x
 
     def compute_output_shape(self, tokens_shape):
         return tokens_shape

@@ -18,6 +18,13 @@ class LoadReport:
         adapted: Dict from a weight's path to how its kernel was adapted to other channels.
         skipped: Dict from the file's keys that were left out to the reason.
         kept: Dict from the model's weights that were not loaded to what they hold instead.
+
+    Example:
+
+    >>> report = keras_vit.LoadReport("ViT-B_16.npz", "vit", "vit_b16", loaded={"head/bias": (10,)})
+    >>> print(report)
+    Loaded ViT-B_16.npz (source 'vit') into vit_b16:
+      loaded   1 weights, 10 parameters
     """
 
     path: str

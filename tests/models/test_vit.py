@@ -174,9 +174,10 @@ def test_initial_weights_have_the_official_statistics(kind):
     heads=st.integers(1, 4),
     pooling=st.sampled_from(["token", "gap", "map", None]),
     position=st.sampled_from(["learned", "learned2d", "relative", "sincos2d", "none"]),
+    registers=st.integers(0, 2),
     any_size=st.booleans(),
 )
-def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, position, any_size):
+def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, position, registers, any_size):
     def model(image_size):
         return keras_vit.ViT(
             "B/16",
@@ -190,6 +191,7 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
             num_classes=3,
             pooling=pooling,
             position_embedding=position,
+            num_registers=registers,
             head_init="glorot_uniform",
         )
 
@@ -198,7 +200,7 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
             model((height, width))
         return
     built = model((None, None) if any_size else (height, width))
-    tokens = (height // patch[0]) * (width // patch[1]) + (pooling in ("token", None))
+    tokens = (height // patch[0]) * (width // patch[1]) + (pooling in ("token", None)) + registers
     # JAX compiles either the whole model once or each of its operations for each new shape.
     run = built.predict_on_batch if keras.backend.backend() == "jax" else built
     y = ops.convert_to_numpy(run(images(1, height, width, channels)))

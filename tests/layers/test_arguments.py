@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_vit.layers import arguments
+
+NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(7)])
+def test_integers_come_back_as_int(value):
+    for check in (arguments.positive_int, arguments.non_negative_int):
+        assert check("n", value) == value
+        assert type(check("n", value)) is int
+    assert arguments.non_negative_int("n", 0) == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, *NOT_WHOLE])
+def test_positive_int_refuses(value):
+    with pytest.raises(ValueError, match=r"`n`. Expected an integer of at least 1. Received: "):
+        arguments.positive_int("n", value)
+
+
+@pytest.mark.parametrize("value", [-1, *NOT_WHOLE])
+def test_non_negative_int_refuses(value):
+    with pytest.raises(ValueError, match=r"`n`. Expected an integer of at least 0. Received: "):
+        arguments.non_negative_int("n", value)
+
+
+@pytest.mark.parametrize("value, expected", [(4, (4, 4)), ((2, 3), (2, 3)), ([2, 3], (2, 3))])
+def test_pair(value, expected):
+    assert arguments.pair("size", value) == expected
+
+
+@pytest.mark.parametrize("value", [0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()])
+def test_pair_refuses(value):
+    with pytest.raises(ValueError, match=r"`size`. Expected an integer .* Received: "):
+        arguments.pair("size", value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, np.float32(0.25), 0.999])
+def test_rate(value):
+    assert arguments.rate("rate", value) == value
+    assert type(arguments.rate("rate", value)) is float
+
+
+@pytest.mark.parametrize("value", [1, 1.0, -0.1, 2, float("nan"), "0.1", None, True])
+def test_rate_refuses(value):
+    with pytest.raises(ValueError, match=r"`rate`. Expected a number in \[0, 1\). Received: "):
+        arguments.rate("rate", value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None, True, (1,)])
+def test_numbers_refuse(value):
+    for check in (arguments.number, arguments.positive_number):
+        with pytest.raises(ValueError, match="`x`. Expected a finite number. Received: "):
+            check("x", value)
+
+
+def test_positive_number():
+    assert arguments.number("x", -1) == -1
+    assert arguments.positive_number("x", np.float32(0.5)) == 0.5
+    for value in (0, -1e-6):
+        with pytest.raises(ValueError, match="`x`. Expected a number above 0. Received: "):
+            arguments.positive_number("x", value)
+
+
+def test_one_of():
+    assert arguments.one_of("method", "a", ("a", "b")) == "a"
+    with pytest.raises(ValueError, match=r"`method`. Expected one of 'a', 'b'. Received: 'c'"):
+        arguments.one_of("method", "c", ("a", "b"))
+
+
+def test_seeds_differ():
+    assert arguments.seeds(None, 3) == [None, None, None]
+    assert len(set(arguments.seeds(7, 5))) == 5
+
+
+@given(*[st.integers(1, 100)] * 4)
+def test_patch_grid_counts_whole_patches(height, width, patch_height, patch_width):
+    patch_size = patch_height, patch_width
+    if height < patch_height or width < patch_width:
+        with pytest.raises(ValueError, match=r"Expected images of at least one patch, .* Received: images of"):
+            arguments.patch_grid(height, width, patch_size)
+        return
+    rows, columns = arguments.patch_grid(height, width, patch_size)
+    assert rows == len(range(0, height - patch_height + 1, patch_height))
+    assert columns == len(range(0, width - patch_width + 1, patch_width))
+    assert arguments.grid_tokens((rows, columns)) == rows * columns
+
+
+def test_patch_grid_of_unknown_sizes():
+    assert arguments.patch_grid(None, 32, (16, 16)) == (None, 2)
+    assert arguments.patch_grid(32, None, (16, 16)) == (2, None)
+    assert arguments.grid_tokens((None, 2)) is None
+    # The side that is known is checked all the same.
+    with pytest.raises(ValueError, match="at least one patch"):
+        arguments.patch_grid(None, 15, (16, 16))

@@ -1,0 +1,232 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import MultiHeadSelfAttention
+from tests.contract import check_layer, randomize
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def layer_norm(x, gamma, beta, epsilon):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * gamma + beta
+
+
+def reference(layer, x):
+    """Attention from its definition, image by image, head by head, query by query, in float64."""
+    weights = {w.path.split("/", 1)[-1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
+    heads = layer.num_heads
+    width = weights["qkv/kernel"].shape[1] // 3
+    size = width // heads
+    outputs, scores = [], []
+    for tokens in x.astype("float64"):
+        projected = tokens @ weights["qkv/kernel"] + weights["qkv/bias"]
+        joined, image_scores = np.zeros((len(tokens), width)), np.zeros((heads, len(tokens), len(tokens)))
+        for h in range(heads):
+            q, k, v = (projected[:, i * width + h * size : i * width + (h + 1) * size] for i in range(3))
+            if layer.qk_norm:
+                q = layer_norm(q, weights["query_norm/gamma"], weights["query_norm/beta"], layer.layer_norm_epsilon)
+                k = layer_norm(k, weights["key_norm/gamma"], weights["key_norm/beta"], layer.layer_norm_epsilon)
+            for i in range(len(tokens)):
+                products = np.array([q[i] @ (k[j] + offset(layer, weights, i - j)) for j in range(len(tokens))])
+                image_scores[h, i] = softmax(products / np.sqrt(size))
+                joined[i, h * size : (h + 1) * size] = image_scores[h, i] @ v
+        outputs.append(joined @ weights["out/kernel"] + weights["out/bias"])
+        scores.append(image_scores)
+    return np.array(outputs), np.array(scores)
+
+
+def offset(layer, weights, distance):
+    if layer.max_relative_distance is None:
+        return 0
+    limit = layer.max_relative_distance
+    return weights["relative_embeddings"][max(-limit, min(limit, distance)) + limit]
+
+
+def build(x, **arguments):
+    layer = MultiHeadSelfAttention(**arguments)
+    layer.build(x.shape)
+    randomize(layer, np.random.default_rng(1), scale=0.5)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "arguments, num_weights, num_seeds, no_gradient",
+    [
+        ({"num_heads": 2}, 4, 0, ()),
+        ({"num_heads": 3, "head_dim": 5, "dropout_rate": 0.2, "seed": 4}, 4, 1, ()),
+        # What a key's norm adds is the same for all keys of a query, and the softmax does not see it.
+        ({"num_heads": 2, "qk_norm": True, "layer_norm_epsilon": 1e-5}, 8, 0, ("key_norm/beta",)),
+        ({"num_heads": 2, "max_relative_distance": 3}, 5, 0, ()),
+    ],
+)
+def test_contract(arguments, num_weights, num_seeds, no_gradient):
+    check_layer(
+        MultiHeadSelfAttention,
+        arguments,
+        (2, 6, 8),
+        output_shape=(2, 6, 8),
+        num_weights=num_weights,
+        num_seeds=num_seeds,
+        no_gradient=no_gradient,
+    )
+
+
+def test_worked_numbers():
+    """The tutorial's example: unit vectors as tokens make the projection's kernel the queries, keys and values."""
+    queries = np.array([[1, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
+    keys = np.eye(4, 3)
+    values = 4.5 * np.arange(12).reshape(4, 3)
+    layer = MultiHeadSelfAttention(1, head_dim=3)
+    layer.build((1, 4, 4))
+    expected = {0: [16.9410, 21.4410, 25.9410], 2: [19.1470, 23.6470, 28.1470]}
+    for rows in ([0, 1, 2, 3], [4, 2, 1, 0]):
+        layer.set_weights([np.hstack([queries[rows], keys, values]), np.zeros(9), np.eye(3, 4), np.zeros(4)])
+        y, scores = layer(np.eye(4, dtype="float32")[None], return_attention_scores=True)
+        y, scores = ops.convert_to_numpy(y)[0], ops.convert_to_numpy(scores)[0, 0]
+        fused = ops.convert_to_numpy(layer(np.eye(4, dtype="float32")[None]))[0]
+        for place, row in enumerate(rows):
+            if row in expected:
+                np.testing.assert_allclose(y[place, :3], expected[row], atol=1e-3)
+                np.testing.assert_allclose(fused[place, :3], expected[row], atol=1e-3)
+            if not queries[row].any():
+                np.testing.assert_allclose(scores[place], 0.25, atol=1e-6)
+        np.testing.assert_array_equal(y[:, 3], 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_heads": 1},
+        {"num_heads": 4},
+        {"num_heads": 3},
+        {"num_heads": 2, "head_dim": 7},
+        {"num_heads": 2, "qk_norm": True},
+        {"num_heads": 2, "qk_norm": True, "layer_norm_epsilon": 0.5},
+        {"num_heads": 2, "max_relative_distance": 2},
+        {"num_heads": 2, "max_relative_distance": 20, "qk_norm": True},
+    ],
+)
+def test_definition_on_both_paths(arguments):
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    layer = build(x, **arguments)
+    expected, expected_scores = reference(layer, x)
+    fused = ops.convert_to_numpy(layer(x))
+    explicit, scores = map(ops.convert_to_numpy, layer(x, return_attention_scores=True))
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+    np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(explicit, expected, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(fused, explicit, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_do_not_divide_the_width():
+    layer = MultiHeadSelfAttention(6)
+    layer.build((None, 65, 512))
+    assert layer.qkv.kernel.shape == (512, 3 * 6 * 85)
+    assert layer.out.kernel.shape == (6 * 85, 512)
+    x = np.random.default_rng(0).normal(size=(1, 4, 512)).astype("float32")
+    expected, expected_scores = reference(layer, x)
+    y, scores = layer(x, return_attention_scores=True)
+    assert scores.shape == (1, 6, 4, 4)
+    np.testing.assert_allclose(ops.convert_to_numpy(scores), expected_scores, atol=1e-5)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, atol=1e-5)
+
+
+def test_relative_positions_see_the_direction():
+    """With queries of one and keys of zero, the scores show the embedding of each offset."""
+    layer = MultiHeadSelfAttention(1, head_dim=1, max_relative_distance=2)
+    layer.build((1, 5, 1))
+    layer.qkv.set_weights([np.zeros((1, 3)), np.array([1.0, 0.0, 0.0])])
+    layer.relative_embeddings.assign(np.array([[-2.0], [-1.0], [0.0], [1.0], [2.0]]))
+    _, scores = layer(np.zeros((1, 5, 1)), return_attention_scores=True)
+    distance = np.clip(np.arange(5)[:, None] - np.arange(5)[None, :], -2, 2)
+    np.testing.assert_allclose(ops.convert_to_numpy(scores)[0, 0], softmax(distance), atol=1e-6)
+
+
+def test_dropout_acts_on_the_weights_and_keeps_the_expectation():
+    """With equal scores and values of one, an output is the share of the weights that stays, rescaled."""
+    tokens, rate = 64, 0.25
+    layer = MultiHeadSelfAttention(1, head_dim=1, dropout_rate=rate, seed=0)
+    layer.build((None, tokens, 1))
+    layer.set_weights([np.zeros((1, 3)), np.array([0.0, 0.0, 1.0]), np.ones((1, 1)), np.zeros(1)])
+    x = np.zeros((40, tokens, 1), "float32")
+    y = ops.convert_to_numpy(layer(x, training=True))
+    deviation = np.sqrt(rate / (1 - rate) / tokens)
+    assert abs(y.mean() - 1) < 5 * deviation / np.sqrt(y.size)
+    assert y.std() == pytest.approx(deviation, rel=0.1)
+    # The scores that are returned are those before the dropout.
+    _, scores = layer(x, training=True, return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(scores), 1 / tokens, rtol=1e-5)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), 1, rtol=1e-5)
+
+
+def test_softmax_of_large_scores_stays_finite_in_float16():
+    layer = MultiHeadSelfAttention(1, dtype="mixed_float16")
+    layer.build((None, 5, 16))
+    layer.set_weights([np.full(w.shape, 0.5) for w in layer.weights])
+    x = np.random.default_rng(0).normal(scale=4, size=(2, 5, 16)).astype("float32")
+    for y in (layer(x), *layer(x, return_attention_scores=True)):
+        assert np.isfinite(ops.convert_to_numpy(ops.cast(y, "float32"))).all()
+
+
+def test_symbolic_scores():
+    inputs = keras.Input((6, 8))
+    outputs = MultiHeadSelfAttention(2)(inputs, return_attention_scores=True)
+    assert [y.shape for y in outputs] == [(None, 6, 8), (None, 2, 6, 6)]
+    y, scores = keras.Model(inputs, outputs).predict(np.ones((3, 6, 8)), verbose=0)
+    assert y.shape == (3, 6, 8)
+    assert scores.shape == (3, 2, 6, 6)
+
+
+def test_length_known_at_run_time_only():
+    inputs = keras.Input((None, 8))
+    for arguments in ({}, {"max_relative_distance": 2}, {"qk_norm": True}):
+        layer = MultiHeadSelfAttention(2, **arguments)
+        model = keras.Model(inputs, layer(inputs))
+        assert model.output_shape == (None, None, 8)
+        for length in (3, 6):
+            x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
+            np.testing.assert_allclose(model.predict(x, verbose=0), reference(layer, x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_initial_weights():
+    layer = MultiHeadSelfAttention(6, max_relative_distance=200, qk_norm=True)
+    layer.build((None, 197, 384))
+    kernels = [*np.split(ops.convert_to_numpy(layer.qkv.kernel), 3, axis=1), ops.convert_to_numpy(layer.out.kernel)]
+    for kernel in kernels:
+        assert kernel.shape == (384, 384)
+        assert kernel.std() == pytest.approx(0.0510, rel=0.01)
+        assert 0.088 < np.abs(kernel).max() <= np.sqrt(6 / 768)
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.1
+    for bias in (layer.qkv.bias, layer.out.bias):
+        np.testing.assert_array_equal(ops.convert_to_numpy(bias), 0)
+    assert ops.convert_to_numpy(layer.relative_embeddings).std() == pytest.approx(0.02, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_heads": 0}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
+        ({"num_heads": 2, "head_dim": 0}, "`head_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"num_heads": 2, "dropout_rate": 1.0}, r"`dropout_rate`. Expected a number in \[0, 1\). Received: 1.0"),
+        ({"num_heads": 2, "layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
+        ({"num_heads": 2, "max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1."),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadSelfAttention(**arguments)
+
+
+def test_refuses_more_heads_than_channels():
+    with pytest.raises(ValueError, match="Expected at least as many channels as heads. Received: 4 channels, 8 heads."):
+        MultiHeadSelfAttention(8)(np.zeros((1, 3, 4)))
+
+
+def test_refuses_another_rank():
+    with pytest.raises(ValueError, match="expected ndim=3, found ndim=4"):
+        MultiHeadSelfAttention(2)(np.zeros((1, 3, 3, 4)))

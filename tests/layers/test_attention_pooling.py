@@ -1,0 +1,112 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import AttentionPooling
+from tests.contract import check_layer, randomize
+
+
+def reference(layer, x):
+    """The probe's attention and the residual MLP from their definition, in float64, and the attention weights."""
+    weights = {w.path.split("/", 1)[-1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
+    part = {name: (weights[f"attention/{name}/kernel"], weights[f"attention/{name}/bias"]) for name in
+            ("query", "key", "value", "attention_output")}  # fmt: skip
+    outputs, scores = [], []
+    for tokens in x.astype("float64"):
+        y, image_scores = part["attention_output"][1], []
+        for h in range(layer.num_heads):
+            q = weights["probe"][0, 0] @ part["query"][0][:, h] + part["query"][1][h]
+            k = tokens @ part["key"][0][:, h] + part["key"][1][h]
+            v = tokens @ part["value"][0][:, h] + part["value"][1][h]
+            s = np.exp(k @ q / np.sqrt(len(q)))
+            image_scores.append(s / s.sum())
+            y = y + (image_scores[-1] @ v) @ part["attention_output"][0][h]
+        normed = (y - y.mean()) / np.sqrt(y.var() + layer.layer_norm_epsilon)
+        z = (normed * weights["norm/gamma"] + weights["norm/beta"]) @ weights["mlp/dense_1/kernel"]
+        z = np.maximum(z + weights["mlp/dense_1/bias"], 0)
+        outputs.append(y + z @ weights["mlp/dense_2/kernel"] + weights["mlp/dense_2/bias"])
+        scores.append(np.array(image_scores)[:, None])
+    return np.array(outputs), np.array(scores)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_heads": 2, "mlp_dim": 12},
+        {"num_heads": 3, "mlp_dim": 12, "activation": "gelu", "layer_norm_epsilon": 1e-5},
+    ],
+)
+def test_contract(arguments):
+    # A key's bias adds the same to all scores of the probe, and the softmax does not see it.
+    check_layer(
+        AttentionPooling,
+        arguments,
+        (2, 5, 8),
+        output_shape=(2, 8),
+        num_weights=15,
+        no_gradient=("attention/key/bias",),
+    )
+
+
+@pytest.mark.parametrize("num_heads, epsilon", [(1, 1e-6), (2, 1e-6), (3, 0.5)])
+def test_definition(num_heads, epsilon):
+    x = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")
+    layer = AttentionPooling(num_heads, 12, activation="relu", layer_norm_epsilon=epsilon)
+    layer.build(x.shape)
+    randomize(layer, np.random.default_rng(1), scale=0.5)
+    expected, expected_scores = reference(layer, x)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=1e-5)
+    y, scores = map(ops.convert_to_numpy, layer(x, return_attention_scores=True))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+def test_order_of_the_tokens_does_not_matter():
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    layer = AttentionPooling(2, 12)
+    y = ops.convert_to_numpy(layer(x))
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x[:, ::-1].copy())), y, atol=1e-5)
+
+
+def test_symbolic_scores():
+    inputs = keras.Input((5, 8))
+    outputs = AttentionPooling(2, 12)(inputs, return_attention_scores=True)
+    assert [y.shape for y in outputs] == [(None, 8), (None, 2, 1, 5)]
+    y, scores = keras.Model(inputs, outputs).predict(np.ones((3, 5, 8)), verbose=0)
+    assert y.shape == (3, 8)
+    np.testing.assert_allclose(scores, np.full((3, 2, 1, 5), 0.2), atol=1e-6)
+
+
+def test_initial_weights():
+    layer = AttentionPooling(6, 1536)
+    layer.build((None, 196, 384))
+    attention = layer.attention.get_weights()
+    kernels, biases = attention[::2], attention[1::2]
+    for kernel in kernels:
+        assert kernel.std() == pytest.approx(0.0510, rel=0.01)
+        assert 0.088 < np.abs(kernel).max() <= np.sqrt(6 / 768)
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.1
+    for bias in biases:
+        np.testing.assert_array_equal(bias, 0)
+    probe = ops.convert_to_numpy(layer.probe)
+    assert np.abs(probe).max() <= np.sqrt(6 / 385)
+    assert probe.std() == pytest.approx(np.sqrt(2 / 385), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_heads": 0, "mlp_dim": 4}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
+        ({"num_heads": 2, "mlp_dim": 0}, "`mlp_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"num_heads": 2, "mlp_dim": 4, "layer_norm_epsilon": -1}, "`layer_norm_epsilon`. Expected a number above 0."),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionPooling(**arguments)
+
+
+def test_refuses_more_heads_than_channels():
+    with pytest.raises(ValueError, match="Expected at least as many channels as heads. Received: 4 channels, 8 heads."):
+        AttentionPooling(8, 16)(np.zeros((1, 3, 4)))

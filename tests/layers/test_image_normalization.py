@@ -1,0 +1,99 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import ImageNormalization
+from tests.contract import check_layer
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"apply": True},
+        {**IMAGENET, "apply": True, "interpolation": "bicubic", "crop_fraction": 0.875},
+        {"mean": (0.1, 0.2, 0.3), "std": 0.5, "apply": True},
+    ],
+)
+def test_contract(arguments):
+    check_layer(ImageNormalization, arguments, (2, 4, 5, 3), output_shape=(2, 4, 5, 3), always_float32=True)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_all_pixel_values(dtype):
+    x = np.arange(256).astype(dtype).reshape(1, 16, 16, 1)
+    y = ops.convert_to_numpy(ImageNormalization(apply=True)(x))
+    assert y.dtype == "float32"
+    # XLA may divide with an error in the last bit, but the ends are exact.
+    np.testing.assert_allclose(y, (x.astype("float64") - 127.5) / 127.5, atol=1.2e-7, rtol=0)
+    assert (y.min(), y.max()) == (-1, 1)
+    assert (np.diff(y.ravel()) > 0).all()
+
+
+def test_one_constant_a_channel():
+    x = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype("uint8")
+    expected = (x / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["std"])
+    layer = ImageNormalization(**IMAGENET, apply=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer.normalize(x.astype("float32")), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_passes_images_through_by_default(dtype):
+    x = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(dtype)
+    y = ops.convert_to_numpy(ImageNormalization(**IMAGENET)(x))
+    assert y.dtype == "float32"
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_stays_float32_under_a_global_policy(policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        inputs = keras.Input((16, 16, 1), dtype="float32")
+        model = keras.Model(inputs, ImageNormalization(apply=True)(inputs))
+    finally:
+        keras.config.set_dtype_policy(before)
+    x = np.arange(256).astype("float32").reshape(1, 16, 16, 1)
+    y = ops.convert_to_numpy(model(x))
+    assert y.dtype == "float32"
+    # bfloat16 has 8 bits and would merge pixel values.
+    assert len(np.unique(y)) == 256
+
+
+def test_constants_survive_a_round_trip():
+    layer = ImageNormalization(**IMAGENET, apply=True, interpolation="bicubic", crop_fraction=0.9)
+    again = ImageNormalization.from_config(json.loads(json.dumps(layer.get_config())))
+    assert (again.mean, again.std, again.apply) == (IMAGENET["mean"], IMAGENET["std"], True)
+    assert (again.interpolation, again.crop_fraction) == ("bicubic", 0.9)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"mean": "half"}, "`mean`. Expected a number, or one a channel. Received: 'half'"),
+        ({"mean": None}, "`mean`. Expected a number, or one a channel. Received: None"),
+        ({"mean": (0.5, None)}, "`mean`. Expected a number, or one a channel. Received: "),
+        ({"std": 0}, "`std`. Expected positive numbers. Received: 0"),
+        ({"std": (0.5, -0.5, 0.5)}, "`std`. Expected positive numbers. Received: "),
+        ({"interpolation": "cubic"}, "`interpolation`. Expected one of 'bilinear', .* Received: 'cubic'"),
+        ({"crop_fraction": 0}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 0"),
+        ({"crop_fraction": 1.1}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 1.1"),
+        ({"crop_fraction": "all"}, "`crop_fraction`. Expected a finite number. Received: 'all'"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ImageNormalization(**arguments)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_refuses_another_number_of_channels(name):
+    with pytest.raises(ValueError, match=f"Expected `{name}` to hold one number, or one .* 1 channels. Received: "):
+        ImageNormalization(**{name: IMAGENET[name]})(np.zeros((1, 4, 4, 1)))

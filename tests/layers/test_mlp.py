@@ -1,0 +1,81 @@
+import keras
+import numpy as np
+import pytest
+import scipy.special
+from keras import ops
+
+from keras_vit.layers import MLP
+from tests.contract import check_layer
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu(x):
+    return x * scipy.special.ndtr(x)
+
+
+@pytest.mark.parametrize(
+    "arguments, num_seeds",
+    [({"mlp_dim": 12}, 0), ({"mlp_dim": 12, "activation": "gelu", "dropout_rate": 0.2, "seed": 7}, 2)],
+)
+def test_contract(arguments, num_seeds):
+    check_layer(MLP, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=4, num_seeds=num_seeds)
+
+
+@pytest.mark.parametrize(
+    "activation, reference",
+    [("gelu_tanh", gelu_tanh), ("gelu", gelu), ("relu", lambda x: np.maximum(x, 0)), (keras.activations.tanh, np.tanh)],
+)
+def test_definition(activation, reference):
+    layer = MLP(12, activation=activation)
+    layer.build((None, 5, 8))
+    rng = np.random.default_rng(0)
+    w1, b1, w2, b2 = weights = [rng.normal(size=w.shape) for w in layer.weights]
+    layer.set_weights(weights)
+    x = rng.normal(size=(2, 5, 8))
+    expected = reference(x @ w1 + b1) @ w2 + b2
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_default_activation_is_the_official_one():
+    assert MLP(4).get_config()["activation"] == "gelu_tanh"
+
+
+def test_dropout_acts_after_both_dense_layers():
+    rate = 0.5
+    layer = MLP(200, activation="linear", dropout_rate=rate, seed=0)
+    layer.build((None, 1, 4))
+    layer.set_weights([np.ones((4, 200)), np.zeros(200), np.ones((200, 4)), np.zeros(4)])
+    y = ops.convert_to_numpy(layer(np.full((2000, 1, 4), 0.25, "float32"), training=True))
+    assert abs((y == 0).mean() - rate) < 0.03
+    # What is left is a sum over 200 hidden units, each 0 or 2, times 2: mean 400, standard deviation 28.
+    assert abs(y[y != 0].mean() - 400) < 3
+    assert abs(y[y != 0].std() - np.sqrt(200) * 2) < 3
+
+
+def test_initial_weights():
+    layer = MLP(1536)
+    layer.build((None, 197, 384))
+    w1, b1, w2, b2 = map(ops.convert_to_numpy, layer.weights)
+    limit = np.sqrt(6 / (384 + 1536))
+    for kernel in (w1, w2):
+        assert np.abs(kernel).max() <= limit
+        assert kernel.std() == pytest.approx(0.0323, rel=0.01)
+        assert abs(kernel.mean()) < 1e-3
+    for bias in (b1, b2):
+        assert bias.std() == pytest.approx(1e-6, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"mlp_dim": 0}, "`mlp_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"mlp_dim": 1.5}, "`mlp_dim`. Expected an integer of at least 1. Received: 1.5"),
+        ({"mlp_dim": 4, "dropout_rate": 1}, r"`dropout_rate`. Expected a number in \[0, 1\). Received: 1"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MLP(**arguments)

@@ -1,0 +1,129 @@
+import keras
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_vit.layers import PatchEmbedding, Patches
+from tests.contract import check_layer
+
+SIZES = st.tuples(st.integers(1, 24), st.integers(1, 24))
+PATCH_SIZES = st.tuples(st.integers(1, 8), st.integers(1, 8))
+
+
+def cut(images, patch_size):
+    """The patches, one after the other: row by row from the top left, whole ones only."""
+    height, width = patch_size
+    return np.stack(
+        [
+            images[:, top : top + height, left : left + width].reshape(len(images), -1)
+            for top in range(0, images.shape[1] - height + 1, height)
+            for left in range(0, images.shape[2] - width + 1, width)
+        ],
+        axis=1,
+    )
+
+
+@pytest.mark.parametrize("method", ["conv", "unfold"])
+@pytest.mark.parametrize("patch_size, num_patches", [(4, 6), ((3, 5), 6)])
+def test_contract(method, patch_size, num_patches):
+    check_layer(
+        PatchEmbedding,
+        {"hidden_dim": 8, "patch_size": patch_size, "method": method},
+        (2, 9, 12, 3),
+        output_shape=(2, num_patches, 8),
+        num_weights=2,
+    )
+
+
+def test_contract_of_patches():
+    check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
+
+
+@given(size=SIZES, patch_size=PATCH_SIZES, channels=st.integers(1, 6), hidden_dim=st.integers(1, 7))
+@example(size=(2, 3), patch_size=(1, 2), channels=1, hidden_dim=1)
+def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels, hidden_dim):
+    conv, unfold = (PatchEmbedding(hidden_dim, patch_size, method=method) for method in ("conv", "unfold"))
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, *size, channels)).astype("float32")
+    if size[0] < patch_size[0] or size[1] < patch_size[1]:
+        for layer in (conv, unfold, Patches(patch_size)):
+            with pytest.raises(ValueError, match="Expected images of at least one patch, .* Received: images of"):
+                layer(images)
+        return
+    patches = cut(images, patch_size)
+    np.testing.assert_array_equal(ops.convert_to_numpy(Patches(patch_size)(images)), patches)
+    kernel, bias = rng.normal(size=(*patch_size, channels, hidden_dim)), rng.normal(size=hidden_dim)
+    expected = patches @ kernel.reshape(-1, hidden_dim) + bias
+    for layer in (conv, unfold):
+        layer.build(images.shape)
+        layer.set_weights([kernel, bias])
+        assert layer.compute_output_shape(images.shape) == expected.shape
+        np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("size, patch, grid", [(32, 3, 10), (384, 14, 27), (224, 16, 14), (16, 16, 1)])
+def test_remainder_is_dropped(size, patch, grid):
+    assert PatchEmbedding(8, patch).compute_output_shape((None, size, size, 3)) == (None, grid * grid, 8)
+    images = np.zeros((1, size, size, 1), "float32")
+    # Nothing at the right and bottom is seen.
+    images[:, grid * patch :] = images[:, :, grid * patch :] = 1
+    np.testing.assert_array_equal(ops.convert_to_numpy(PatchEmbedding(2, patch)(images)), 0)
+
+
+@pytest.mark.parametrize("method", ["conv", "unfold"])
+def test_any_size_at_run_time(method):
+    inputs = keras.Input((None, None, 3))
+    layer = PatchEmbedding(8, (4, 3), method=method)
+    model = keras.Model(inputs, layer(inputs))
+    assert model.output_shape == (None, None, 8)
+    for size in ((8, 12), (17, 10)):
+        images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
+        expected = cut(images, (4, 3)) @ ops.convert_to_numpy(layer.kernel).reshape(-1, 8)
+        np.testing.assert_allclose(model.predict(images, verbose=0), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["conv", "unfold"])
+def test_image_smaller_than_a_patch_is_an_error_at_run_time_too(method):
+    inputs = keras.Input((None, None, 3))
+    model = keras.Model(inputs, PatchEmbedding(8, 8, method=method)(inputs))
+    with pytest.raises(ValueError, match="Expected images of at least one patch, 8 x 8 pixels."):
+        model(np.zeros((1, 16, 7, 3), "float32"))
+
+
+def test_initial_weights():
+    layer = PatchEmbedding(384, 16)
+    layer.build((None, 224, 224, 3))
+    kernel, bias = map(ops.convert_to_numpy, layer.weights)
+    assert kernel.std() == pytest.approx(0.0361, rel=0.01)
+    assert kernel.std() == pytest.approx(1 / np.sqrt(16 * 16 * 3), rel=0.01)
+    np.testing.assert_array_equal(bias, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"hidden_dim": 0}, "`hidden_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"patch_size": 0}, "`patch_size`. Expected an integer of at least 1. Received: 0"),
+        ({"patch_size": (4, 4, 3)}, r"`patch_size`. Expected an integer or \(height, width\). Received: \(4, 4, 3\)"),
+        ({"method": "linear"}, "`method`. Expected one of 'conv', 'unfold'. Received: 'linear'"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PatchEmbedding(**{"hidden_dim": 8, "patch_size": 4, **arguments})
+    if "patch_size" in arguments:
+        with pytest.raises(ValueError, match=message):
+            Patches(**arguments)
+
+
+def test_refuses_unsuitable_images():
+    with pytest.raises(ValueError, match="Expected images with a known number of channels. Received: shape "):
+        PatchEmbedding(8, 4)(keras.Input((8, 8, None)))
+    layer = PatchEmbedding(8, 4)
+    layer(np.zeros((1, 8, 8, 3)))
+    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 3"):
+        layer(np.zeros((1, 8, 8, 1)))
+    with pytest.raises(ValueError, match="expected ndim=4, found ndim=3"):
+        layer(np.zeros((8, 8, 3)))

@@ -1,0 +1,210 @@
+import keras
+import numpy as np
+import pytest
+import scipy.ndimage
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_vit.layers import PatchEmbedding, PositionEmbedding
+from tests.contract import check_layer, randomize
+
+GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
+
+
+def zoom(grid, rows, columns):
+    """The official code's resize of a (rows, columns, channels) grid of embeddings."""
+    return scipy.ndimage.zoom(grid, (rows / grid.shape[0], columns / grid.shape[1], 1), order=1)
+
+
+def sincos2d(rows, columns, hidden_dim):
+    """Sines and cosines of the column, then of the row, place by place, (rows * columns, hidden_dim)."""
+    omega = 1 / 10_000 ** (np.arange(hidden_dim // 4) / (hidden_dim // 4 - 1))
+    return np.array(
+        [
+            np.concatenate([np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)])
+            for y in range(rows)
+            for x in range(columns)
+        ]
+    )
+
+
+def positions(layer, grid, hidden_dim=8):
+    """What a layer adds to the tokens of images of a grid, (tokens, hidden_dim)."""
+    tokens = np.zeros((1, layer.num_prefix_tokens + grid[0] * grid[1], hidden_dim), "float32")
+    if layer.patch_size is None:
+        return ops.convert_to_numpy(layer(tokens))[0]
+    images = np.zeros((1, grid[0] * layer.patch_size[0], grid[1] * layer.patch_size[1], 3), "float32")
+    return ops.convert_to_numpy(layer(tokens, images))[0]
+
+
+def build(*args, hidden_dim=8, **arguments):
+    layer = PositionEmbedding(*args, **arguments)
+    length = layer.num_prefix_tokens + layer.grid_size[0] * layer.grid_size[1]
+    layer.build((None, length, hidden_dim))
+    return randomized(layer)
+
+
+def randomized(layer):
+    if layer.weights:
+        randomize(layer, np.random.default_rng(1), scale=1.0)
+    return layer
+
+
+@pytest.mark.parametrize("method, num_weights", [("learned", 1), ("learned2d", 3), ("sincos2d", 0)])
+def test_contract(method, num_weights):
+    check_layer(
+        PositionEmbedding,
+        {"grid_size": (2, 3), "method": method, "num_prefix_tokens": 2, "num_prefix_positions": 1},
+        (3, 8, 8),
+        output_shape=(3, 8, 8),
+        num_weights=num_weights,
+    )
+
+
+@pytest.mark.parametrize("method, num_weights", [("learned", 1), ("learned2d", 2), ("sincos2d", 0)])
+def test_contract_with_images(method, num_weights):
+    check_layer(
+        PositionEmbedding,
+        {"grid_size": (4, 2), "method": method, "patch_size": (4, 5)},
+        [(3, 6, 8), (3, 11, 15, 3)],
+        output_shape=(3, 6, 8),
+        num_weights=num_weights,
+    )
+
+
+def test_learned_adds_its_table():
+    layer = build((2, 3), num_prefix_tokens=1)
+    table = ops.convert_to_numpy(layer.embeddings)
+    assert table.shape == (1, 7, 8)
+    x = np.random.default_rng(0).normal(size=(4, 7, 8)).astype("float32")
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x + table, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_positions", [0, 1, 3])
+@pytest.mark.parametrize("grid", [(2, 3), (4, 5)])
+def test_learned_prefix(num_positions, grid):
+    """The prefix's rows come first in the table and are not resized; the rest of the prefix gets none."""
+    layer = build((2, 3), patch_size=4, num_prefix_tokens=3, num_prefix_positions=num_positions)
+    table = ops.convert_to_numpy(layer.embeddings)[0]
+    assert table.shape == (num_positions + 6, 8)
+    y = positions(layer, grid)
+    np.testing.assert_allclose(y[:num_positions], table[:num_positions], atol=1e-6)
+    np.testing.assert_array_equal(y[num_positions:3], 0)
+    np.testing.assert_allclose(y[3:], zoom(table[num_positions:].reshape(2, 3, 8), *grid).reshape(-1, 8), atol=1e-5)
+
+
+@given(old=GRIDS, new=GRIDS)
+def test_learned_is_resized_as_by_the_official_code(old, new):
+    layer = build(old, patch_size=(2, 3), hidden_dim=4)
+    expected = zoom(ops.convert_to_numpy(layer.embeddings).reshape(*old, 4), *new).reshape(-1, 4)
+    np.testing.assert_allclose(positions(layer, new, hidden_dim=4), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, old, new, prefix",
+    [("tok_7x7", 7, 12, 1), ("tok_7x7", 7, 5, 1), ("gap_14x14", 14, 24, 0), ("tok_14x14", 14, 24, 1)],
+)
+def test_learned_matches_the_golden_resize(shared, name, old, new, prefix):
+    golden = np.load(shared / "golden" / "posembed_resize_official.npz")
+    table = golden[name]
+    layer = PositionEmbedding(old, patch_size=2, num_prefix_tokens=prefix)
+    layer.build(table.shape)
+    layer.set_weights([table])
+    y = positions(layer, (new, new), hidden_dim=table.shape[-1])
+    np.testing.assert_allclose(y, golden[f"{name}_to_{new}x{new}"][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_positions", [0, 2])
+@pytest.mark.parametrize("grid", [(2, 3), (4, 2)])
+def test_learned2d_by_definition(num_positions, grid):
+    """One vector a column for the first half of the channels, one a row for the second."""
+    layer = build((2, 3), "learned2d", patch_size=4, num_prefix_tokens=2, num_prefix_positions=num_positions)
+    columns, rows = map(ops.convert_to_numpy, (layer.column_embeddings, layer.row_embeddings))
+    assert (columns.shape, rows.shape) == ((3, 4), (2, 4))
+    rows = zoom(rows[:, None], grid[0], 1)[:, 0]
+    columns = zoom(columns[:, None], grid[1], 1)[:, 0]
+    expected = [np.concatenate([columns[x], rows[y]]) for y in range(grid[0]) for x in range(grid[1])]
+    y = positions(layer, grid)
+    np.testing.assert_allclose(y[2:], expected, atol=1e-5)
+    if num_positions:
+        np.testing.assert_allclose(y[:2], ops.convert_to_numpy(layer.prefix_embeddings)[0], atol=1e-6)
+    else:
+        assert layer.prefix_embeddings is None
+        np.testing.assert_array_equal(y[:2], 0)
+
+
+@given(stored=GRIDS, grid=GRIDS, quarter=st.integers(2, 8), prefix=st.integers(0, 2))
+def test_sincos2d_by_definition(stored, grid, quarter, prefix):
+    """Computed for the input's own grid, whatever grid the layer was made for; nothing for the prefix."""
+    layer = build(stored, "sincos2d", patch_size=4, num_prefix_tokens=prefix, hidden_dim=4 * quarter)
+    y = positions(layer, grid, hidden_dim=4 * quarter)
+    np.testing.assert_array_equal(y[:prefix], 0)
+    np.testing.assert_allclose(y[prefix:], sincos2d(*grid, 4 * quarter), atol=1e-5)
+
+
+def test_sincos2d_of_the_least_width():
+    y = positions(build((2, 3), "sincos2d", hidden_dim=4), (2, 3), hidden_dim=4)
+    expected = [[np.sin(x), np.cos(x), np.sin(y), np.cos(y)] for y in range(2) for x in range(3)]
+    np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
+def test_grids_of_one_place():
+    layer = build((3, 3), patch_size=4)
+    table = ops.convert_to_numpy(layer.embeddings)[0]
+    np.testing.assert_allclose(positions(layer, (1, 1)), table[:1], atol=1e-6)
+    layer = build((1, 1), patch_size=4)
+    table = ops.convert_to_numpy(layer.embeddings)[0]
+    np.testing.assert_allclose(positions(layer, (3, 2)), np.repeat(table, 6, axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["learned", "learned2d", "sincos2d"])
+def test_any_size_at_run_time(method):
+    images = keras.Input((None, None, 3))
+    layer = PositionEmbedding((3, 2), method, patch_size=(4, 5))
+    tokens = PatchEmbedding(8, (4, 5))(images)
+    model = keras.Model(images, layer(tokens, images))
+    assert model.output_shape == (None, None, 8)
+    randomized(layer)
+    for rows, columns in ((3, 2), (5, 4), (2, 6)):
+        y = model.predict(np.zeros((2, 4 * rows + 3, 5 * columns + 4, 3)), verbose=0)
+        assert y.shape == (2, rows * columns, 8)
+        np.testing.assert_allclose(y[1], positions(layer, (rows, columns)), atol=1e-5)
+
+
+def test_initial_weights():
+    layer = PositionEmbedding((14, 14), num_prefix_tokens=1)
+    layer.build((None, 197, 384))
+    table = ops.convert_to_numpy(layer.embeddings)
+    assert table.std() == pytest.approx(0.02, rel=0.02)
+    assert abs(table.mean()) < 5e-4
+    layer = PositionEmbedding((14, 14), "learned2d")
+    layer.build((None, 196, 768))
+    for weight in layer.weights:
+        assert ops.convert_to_numpy(weight).std() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"grid_size": 0}, "`grid_size`. Expected an integer of at least 1. Received: 0"),
+        ({"method": "relative"}, "`method`. Expected one of 'learned', 'learned2d', 'sincos2d'. Received: 'relative'"),
+        ({"patch_size": -1}, "`patch_size`. Expected an integer of at least 1. Received: -1"),
+        ({"num_prefix_tokens": -1}, "`num_prefix_tokens`. Expected an integer of at least 0. Received: -1"),
+        ({"num_prefix_positions": 1}, "`num_prefix_positions`. Expected at most `num_prefix_tokens`, 0. Received: 1"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PositionEmbedding(**{"grid_size": 4, **arguments})
+
+
+def test_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="Expected 1 prefix tokens and 2 x 3 patches. Received: 6 tokens"):
+        PositionEmbedding((2, 3), num_prefix_tokens=1)(np.zeros((1, 6, 8)))
+    with pytest.raises(ValueError, match="Expected a number of channels that 4 divides, .* Received: 6 channels"):
+        PositionEmbedding((2, 3), "sincos2d")(np.zeros((1, 6, 6)))
+    with pytest.raises(ValueError, match="Expected a number of channels that 2 divides, .* Received: 5 channels"):
+        PositionEmbedding((2, 3), "learned2d")(np.zeros((1, 6, 5)))
+    with pytest.raises(ValueError, match="Expected `patch_size` where `images` is passed. Received: patch_size=None"):
+        PositionEmbedding((2, 3))(np.zeros((1, 6, 8)), np.zeros((1, 8, 12, 3)))

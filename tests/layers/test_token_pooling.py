@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import TokenPooling
+from tests.contract import check_layer
+
+
+@pytest.mark.parametrize("method", ["token", "gap"])
+def test_contract(method):
+    check_layer(TokenPooling, {"method": method, "num_prefix_tokens": 2}, (3, 6, 8), output_shape=(3, 8))
+
+
+def test_definition():
+    x = np.random.default_rng(0).normal(size=(3, 6, 8)).astype("float32")
+    for num_prefix_tokens in (1, 2):
+        y = TokenPooling("token", num_prefix_tokens=num_prefix_tokens)(x)
+        np.testing.assert_array_equal(ops.convert_to_numpy(y), x[:, 0])
+    for num_prefix_tokens in (0, 2):
+        y = TokenPooling("gap", num_prefix_tokens=num_prefix_tokens)(x)
+        np.testing.assert_allclose(ops.convert_to_numpy(y), x[:, num_prefix_tokens:].mean(1), rtol=1e-5, atol=1e-6)
+
+
+def test_mean_is_summed_in_float32():
+    # Summed in bfloat16, 1 would stop growing at 256.
+    y = TokenPooling("gap", dtype="mixed_bfloat16")(np.ones((1, 1000, 2), "float32"))
+    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), 1)
+    # Summed in float16, it would overflow.
+    y = TokenPooling("gap", dtype="mixed_float16")(np.full((1, 1000, 2), 1000, "float32"))
+    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), 1000)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"method": "mean"}, "`method`. Expected one of 'token', 'gap'. Received: 'mean'"),
+        ({"method": "token"}, 'Expected at least 1 prefix token for method="token". Received: num_prefix_tokens=0'),
+        ({"method": "gap", "num_prefix_tokens": -1}, "`num_prefix_tokens`. Expected an integer of at least 0."),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenPooling(**arguments)

@@ -1,0 +1,135 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import TransformerBlock
+from tests.contract import check_layer, randomize
+
+TOKENS = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")
+
+
+def build(**arguments):
+    block = TransformerBlock(**{"num_heads": 2, "mlp_dim": 12, **arguments})
+    block.build(TOKENS.shape)
+    randomize(block, np.random.default_rng(1), scale=0.3)
+    return block
+
+
+def layer_norm(x, norm):
+    gamma, beta = norm.get_weights()
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + norm.epsilon) * gamma + beta
+
+
+@pytest.mark.parametrize(
+    "arguments, num_weights, num_seeds, no_gradient",
+    [
+        ({}, 12, 0, ()),
+        (
+            {
+                "dropout_rate": 0.1,
+                "attention_dropout_rate": 0.1,
+                "drop_path_rate": 0.1,
+                "layer_scale_init": 0.5,
+                "qk_norm": True,
+                "activation": "gelu",
+                "layer_norm_epsilon": 1e-5,
+                "max_relative_distance": 3,
+                "seed": 11,
+            },
+            19,
+            6,
+            ("key_norm/beta",),
+        ),
+    ],
+)
+def test_contract(arguments, num_weights, num_seeds, no_gradient):
+    check_layer(
+        TransformerBlock,
+        {"num_heads": 2, "mlp_dim": 12, **arguments},
+        TOKENS.shape,
+        output_shape=TOKENS.shape,
+        num_weights=num_weights,
+        num_seeds=num_seeds,
+        no_gradient=no_gradient,
+    )
+
+
+@pytest.mark.parametrize("layer_scale_init, epsilon", [(None, 1e-6), (0.5, 0.1)])
+def test_definition(layer_scale_init, epsilon):
+    """The residual stream, equations 2 and 3, around an attention and an MLP that have tests of their own."""
+    block = build(layer_scale_init=layer_scale_init, layer_norm_epsilon=epsilon)
+    scale_1, scale_2 = (
+        1 if scale is None else scale.get_weights()[0] for scale in (block.layer_scale_1, block.layer_scale_2)
+    )
+    attention = ops.convert_to_numpy(block.attention(layer_norm(TOKENS, block.norm_1)))
+    middle = TOKENS + scale_1 * attention
+    expected = middle + scale_2 * ops.convert_to_numpy(block.mlp(layer_norm(middle, block.norm_2)))
+    np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_are_the_attentions():
+    block = build()
+    y, scores = block(TOKENS, return_attention_scores=True)
+    _, expected = block.attention(layer_norm(TOKENS, block.norm_1), return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(scores), ops.convert_to_numpy(expected), atol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(y), ops.convert_to_numpy(block(TOKENS)), rtol=1e-5, atol=1e-5)
+
+
+def test_symbolic_scores():
+    inputs = keras.Input((5, 8))
+    outputs = TransformerBlock(2, 12)(inputs, return_attention_scores=True)
+    assert [y.shape for y in outputs] == [(None, 5, 8), (None, 2, 5, 5)]
+    y, scores = keras.Model(inputs, outputs).predict(TOKENS, verbose=0)
+    assert y.shape == (3, 5, 8)
+    assert scores.shape == (3, 2, 5, 5)
+
+
+def test_drop_path_drops_each_branch_of_an_image_by_itself():
+    """Branches that add 1 and 10 show which of the two stayed."""
+    block = TransformerBlock(1, 4, drop_path_rate=0.5, seed=0)
+    block.build((None, 2, 3))
+    for layer, value in ((block.attention.out, 1), (block.mlp.dense_2, 10)):
+        kernel, bias = layer.get_weights()
+        layer.set_weights([np.zeros_like(kernel), np.full_like(bias, value)])
+    y = ops.convert_to_numpy(block(np.zeros((400, 2, 3), "float32"), training=True))
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:, :1, :1], y.shape))
+    values, counts = np.unique(y[:, 0, 0], return_counts=True)
+    np.testing.assert_array_equal(values, [0, 2, 20, 22])
+    # All four combinations, each within five standard deviations of a quarter: two draws, not one.
+    assert np.abs(counts - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
+
+
+def test_all_seeds_differ():
+    block = TransformerBlock(2, 12, 0.1, 0.1, 0.1, seed=3)
+    dropouts = [block.attention.dropout, block.dropout, block.drop_path_1, block.drop_path_2]
+    dropouts += [block.mlp.dropout_1, block.mlp.dropout_2]
+    assert len({layer.seed for layer in dropouts}) == 6
+    again = TransformerBlock.from_config(block.get_config())
+    y, z = (ops.convert_to_numpy(layer.drop_path_1(TOKENS, training=True)) for layer in (block, again))
+    np.testing.assert_array_equal(y, z)
+
+
+def test_no_dropout_outside_training():
+    block = build(dropout_rate=0.5, attention_dropout_rate=0.5, drop_path_rate=0.5)
+    plain = build()
+    plain.set_weights([ops.convert_to_numpy(w) for w in block.weights])
+    np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), ops.convert_to_numpy(plain(TOKENS)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_heads": 0}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
+        ({"mlp_dim": 0}, "`mlp_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"dropout_rate": 1}, r"`dropout_rate`. Expected a number in \[0, 1\). Received: 1"),
+        ({"attention_dropout_rate": -1}, r"`dropout_rate`. Expected a number in \[0, 1\). Received: -1"),
+        ({"drop_path_rate": 1.5}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1.5"),
+        ({"layer_scale_init": "small"}, "Expected a finite number. Received: 'small'"),
+        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
+        ({"max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1. Received: 0"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerBlock(**{"num_heads": 2, "mlp_dim": 12, **arguments})

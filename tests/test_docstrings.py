@@ -1,0 +1,60 @@
+"""The examples in the docstrings run, and show what they say."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+
+import numpy as np
+import pytest
+
+import keras_vit
+
+MODULES = ["keras_vit", *(m.name for m in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."))]
+# One template makes the examples of the named builders, and one model of half a gigabyte to 7 GB shows no more than
+# a small one.
+TOO_LARGE = {"ViTL16", "ViTL32", "ViTH14", "ViTg14", "ViTG14"}
+# How TensorFlow and PyTorch write a shape.
+SHAPE = re.compile(r"(?:TensorShape|torch\.Size)\(\[([\d, ]*)\]\)")
+
+
+class ShapeChecker(doctest.OutputChecker):
+    """Takes a shape for what it is, whichever class the backend writes it as."""
+
+    def check_output(self, want, got, optionflags):
+        return super().check_output(want, SHAPE.sub(as_tuple, got), optionflags)
+
+
+def as_tuple(match):
+    return str(tuple(int(size) for size in match[1].split(",") if size.strip()))
+
+
+def examples(name):
+    """The docstrings of a module that hold examples."""
+    module = importlib.import_module(name)
+    globs = {**vars(module), "np": np, "keras_vit": keras_vit}
+    found = doctest.DocTestFinder(exclude_empty=True).find(module, name, globs=globs)
+    return [test for test in found if test.examples and test.name.rsplit(".", 1)[-1] not in TOO_LARGE]
+
+
+@pytest.mark.parametrize("test", [t for name in MODULES for t in examples(name)], ids=lambda test: test.name)
+def test_examples(test):
+    report = []
+    runner = doctest.DocTestRunner(checker=ShapeChecker(), optionflags=doctest.NORMALIZE_WHITESPACE)
+    results = runner.run(test, out=report.append, clear_globs=False)
+    assert not results.failed, "".join(report)
+
+
+def test_every_layer_and_builder_has_an_example():
+    public = {name: getattr(keras_vit, name) for name in keras_vit.__all__}
+    public |= {name: getattr(keras_vit.layers, name) for name in keras_vit.layers.__all__}
+    missing = [name for name, value in public.items() if callable(value) and ">>> " not in (value.__doc__ or "")]
+    assert not missing
+
+
+def test_shapes_are_compared_and_not_waved_through():
+    checker = ShapeChecker()
+    for written in ("(1, 197, 768)", "TensorShape([1, 197, 768])", "torch.Size([1, 197, 768])"):
+        assert checker.check_output("(1, 197, 768)\n", written + "\n", 0)
+        assert not checker.check_output("(1, 196, 768)\n", written + "\n", 0)
+    assert checker.check_output("[(2,), ()]\n", "[torch.Size([2]), torch.Size([])]\n", 0)
