@@ -33,26 +33,19 @@ class _Policy:
         keras.config.set_dtype_policy(self.before)
 
 
+# Each choice that a builder offers is in one of them; choices that do not touch each other share one.
 KINDS = {
     "token": {},
-    "pre_logits": {"representation_size": 7},
-    "gap": {"pooling": "gap"},
-    "gap_with_class_token": {"pooling": "gap", "class_token": True},
-    "map": {"pooling": "map"},
-    "all_tokens": {"pooling": None, "num_classes": 0},
-    "all_tokens_with_head": {"pooling": None},
-    "no_head": {"num_classes": 0},
-    "learned2d": {"position_embedding": "learned2d"},
-    "relative": {"position_embedding": "relative"},
-    "sincos2d": {"position_embedding": "sincos2d"},
-    "no_position": {"position_embedding": "none"},
+    "pre_logits": {"representation_size": 7, "position_embedding": "relative", "num_heads": 5},
+    "gap": {"pooling": "gap", "position_embedding": "learned2d", "patch_size": (2, 5)},
+    "gap_with_class_token": {"pooling": "gap", "class_token": True, "position_embedding": "sincos2d"},
+    "map": {"pooling": "map", "qk_norm": True, "activation": "gelu", "layer_norm_epsilon": 1e-12},
+    "all_tokens": {"pooling": None, "num_classes": 0, "position_embedding": "none"},
+    "all_tokens_with_head": {"pooling": None, "num_layers": 1},
     "registers": {"num_registers": 3, "layer_scale_init": 0.1},
-    "qk_norm": {"qk_norm": True, "activation": "gelu", "layer_norm_epsilon": 1e-12},
     "dropouts": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.2, "patch_dropout_rate": 0.3},
     "preprocessing": {"include_preprocessing": True, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.2]},
-    "one_channel_wide": {"in_channels": 1, "image_size": (9, 30)},
-    "odd_heads": {"num_heads": 5},
-    "patch_of_two_sizes": {"patch_size": (2, 5)},
+    "one_channel_wide": {"in_channels": 1, "image_size": (9, 30), "num_classes": 0},
 }
 
 
