@@ -1,6 +1,6 @@
 """Vision Transformers for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-from keras_vit import layers, models, weights
+from keras_vit import inspection, layers, models, weights
 from keras_vit.models import (
     ViT,
     ViTB8,
@@ -38,6 +38,7 @@ __all__ = [
     "__version__",
     "decode_predictions",
     "features",
+    "inspection",
     "layers",
     "load_weights",
     "models",

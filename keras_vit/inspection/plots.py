@@ -1,0 +1,152 @@
+"""Pictures of a training run and of its predictions."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+from keras import ops
+
+_TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
+
+
+def plot_history(history, path=None):
+    """Draws the loss and each accuracy of a training run by epoch, of the training and of the validation data.
+
+    Args:
+        history: What `model.fit` returns, or its `history` dict of lists, one number an epoch.
+        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
+
+    Returns:
+        A `matplotlib.figure.Figure` with one panel for the loss and one for each accuracy.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the history holds no loss, or `path` does not end in .png.
+
+    Example:
+
+    >>> keras_vit.inspection.plot_history({"loss": [2.3, 1.1], "val_loss": [2.2, 1.4]}, "history.png")  # doctest: +SKIP
+    """
+    curves = getattr(history, "history", history)
+    names = ["loss"] + [name for name in curves if "accuracy" in name and not name.startswith("val_")]
+    if not curves.get("loss"):
+        raise ValueError(f"Expected a history with at least one epoch of `loss`. Received: {list(curves)}")
+    figure = _new_figure(5.2 * len(names), 3.8)
+    for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
+        for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
+            if key in curves:
+                epochs = range(1, len(curves[key]) + 1)
+                # A curve of one epoch is a point, which a line alone would not show.
+                marker = "o" if len(epochs) == 1 else None
+                axes.plot(epochs, curves[key], label=f"{label} ({curves[key][-1]:.4g})", color=colour, marker=marker)
+        title = name.replace("_", " ")
+        axes.set(title=title.capitalize(), xlabel="epoch", ylabel=title)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(title="last epoch", frameon=False)
+    return _finish(figure, path)
+
+
+def plot_predictions(images, labels, probabilities, class_names, path=None):
+    """Draws images in a grid, each with its true class, the predicted one and its probability; wrong ones in red.
+
+    Args:
+        images: (number, height, width, channels), of 0..255, with one channel or three.
+        labels: (number,), the indices of the true classes.
+        probabilities: (number, classes), as `keras.ops.softmax(logits)` returns them.
+        class_names: The classes' names, in the order of the logits.
+        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
+
+    Returns:
+        A `matplotlib.figure.Figure` with one panel an image.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the shapes do not belong together, the rows are no probabilities, or `path` does not end in .png.
+
+    Example:
+
+    >>> images, labels = next(iter(test_data))  # doctest: +SKIP
+    >>> probabilities = keras.ops.softmax(model.predict(images))  # doctest: +SKIP
+    >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, ["cat", "dog"])  # doctest: +SKIP
+    """
+    images = np.asarray(ops.convert_to_numpy(images))
+    labels = np.asarray(ops.convert_to_numpy(labels))
+    probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
+    _check_predictions(images, labels, probabilities, class_names)
+    columns = math.ceil(math.sqrt(len(images) * 1.5))
+    rows = math.ceil(len(images) / columns)
+    figure = _new_figure(1.9 * columns, 2.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels[len(images) :]:
+        axes.remove()
+    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=False):
+        best = int(p.argmax())
+        wrong = best != label
+        shown = np.clip(image, 0, 255).astype("uint8")
+        axes.imshow(shown[..., 0] if shown.shape[-1] == 1 else shown, cmap="gray", vmin=0, vmax=255)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
+        axes.set_title(
+            f"{_short(class_names[best])} ({p[best]:.0%})\ntrue: {_short(class_names[label])}",
+            color=_WRONG if wrong else "black",
+            fontsize=9,
+        )
+    return _finish(figure, path)
+
+
+def _short(name):
+    """A class name that fits over an image beside its probability."""
+    return name if len(name) <= 18 else f"{name[:17]}…"
+
+
+def _check_predictions(images, labels, probabilities, class_names):
+    if images.ndim != 4 or not len(images) or images.shape[-1] not in (1, 3):
+        raise ValueError(
+            "Expected `images` of shape (number, height, width, channels), at least one, with one channel or three. "
+            f"Received: shape {images.shape}"
+        )
+    if labels.shape != (len(images),) or probabilities.shape != (len(images), len(class_names)):
+        raise ValueError(
+            f"Expected `labels` of shape {(len(images),)} and `probabilities` of shape "
+            f"{(len(images), len(class_names))}. Received: shapes {labels.shape} and {probabilities.shape}"
+        )
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(class_names):
+        raise ValueError(
+            f"Expected `labels` to be integers of 0..{len(class_names) - 1}. "
+            f"Received: {labels.dtype} from {labels.min()} to {labels.max()}"
+        )
+    # The bound allows for rows that were normalised in half precision.
+    if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
+        raise ValueError(
+            "Expected `probabilities` to be rows of non-negative numbers that sum to 1. Received: numbers from "
+            f"{probabilities.min():.4g} to {probabilities.max():.4g}. "
+            "Where these are logits, apply keras.ops.softmax first."
+        )
+
+
+def _new_figure(width, height):
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('Plots need matplotlib: pip install "keras-vit[inspect]"') from error
+    # A Figure of its own, unlike pyplot, needs no display and leaves no state behind.
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _finish(figure, path):
+    """Writes the figure where a path is given, under another name first, so that the file appears whole or not."""
+    if path is None:
+        return figure
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"Invalid value received for argument `path`. Expected a .png file. Received: {str(path)!r}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png", dpi=110)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return figure
