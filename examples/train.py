@@ -1,0 +1,153 @@
+"""Trains a small Vision Transformer from nothing on the 1,797 handwritten digits that scikit-learn carries.
+
+The images, 8 x 8 pixels, are enlarged to 16 x 16 and cut into 16 patches of 4 x 4, so that each patch sees a little of
+its neighbours; the model has 4 blocks, 96 wide, and 303,658 parameters. A fifth of the images are the test set, used at
+the end and nowhere else; a tenth give the validation curve.
+
+Paper:    arXiv 2010.11929, section 3.1 (the model); appendix B.1 (warmup and cosine decay, weight decay).
+Command:  python examples/train.py
+Hardware: 2 CPU cores, 0.04 hours of each.
+Expected: test accuracy 0.98 (0.989 on TensorFlow, 0.983 on JAX, with the default seed).
+"""
+
+import argparse
+from pathlib import Path
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import keras_vit
+from keras_vit.inspection import plot_history, plot_predictions
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise SystemExit('The images go through tf.data on every backend: pip install "keras-vit[data]"') from error
+
+IMAGE_SIZE = 16
+CLASS_NAMES = [str(digit) for digit in range(10)]
+
+
+def parse_arguments(argv=None):
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description="Trains a small Vision Transformer on scikit-learn's handwritten digits, saves it, reloads it and "
+        "tests it. Nothing is downloaded. The backend is Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/train"), help="folder for model.keras, history.png and predictions.png"
+    )
+    parser.add_argument("--epochs", type=int, default=100, help="passes over the training images")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest, after the warmup")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the initial weights and the augmentation")
+    return parser.parse_args(argv)
+
+
+def load_images(seed):
+    """Returns {"train", "validation", "test"} to (images of 0..255, labels), each class with its share in each."""
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype("uint8")[..., None]
+    rest, test, rest_labels, test_labels = train_test_split(
+        images, digits.target, test_size=0.2, stratify=digits.target, random_state=seed
+    )
+    train, validation, train_labels, validation_labels = train_test_split(
+        rest, rest_labels, test_size=0.125, stratify=rest_labels, random_state=seed
+    )
+    return {
+        "train": (train, train_labels),
+        "validation": (validation, validation_labels),
+        "test": (test, test_labels),
+    }
+
+
+def enlarge(image, label):
+    """Doubles the height and width of an image, bilinearly."""
+    return tf.image.resize(image, (IMAGE_SIZE, IMAGE_SIZE)), label
+
+
+def one_hot(images, labels):
+    """Labels as probabilities, which the loss can smooth."""
+    return images, tf.one_hot(labels, len(CLASS_NAMES))
+
+
+def make_augment():
+    """Returns a function of a batch that turns, zooms, shifts and slants each digit a little, on black."""
+    layers = [
+        keras.layers.RandomRotation(0.04, fill_mode="constant"),
+        keras.layers.RandomZoom(0.2, 0.2, fill_mode="constant"),
+        keras.layers.RandomTranslation(0.06, 0.06, fill_mode="constant"),
+        keras.layers.RandomShear(0.2, fill_mode="constant"),
+    ]
+
+    def augment(images, labels):
+        for layer in layers:
+            images = layer(images, training=True)
+        return images, labels
+
+    return augment
+
+
+def build_model():
+    """Builds the ViT. It takes raw images of 0..255: their scaling is its first layer."""
+    return keras_vit.ViT(
+        "Ti/16",
+        image_size=IMAGE_SIZE,
+        patch_size=4,
+        in_channels=1,
+        num_classes=len(CLASS_NAMES),
+        hidden_dim=96,
+        num_layers=4,
+        num_heads=4,
+        mlp_dim=192,
+        include_preprocessing=True,
+    )
+
+
+def main(argv=None):
+    """Trains, saves, reloads and tests."""
+    args = parse_arguments(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(args.seed)
+
+    splits = {
+        name: tf.data.Dataset.from_tensor_slices(arrays).map(enlarge).cache()
+        for name, arrays in load_images(args.seed).items()
+    }
+    # The whole set fits the shuffle buffer, so that each epoch has an order of its own.
+    train = splits["train"].shuffle(2000).batch(args.batch_size).map(one_hot).map(make_augment())
+    train = train.prefetch(tf.data.AUTOTUNE)
+    validation, test = (splits[name].batch(256).map(one_hot) for name in ("validation", "test"))
+
+    model = build_model()
+    steps = args.epochs * len(train)
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - steps // 10, warmup_target=args.learning_rate, warmup_steps=steps // 10
+    )
+    model.compile(
+        optimizer=keras.optimizers.AdamW(schedule, weight_decay=0.05),
+        loss=keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+        metrics=["accuracy"],
+    )
+    history = model.fit(train, validation_data=validation, epochs=args.epochs)
+    _, accuracy = model.evaluate(test)
+
+    model.save(args.out / "model.keras")
+    reloaded = keras.models.load_model(args.out / "model.keras")
+    _, accuracy_reloaded = reloaded.evaluate(test)
+    if accuracy_reloaded != accuracy:
+        raise SystemExit(f"The saved model has test accuracy {accuracy_reloaded:.4f}, the trained one {accuracy:.4f}.")
+
+    images, labels = next(iter(splits["test"].batch(24)))
+    probabilities = keras.ops.softmax(reloaded.predict(images.numpy(), verbose=0))
+    plot_history(history, args.out / "history.png")
+    plot_predictions(images.numpy(), labels.numpy(), probabilities, CLASS_NAMES, args.out / "predictions.png")
+    print(f"Wrote {', '.join(str(args.out / name) for name in ('model.keras', 'history.png', 'predictions.png'))}")
+    print(f"test accuracy {accuracy_reloaded:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.examples import scripts
+
+tf = pytest.importorskip("tensorflow", reason="the examples feed the model through tf.data")
+pytest.importorskip("matplotlib", reason="the examples draw figures")
+
+COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
+SIZES = ("--variant", "Ti/16", "--image-size", 32)
+
+
+@pytest.fixture(scope="module")
+def finetune():
+    return scripts.load("finetune.py")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A checkpoint of the smallest variant, with random weights, for images of 16 x 16 and 5 classes."""
+    keras.utils.set_random_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "ViT-Ti_16.npz"
+    keras_vit.save_weights(keras_vit.ViTTi16(image_size=16, num_classes=5), path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six noisy images of one colour a class, of several sizes and both common formats."""
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(6):
+            image = np.clip(np.array(colour) + rng.integers(-40, 40, (24 + 8 * i, 40, 3)), 0, 255).astype("uint8")
+            encoded = tf.io.encode_png(image) if i % 2 else tf.io.encode_jpeg(image)
+            (tmp_path / "images" / name / f"{i}.{'png' if i % 2 else 'jpg'}").write_bytes(encoded.numpy())
+    (tmp_path / "images" / "red" / ".hidden").write_text("no image")
+    return tmp_path / "images"
+
+
+def options(weights, dataset, out, *more):
+    return list(map(str, ("--weights", weights, "--dataset", dataset, "--out", out, *SIZES, *more)))
+
+
+def test_head_is_fitted_saved_reloaded_and_drawn(weights, folder, tmp_path):
+    out = tmp_path / "run"
+    output = scripts.run(
+        "finetune.py", *options(weights, folder, out, "--train-per-class", 4, "--epochs", 30, "--batch-size", 6)
+    )
+    assert "12 images of 3 classes to train on, 6 to test on" in output
+    assert sorted(file.name for file in out.iterdir()) == [
+        "classes.txt",
+        "history.png",
+        "model.keras",
+        "predictions.png",
+    ]
+    assert (out / "classes.txt").read_text().split() == ["blue", "green", "red"]
+    # Even random features tell three colours apart.
+    assert scripts.last_accuracy(output) == 1.0
+
+    model = keras.models.load_model(out / "model.keras")
+    logits = model.predict(
+        np.stack([np.full((32, 32, 3), colour, "float32") for colour in COLOURS.values()]), verbose=0
+    )
+    np.testing.assert_array_equal(logits.argmax(axis=1), [0, 1, 2], "the saved model takes raw images of 0..255")
+    frozen = keras_vit.ViTTi16(image_size=32, num_classes=3, weights=weights)
+    for here, there in zip(frozen.weights, model.weights, strict=True):
+        if "head" not in here.path:
+            np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(w) for w in (here, there)), here.path)
+
+
+def test_all_weights_can_be_trained(finetune, weights, folder, tmp_path, capsys):
+    recipe = ("--train", "all", "--epochs", 1, "--batch-size", 6, "--learning-rate", 0.1, "--test-fraction", 0.34)
+    finetune.main(options(weights, folder, tmp_path / "run", *recipe))
+    assert "12 images of 3 classes to train on, 6 to test on" in capsys.readouterr().out
+    model = keras.models.load_model(tmp_path / "run" / "model.keras")
+    start = keras_vit.ViTTi16(image_size=32, num_classes=3, weights=weights)
+    kernels = [m.get_layer("patch_embedding").get_weights()[0] for m in (start, model)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0
+
+
+def prepare_tfds(data_dir, splits):
+    """Writes coloured images as a TFDS dataset; returns its name."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="the dataset is in TFDS' format")
+    rng = np.random.default_rng(0)
+
+    def rows(count):
+        for i in range(count):
+            image = np.array(list(COLOURS.values())[i % 3]) + rng.integers(0, 40, (20, 20, 3))
+            yield {"image": image.astype("uint8"), "label": i % 3}
+
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="colours",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(
+            {
+                "image": tfds.features.Image(shape=(20, 20, 3)),
+                "label": tfds.features.ClassLabel(names=list(COLOURS)),
+            }
+        ),
+        split_datasets={
+            name: tf.data.Dataset.from_generator(
+                lambda count=count: rows(count),
+                output_signature={
+                    "image": tf.TensorSpec((20, 20, 3), tf.uint8),
+                    "label": tf.TensorSpec((), tf.int64),
+                },
+            )
+            for name, count in splits.items()
+        },
+        data_dir=str(data_dir),
+    )
+
+
+@pytest.mark.parametrize(("splits", "sizes"), [({"train": 18, "test": 9}, (6, 9)), ({"train": 18}, (6, 12))])
+def test_tfds_dataset_keeps_its_own_test_split(splits, sizes, finetune, tmp_path):
+    prepare_tfds(tmp_path, splits)
+    images, labels, class_names, first_test = finetune.read_tfds("colours", str(tmp_path))
+    args = finetune.parse_arguments(["--weights", "w", "--dataset", "d", *map(str, SIZES), "--train-per-class", "2"])
+    training, testing = finetune.split(labels, class_names, first_test, args)
+    assert (training.sum(), testing.sum()) == sizes
+    assert not (training & testing).any()
+    assert class_names == list(COLOURS)
+    for batch, batch_labels in finetune.pipeline(images, labels, testing, args):
+        assert batch.shape[1:] == (32, 32, 3)
+        # The colour of an image is the place of its brightest channel: blue 2, green 1, red 0.
+        np.testing.assert_array_equal(2 - batch.numpy().mean(axis=(1, 2)).argmax(axis=1), batch_labels)
+
+
+def test_split_depends_on_the_seed_alone_and_is_even(finetune):
+    labels = np.repeat([0, 1, 2], 10)
+
+    def split(*more):
+        args = finetune.parse_arguments(["--weights", "w", "--dataset", "d", *more])
+        return finetune.split(labels, list("abc"), None, args)
+
+    training, testing = split()
+    np.testing.assert_array_equal(training, ~testing)
+    np.testing.assert_array_equal(np.bincount(labels[training]), [8, 8, 8])
+    np.testing.assert_array_equal(training, split("--seed", "0")[0])
+    assert (training != split("--seed", "1")[0]).any()
+    np.testing.assert_array_equal(np.bincount(labels[split("--train-per-class", "3")[0]]), [3, 3, 3])
+
+
+def break_jpeg(folder):
+    file = folder / "green" / "0.jpg"
+    file.write_bytes(file.read_bytes()[:200])
+    (folder / "red" / "notes.txt").write_text("no image")
+
+
+def empty_class(folder):
+    (folder / "violet").mkdir()
+
+
+def leave_one_class(folder):
+    for name in ("green", "red"):
+        (folder / name).rename(folder.parent / name)
+
+
+def leave_no_class(folder):
+    for name in COLOURS:
+        (folder / name).rename(folder.parent / name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_jpeg, r"(?s)Cannot decode .*green.0\.jpg.*\n.*Cannot decode .*red.notes\.txt"),
+        (empty_class, r"There is none in .*violet"),
+        (leave_one_class, r"two classes or more in --dataset .*\['blue'\]"),
+        (leave_no_class, r"two classes or more in --dataset .*\[\]"),
+    ],
+)
+def test_faulty_folders_are_refused_before_anything_is_built(damage, message, finetune, weights, folder, tmp_path):
+    damage(folder)
+    with pytest.raises(SystemExit, match=message):
+        finetune.main(options(weights, folder, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("per_class", [6, 0])
+def test_a_class_without_images_to_train_or_test_on_is_refused(per_class, finetune, weights, folder, tmp_path):
+    with pytest.raises(SystemExit, match=f"Class 'blue' has 6, of which {per_class} would be for training"):
+        finetune.main(options(weights, folder, tmp_path / "run", "--train-per-class", per_class))
+
+
+@pytest.mark.parametrize("name", ["mnist", "no_such_dataset", "no/such/folder"])
+def test_unprepared_datasets_are_refused(name, finetune, weights, tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason="it says what is missing")
+    with pytest.raises(SystemExit, match=f"Cannot read --dataset {name}: there is no such folder"):
+        finetune.main(options(weights, name, tmp_path / "run", "--data-dir", tmp_path))
+
+
+def test_missing_and_unfitting_weights_are_refused(finetune, weights, folder, tmp_path):
+    with pytest.raises(SystemExit, match="There is no file at --weights .*absent.npz"):
+        finetune.main(options(tmp_path / "absent.npz", folder, tmp_path / "run"))
+    with pytest.raises(SystemExit, match="does not fit model"):
+        finetune.main([*options(weights, folder, tmp_path / "run"), "--variant", "S/16"])
+
+
+def test_help_explains(finetune, capsys):
+    scripts.check_help(finetune, capsys)
