@@ -1,11 +1,12 @@
 """Pictures of a training run and of its predictions."""
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 from keras import ops
+
+from keras_vit.files import replacing
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
@@ -143,10 +144,6 @@ def _finish(figure, path):
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(f"Invalid value received for argument `path`. Expected a .png file. Received: {str(path)!r}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return figure

@@ -77,8 +77,9 @@ class PatchEmbedding(keras.layers.Layer):
     checkpoints have it.
 
     Args:
-        hidden_dim: Int, the width of a token. patch_size: Int, or (height, width), in pixels. A remainder that does not
-        fill a patch is dropped at the bottom and right.
+        hidden_dim: Int, the width of a token.
+        patch_size: Int, or (height, width), in pixels. A remainder that does not fill a patch is dropped at the bottom
+            and right.
         method: "conv" (a strided convolution) or "unfold" (patches, then one matrix product): the same function of the
             same kernel, so they differ in speed alone.
 

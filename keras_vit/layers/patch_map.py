@@ -35,9 +35,10 @@ class PatchMap(keras.layers.Layer):
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
 
     def call(self, tokens, images):
-        _, height, width, _ = ops.shape(images)
+        batch, height, width, _ = ops.shape(images)
         rows, columns = arguments.patch_grid(height, width, self.patch_size)
-        return ops.reshape(tokens[:, self.num_prefix_tokens :], (-1, rows, columns, tokens.shape[-1]))
+        # With the batch named, and not left to be inferred, a sequence of another length is an error.
+        return ops.reshape(tokens[:, self.num_prefix_tokens :], (batch, rows, columns, tokens.shape[-1]))
 
     def compute_output_shape(self, tokens_shape, images_shape):
         _, height, width, _ = images_shape

@@ -12,10 +12,12 @@ class TransformerBlock(keras.layers.Layer):
     """A pre-norm transformer encoder block: `x += attention(norm(x)); x += mlp(norm(x))`.
 
     Args:
-        num_heads: Int, the number of attention heads. mlp_dim: Int, the hidden width of the feed-forward part.
+        num_heads: Int, the number of attention heads.
+        mlp_dim: Int, the hidden width of the feed-forward part.
         dropout_rate: Float in [0, 1), the dropout after the attention and in the feed-forward part.
-        attention_dropout_rate: Float in [0, 1), the dropout on the attention weights. drop_path_rate: Float in [0, 1),
-        the probability that a residual branch is dropped for an image (stochastic depth).
+        attention_dropout_rate: Float in [0, 1), the dropout on the attention weights.
+        drop_path_rate: Float in [0, 1), the probability that a residual branch is dropped for an image (stochastic
+            depth).
         layer_scale_init: Float or None: the initial value of a learned scale of each branch, None for no scale.
         qk_norm: Bool, whether queries and keys are layer-normalised.
         activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
@@ -59,6 +61,8 @@ class TransformerBlock(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if layer_scale_init is not None:
+            layer_scale_init = arguments.number("layer_scale_init", layer_scale_init)
         self.layer_scale_init = layer_scale_init
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
@@ -67,7 +71,7 @@ class TransformerBlock(keras.layers.Layer):
         self.norm_1 = self._norm("norm_1")
         self.attention = MultiHeadSelfAttention(
             num_heads,
-            dropout_rate=attention_dropout_rate,
+            dropout_rate=arguments.rate("attention_dropout_rate", attention_dropout_rate),
             qk_norm=qk_norm,
             layer_norm_epsilon=layer_norm_epsilon,
             max_relative_distance=max_relative_distance,

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vit.layers import PatchMap, PrefixTokens, arguments
+from keras_vit.layers import PatchDropout, PatchMap, PrefixTokens, arguments
 
 
 def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:
@@ -19,7 +19,8 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
         block to that output itself.
 
     Raises:
-        ValueError: If the model has no such block, or `format` is neither of the two.
+        ValueError: If the model has no such block, `format` is neither of the two, or maps are asked of a model with
+            patch dropout.
 
     Example:
 
@@ -42,6 +43,11 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
             )
     outputs = [found[i].output for i in blocks]
     if format == "map":
+        if any(isinstance(layer, PatchDropout) for layer in model.layers):
+            raise ValueError(
+                'Expected a model without patch dropout for format="map", since patches that are left out have no place '
+                f"in one. Received: model {model.name!r}; build it with patch_dropout_rate=0."
+            )
         patch_embedding = model.get_layer("patch_embedding")
         num_prefix_tokens = sum(layer.num_tokens for layer in model.layers if isinstance(layer, PrefixTokens))
         to_map = PatchMap(patch_embedding.patch_size, num_prefix_tokens, name="patch_map")

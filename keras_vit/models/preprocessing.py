@@ -38,8 +38,9 @@ def preprocess_input(x, model: keras.Model | None = None):
     if scaled_by_model:
         scale, offset = 1.0, 0.0
     else:
-        scale = [1 / (255 * std) for std in layer.std]
-        offset = [-mean / std for mean, std in zip(*np.broadcast_arrays(layer.mean, layer.std), strict=True)]
+        # Of three dimensions, since Keras would take one for the first axis under image_data_format="channels_first".
+        mean, std = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in (layer.mean, layer.std))
+        scale, offset = 1 / (255 * std), -mean / std
     return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
 
 

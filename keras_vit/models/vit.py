@@ -51,6 +51,8 @@ def ViT(
     include_preprocessing: bool = False,
     mean: float | Sequence[float] = 0.5,
     std: float | Sequence[float] = 0.5,
+    interpolation: str = "bilinear",
+    crop_fraction: float = 1.0,
     name: str | None = None,
 ) -> keras.Model:
     """Builds a Vision Transformer.
@@ -71,7 +73,7 @@ def ViT(
         weights: Path of an official .npz checkpoint to load, as `load_weights` does; None for random weights. What was
             loaded is logged by the logger "keras_vit" at level INFO.
         pooling: "token" (the class token), "gap" (mean of the patches), "map" (attention pooling), or None (all tokens,
-        for the head too).
+            for the head too).
         patch_size: Int, or (height, width), in pixels.
         hidden_dim: Int, the width of a token.
         num_layers: Int, the number of blocks.
@@ -90,12 +92,16 @@ def ViT(
         qk_norm: Bool, whether queries and keys are layer-normalised.
         activation: "gelu_tanh", "gelu" (exact) or any Keras activation. None takes the one that the weights were
             trained with, and "gelu_tanh", the official one, without weights.
-        layer_norm_epsilon: Float, the epsilon of all norms. classifier_activation: Activation of the head; None gives
-        logits. head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
+        layer_norm_epsilon: Float, the epsilon of all norms.
+        classifier_activation: Activation of the head; None gives logits.
+        head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
         include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
-        `preprocess_input` returns them.
+            `preprocess_input` returns them.
         mean: Float, or one a channel: the mean of images scaled to [0, 1] that `normalization` carries.
         std: Float, or one a channel: the standard deviation, likewise.
+        interpolation: String, how images are to be resized for the model, which `normalization` carries: "bilinear",
+            "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
+        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise.
         name: String, the model's name.
 
     Returns:
@@ -123,6 +129,7 @@ def ViT(
     arguments.one_of("position_embedding", position_embedding, POSITION_EMBEDDINGS)
     arguments.non_negative_int("num_classes", num_classes)
     arguments.rate("drop_path_rate", drop_path_rate)
+    arguments.rate("patch_dropout_rate", patch_dropout_rate)
     if position_embedding == "relative" and patch_dropout_rate:
         raise ValueError(
             'Expected patch_dropout_rate=0 with position_embedding="relative", whose offsets it would break. '
@@ -150,7 +157,14 @@ def ViT(
         grid_size = arguments.patch_grid(*image_size, patch_size)
 
     inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
-    images = layers.ImageNormalization(mean=mean, std=std, apply=include_preprocessing, name="normalization")(inputs)
+    images = layers.ImageNormalization(
+        mean=mean,
+        std=std,
+        apply=include_preprocessing,
+        interpolation=interpolation,
+        crop_fraction=crop_fraction,
+        name="normalization",
+    )(inputs)
     x = layers.PatchEmbedding(hidden_dim, patch_size, name="patch_embedding")(images)
     if num_registers:
         x = layers.PrefixTokens(
@@ -209,7 +223,7 @@ def ViT(
         x = keras.layers.Dense(
             num_classes, activation=classifier_activation, kernel_initializer=head_init, dtype="float32", name="head"
         )(x)
-    model = keras.Model(inputs, x, name=name or "vit_" + variant.lower().replace("/", ""))
+    model = keras.Model(inputs, x, name=name or "vit_" + variant.replace("/", ""))
     if weights is not None:
         logger.info("%s", load_weights(model, weights, allow=allow))
     return model

@@ -32,7 +32,7 @@ def of_model(model):
     """Reads the Architecture of a ViT of this package's builders.
 
     Raises:
-        ValueError: If the model has no blocks, patch embedding or norm by the builders' names.
+        ValueError: If the model has no blocks or patch embedding by the builders' names.
     """
     found = {layer.name: layer for layer in model.layers}
     missing = [name for name in ("patch_embedding", "block_00") if name not in found]
@@ -63,8 +63,7 @@ def of_shapes(shapes, source, grid_size=None):
     Args:
         shapes: Dict from the file's canonical keys to their shapes.
         source: The Source whose keys they are.
-        grid_size: (rows, columns) of the position embeddings where it is known; otherwise a square number makes a
-            square.
+        grid_size: (rows, columns) of the position embeddings where it is known.
     """
 
     def shape(weight, rank, key=0):
@@ -83,17 +82,19 @@ def of_shapes(shapes, source, grid_size=None):
         patch_size=None if None in kernel else kernel[:2],
         in_channels=kernel[2],
         num_classes=shape("head/bias", 1)[0] or 0,
-        grid_size=grid_size or square_grid(shapes, source),
+        grid_size=grid_size,
     )
 
 
-def square_grid(shapes, source):
-    """The grid of a file's position embeddings if their number, less the class token's, is a square; else None."""
-    positions = shapes.get(source.find("position_embedding/embeddings").keys[0])
-    if positions is None or len(positions) != 3:
-        return None
-    count = positions[1] - num_prefix_positions(shapes, source)
-    side = math.isqrt(max(count, 0))
+def num_patch_positions(shapes, source):
+    """How many of a file's position embeddings belong to patches; 0 if it has none."""
+    positions = shapes.get(source.find("position_embedding/embeddings").keys[0], ())
+    return max(positions[1] - num_prefix_positions(shapes, source), 0) if len(positions) == 3 else 0
+
+
+def square_grid(count):
+    """The square grid of that many patches, or None if their number is no square."""
+    side = math.isqrt(count)
     return (side, side) if side and side * side == count else None
 
 
@@ -139,3 +140,12 @@ def differences(model, source, allow):
     for name in SETTINGS:
         if name not in allow and config[name] != getattr(source, name):
             yield name, config[name], getattr(source, name)
+
+
+def unwritten(model):
+    """Yields what a model computes that neither its weights nor their names show, so that no file can say it."""
+    found = {layer.name: layer for layer in model.layers}
+    if getattr(found.get("position_embedding"), "method", None) == "sincos2d":
+        yield 'position_embedding="sincos2d"'
+    if getattr(found.get("pooling"), "method", None) == "gap" and "class_token" in found:
+        yield 'pooling="gap" beside a class token'

@@ -1,6 +1,7 @@
 """Loads a checkpoint into a model: plans on shapes, reads and converts, and only then touches the model."""
 
 import json
+import numbers
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -76,8 +77,8 @@ def load_weights(
     for name, here, there in architecture.differences(model, checkpoint.source, allow):
         raise ValueError(
             f"{checkpoint.path!r} was trained with {name}={there!r}, and model {model.name!r} was built with "
-            f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or pass allow=({name!r},) to "
-            "load it all the same."
+            f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or call "
+            f"load_weights with allow=({name!r},) to load it all the same."
         )
     values = plan.read()
     for weight, value in values.items():
@@ -94,10 +95,7 @@ class _Checkpoint:
         self.source = self._source(source)
         self.keys, self.ignored = self.source.canonical_keys(self.file.entries)
         self.shapes = {name: self.file.entries[key].shape for name, key in self.keys.items()}
-        # One of our own files says its grid in the archive's comment, since the count alone cannot.
-        self.grid_size = (
-            (grid and tuple(grid)) or self._commented_grid() or architecture.square_grid(self.shapes, self.source)
-        )
+        self.grid_size = self._grid(grid)
         self.architecture = architecture.of_shapes(self.shapes, self.source, self.grid_size)
 
     def _source(self, source):
@@ -117,12 +115,29 @@ class _Checkpoint:
             )
         return found
 
+    def _grid(self, grid):
+        """The grid of the file's position embeddings: as passed, as the file says, or a square; None if unknown.
+
+        One of our own files says it in the archive's comment, since the number of embeddings alone cannot.
+        """
+        count = architecture.num_patch_positions(self.shapes, self.source)
+        said, where = (self._commented_grid(), "the file's own comment") if grid is None else (grid, "argument `grid`")
+        if said is None:
+            return architecture.square_grid(count)
+        two = isinstance(said, (tuple, list)) and len(said) == 2
+        if not (two and all(isinstance(n, numbers.Integral) and n > 0 for n in said) and said[0] * said[1] == count):
+            raise ValueError(
+                f"Expected {where} to be the (rows, columns) of the {count} position embeddings of patches in "
+                f"{self.path!r}. Received: {said!r}"
+            )
+        return int(said[0]), int(said[1])
+
     def _commented_grid(self):
         try:
-            rows, columns = json.loads(self.file.comment)[GRID_COMMENT]
-            return int(rows), int(columns)
-        except (ValueError, TypeError, KeyError):
+            comment = json.loads(self.file.comment)
+        except (ValueError, RecursionError):
             return None
+        return comment.get(GRID_COMMENT) if isinstance(comment, dict) else None
 
     def read(self, wanted):
         """Yields (canonical key, array) for each wanted canonical key."""
@@ -151,12 +166,12 @@ class _Plan:
         if isinstance(skip, str):
             skip = (skip,)
         here = {weight.split("/")[0] for weight in self.variables}
-        there = {self.checkpoint.source.layer_of(name) for name in self.checkpoint.shapes}
+        there = {self.checkpoint.source.layer_of(name) for name in self.checkpoint.shapes} - {None}
         unknown = [name for name in skip if name not in here | there]
         if unknown:
             raise ValueError(
                 "Invalid value received for argument `skip`. "
-                f"Expected names of layers with weights, as {', '.join(sorted(here))}. Received: {unknown}"
+                f"Expected names of layers with weights, as {', '.join(sorted(here | there))}. Received: {unknown}"
             )
         dropped = dict.fromkeys(skip, "skipped as asked")
         classes_here, classes_there = self.architecture.num_classes, self.checkpoint.architecture.num_classes
@@ -230,17 +245,17 @@ class _Plan:
 
     def _grid_there(self):
         """The grid of the file's position embeddings, or None if it cannot be told."""
-        name = self.checkpoint.source.find("position_embedding/embeddings").keys[0]
-        count = self.checkpoint.shapes[name][1] - self._prefix_there()
-        grid = self.checkpoint.grid_size
-        if grid is not None:
-            return grid if grid[0] * grid[1] == count else None
+        if self.checkpoint.grid_size is not None:
+            return self.checkpoint.grid_size
         here = self.architecture.grid_size
+        count = architecture.num_patch_positions(self.checkpoint.shapes, self.checkpoint.source)
         return here if here[0] * here[1] == count else None
 
     def _hints(self, unexpected, mismatched):
         if any(key.startswith("pre_logits/") for key in unexpected):
             yield "The file has a pre_logits layer: build the model with representation_size, or leave the head out."
+        if self._prefix_there() != ("class_token/tokens" in self.variables):
+            yield 'Only one of the two has a class token: pass skip=("class_token",) to load_weights to leave it out.'
         position = self.checkpoint.source.find("position_embedding/embeddings").keys[0]
         if position in mismatched and self._grid_there() is None:
             yield "The file does not tell the grid of its position embeddings: pass grid=(rows, columns)."

@@ -17,10 +17,13 @@ class Source:
     """A code base's checkpoint format.
 
     Args:
-        name: String, the name of the source. activation: String, the activation that its models use.
-        layer_norm_epsilon: Float, the epsilon of their norms. names: Dict from a weight's path in the model to its
-        Name; "block_*" stands for each block, "{block}" for its index. aliases: (regular expression, replacement) pairs
-        that turn other spellings of the file's keys into those of `names`.
+        name: String, the name of the source.
+        activation: String, the activation that its models use.
+        layer_norm_epsilon: Float, the epsilon of their norms.
+        names: Dict from a weight's path in the model to its Name; "block_*" stands for each block, "{block}" for its
+            index.
+        aliases: (regular expression, replacement) pairs that turn other spellings of the file's keys into those of
+            `names`.
         ignored: Regular expression of keys that hold no weights, as an optimizer's state.
         prefixes: Prefixes that all keys of weights may carry.
     """

@@ -21,9 +21,9 @@ class LoadReport:
 
     Example:
 
-    >>> report = keras_vit.LoadReport("ViT-B_16.npz", "vit", "vit_b16", loaded={"head/bias": (10,)})
+    >>> report = keras_vit.LoadReport("ViT-B_16.npz", "official", "vit_B16", loaded={"head/bias": (10,)})
     >>> print(report)
-    Loaded ViT-B_16.npz (source 'vit') into vit_b16:
+    Loaded ViT-B_16.npz (source 'official') into vit_B16:
       loaded   1 weights, 10 parameters
     """
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.files import replacing
 from keras_vit.weights import architecture, names
 from keras_vit.weights.load import GRID_COMMENT
 
@@ -20,6 +20,8 @@ def save_weights(
     model: keras.Model, path: str | os.PathLike, format: str = "npz", *, allow: str | Sequence[str] = ()
 ) -> None:
     """Writes a ViT's weights as another code base keeps them. The file appears whole or not at all.
+
+    The weights alone are written: preprocessing constants, dropout rates and the like have no place in these formats.
 
     Args:
         model: A ViT of this package's builders.
@@ -49,6 +51,8 @@ def save_weights(
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
+    for what in architecture.unwritten(model):
+        raise ValueError(f"The format {format!r} cannot say that model {model.name!r} has {what}. Nothing was written.")
     for name, here, there in architecture.differences(model, source, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
@@ -63,15 +67,8 @@ def save_weights(
 
 
 def _write_npz(path, arrays, comment):
-    """Writes beside the target and renames, so that a full disk or a killed process leaves no half file behind."""
-    path = os.fspath(path)
-    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".npz", dir=os.path.dirname(path) or ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with replacing(path) as temporary:
+        with open(temporary, "wb") as file:
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = json.dumps(comment).encode()
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

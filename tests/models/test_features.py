@@ -42,3 +42,5 @@ def test_bad_arguments_are_named():
     inputs = keras.Input((16, 16, 3))
     with pytest.raises(ValueError, match="pass that"):
         keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))
+    with pytest.raises(ValueError, match="patch_dropout_rate=0"):
+        keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")

@@ -55,6 +55,17 @@ def test_tensors_of_the_backend():
         np.testing.assert_allclose(ops.convert_to_numpy(y), keras_vit.preprocess_input(raw(), model), atol=1e-5)
 
 
+def test_channels_come_last_whatever_keras_is_set_to():
+    model = build(**IMAGENET)
+    expected = keras_vit.preprocess_input(raw()[:, :3, :3], model)
+    keras.config.set_image_data_format("channels_first")
+    try:
+        actual = keras_vit.preprocess_input(ops.convert_to_tensor(raw()[:, :3, :3]), model)
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, atol=1e-5)
+
+
 def test_inside_a_tf_data_pipeline():
     tf = pytest.importorskip("tensorflow")
     for model in (None, build(**IMAGENET)):

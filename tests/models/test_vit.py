@@ -225,7 +225,11 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
         ({"position_embedding": "sincos2d", "hidden_dim": 6}, "that 4 divides"),
         ({"dropout_rate": 1}, "`dropout_rate`"),
         ({"drop_path_rate": -0.1}, "`drop_path_rate`"),
-        ({"patch_dropout_rate": 2}, "`rate`"),
+        ({"patch_dropout_rate": 2}, "`patch_dropout_rate`"),
+        ({"attention_dropout_rate": -1}, "`attention_dropout_rate`"),
+        ({"layer_scale_init": "small"}, "`layer_scale_init`"),
+        ({"interpolation": "cubic"}, "`interpolation`"),
+        ({"crop_fraction": 0}, "`crop_fraction`"),
         ({"num_registers": -1}, "`num_registers`"),
         ({"representation_size": 0}, "`representation_size`"),
         ({"std": 0}, "`std`"),
@@ -240,3 +244,8 @@ def test_bad_arguments_are_named(changes, message):
 def test_no_such_weights_file():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         build(weights="nowhere.npz")
+
+
+def test_models_of_two_variants_have_two_names():
+    names = [builder(num_layers=1, hidden_dim=16, mlp_dim=8).name for builder in (keras_vit.ViTg14, keras_vit.ViTG14)]
+    assert names == ["vit_g14", "vit_G14"]

@@ -222,9 +222,15 @@ def test_pre_logits_go_only_with_the_head(tmp_path):
         keras_vit.load_weights(build(representation_size=8, num_classes=7), path)
 
 
+@pytest.mark.parametrize("grid", [(3, 5), (4,), 4, (-4, -4), (4.0, 4.0), "44"])
+def test_a_grid_that_is_not_the_files_is_refused(tiny, tiny_file, grid):
+    with pytest.raises(ValueError, match="`grid`.*16 position embeddings"):
+        keras_vit.load_weights(tiny, tiny_file, grid=grid)
+
+
 def test_the_class_token_can_be_skipped_on_either_side(tiny, tiny_file, tmp_path):
     gap = randomize(build(pooling="gap"), seed=1)
-    with pytest.raises(WeightsMismatchError):
+    with pytest.raises(WeightsMismatchError, match=r'skip=\("class_token",\)'):
         keras_vit.load_weights(gap, tiny_file)
     keras_vit.load_weights(gap, tiny_file, skip=("class_token",))
     positions = tiny.get_layer("position_embedding").get_weights()[0]

@@ -35,6 +35,13 @@ def with_member(data, name, content):
     return out.getvalue()
 
 
+def with_comment(data, comment):
+    out = io.BytesIO(data)
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.comment = comment
+    return out.getvalue()
+
+
 def npy(array, **kwargs):
     out = io.BytesIO()
     np.lib.format.write_array(out, array, **kwargs)
@@ -94,6 +101,11 @@ def damages(tmp_path):
         )
     yield "missing", lambda d: with_member(d, NORM, None), "not in the file"
     yield "missing_cls", lambda d: with_member(d, "cls.npy", None), "does not fit"
+    for i, comment in enumerate(
+        [b"[3, 5]", b"[0, 0]", b"[1e300, 1]", b"[Infinity, 1]", b"[-4, -4]", b"[3000, 3000]", b"4"]
+    ):
+        text = b'{"keras_vit position grid": ' + comment + b"}"
+        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "the file's own comment"
     yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "without a place"
 
 

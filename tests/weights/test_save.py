@@ -53,6 +53,8 @@ def test_a_width_that_heads_do_not_divide_comes_back(tmp_path):
         ({"position_embedding": "learned2d"}, "position_embedding/column_embeddings"),
         ({"qk_norm": True}, "block_00/attention/query_norm/gamma"),
         ({"pooling": "map"}, "pooling/probe"),
+        ({"position_embedding": "sincos2d"}, "sincos2d"),
+        ({"pooling": "gap", "class_token": True}, "beside a class token"),
     ],
 )
 def test_weights_that_the_format_has_no_place_for_are_named(tmp_path, changes, named):
@@ -84,3 +86,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tiny, tiny_file
         keras_vit.save_weights(tiny, tiny_file)
     assert tiny_file.read_bytes() == before
     assert os.listdir(tiny_file.parent) == [tiny_file.name]
+
+
+def test_others_can_read_the_file(tiny_file):
+    assert tiny_file.stat().st_mode & 0o044 == 0o666 & ~_umask() & 0o044
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_missing_folder_is_named(tiny, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        keras_vit.save_weights(tiny, tmp_path / "nowhere" / "model.npz")
