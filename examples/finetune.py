@@ -32,6 +32,13 @@ DEFAULTS = {
 }
 
 
+def positive_int(text):
+    """Reads an option that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, received {text!r}")
+    return int(text)
+
+
 def parse_arguments(argv=None):
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -45,14 +52,14 @@ def parse_arguments(argv=None):
     add("--data-dir", help="where TFDS datasets are prepared [TFDS' own default]")
     add("--out", type=Path, default=Path("runs/finetune"), help="folder of what is written [%(default)s]")
     add("--variant", default="B/16", help="the checkpoint's variant [%(default)s]")
-    add("--image-size", type=int, default=224, help="side in pixels, any that holds a patch [%(default)s]")
+    add("--image-size", type=positive_int, default=224, help="side in pixels, any that holds a patch [%(default)s]")
     add("--train", choices=("head", "all"), default="head", help="head freezes the backbone [%(default)s]")
-    add("--train-per-class", type=int, metavar="N", help="train on N random images a class, test on the rest")
+    add("--train-per-class", type=positive_int, metavar="N", help="train on N random images a class, test on the rest")
     add("--test-fraction", type=float, default=0.2, help="share of each class to test on otherwise [%(default)s]")
     add("--seed", type=int, default=0, help="of the split, the order and the augmentation [%(default)s]")
     for name, kind, what in (
-        ("epochs", int, "passes over the training images"),
-        ("batch_size", int, "images a step"),
+        ("epochs", positive_int, "passes over the training images"),
+        ("batch_size", positive_int, "images a step"),
         ("learning_rate", float, "the highest, after the warmup"),
     ):
         default = ", ".join(f"{defaults[name]} for --train {train}" for train, defaults in DEFAULTS.items())

@@ -30,6 +30,13 @@ IMAGE_SIZE = 16
 CLASS_NAMES = [str(digit) for digit in range(10)]
 
 
+def positive_int(text):
+    """Reads an option that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, received {text!r}")
+    return int(text)
+
+
 def parse_arguments(argv=None):
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -40,8 +47,8 @@ def parse_arguments(argv=None):
     parser.add_argument(
         "--out", type=Path, default=Path("runs/train"), help="folder for model.keras, history.png and predictions.png"
     )
-    parser.add_argument("--epochs", type=int, default=100, help="passes over the training images")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step")
+    parser.add_argument("--epochs", type=positive_int, default=80, help="passes over the training images")
+    parser.add_argument("--batch-size", type=positive_int, default=32, help="images a step")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest, after the warmup")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the initial weights and the augmentation")
     return parser.parse_args(argv)
@@ -138,7 +145,8 @@ def main(argv=None):
     model.save(args.out / "model.keras")
     reloaded = keras.models.load_model(args.out / "model.keras")
     _, accuracy_reloaded = reloaded.evaluate(test)
-    if accuracy_reloaded != accuracy:
+    # On an accelerator two runs can differ in the last bit, so an image on the edge may change sides.
+    if abs(accuracy_reloaded - accuracy) > 1.5 / len(splits["test"]):
         raise SystemExit(f"The saved model has test accuracy {accuracy_reloaded:.4f}, the trained one {accuracy:.4f}.")
 
     images, labels = next(iter(splits["test"].batch(24)))
