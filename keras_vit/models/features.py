@@ -45,7 +45,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     if format == "map":
         if any(isinstance(layer, PatchDropout) for layer in model.layers):
             raise ValueError(
-                'Expected a model without patch dropout for format="map", since patches that are left out have no place '
+                'Expected a model without patch dropout for format="map", since patches left out have no place '
                 f"in one. Received: model {model.name!r}; build it with patch_dropout_rate=0."
             )
         patch_embedding = model.get_layer("patch_embedding")
