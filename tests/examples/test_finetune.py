@@ -180,10 +180,16 @@ def test_faulty_folders_are_refused_before_anything_is_built(damage, message, fi
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("per_class", [6, 0])
-def test_a_class_without_images_to_train_or_test_on_is_refused(per_class, finetune, weights, folder, tmp_path):
-    with pytest.raises(SystemExit, match=f"Class 'blue' has 6, of which {per_class} would be for training"):
-        finetune.main(options(weights, folder, tmp_path / "run", "--train-per-class", per_class))
+def test_a_class_without_images_to_test_on_is_refused(finetune, weights, folder, tmp_path):
+    with pytest.raises(SystemExit, match="Class 'blue' has 6, of which 6 would be for training"):
+        finetune.main(options(weights, folder, tmp_path / "run", "--train-per-class", 6))
+
+
+@pytest.mark.parametrize("option", ["--train-per-class", "--epochs", "--batch-size", "--image-size"])
+def test_counts_below_one_are_refused(option, finetune, weights, folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        finetune.main(options(weights, folder, tmp_path / "run", option, 0))
+    assert f"argument {option}: expected a whole number of at least 1, received '0'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mnist", "no_such_dataset", "no/such/folder"])
