@@ -28,6 +28,7 @@ import keras
 import numpy as np
 
 import keras_vit
+from keras_vit.files import replacing
 
 OURS = "keras_vit"
 NUM_CLASSES = 1000
@@ -265,9 +266,8 @@ def describe_run(args, num_layers, sides):
 def write_json(path, content):
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def parse_arguments():
