@@ -134,9 +134,9 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     def _project(self, tokens):
         """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
         length = ops.shape(tokens)[1]
-        query, key, value = (
-            ops.reshape(x, (-1, length, self.num_heads, self.key_dim)) for x in ops.split(self.qkv(tokens), 3, axis=-1)
-        )
+        # One reshape and views of it: on PyTorch the gradient of a split copies more.
+        qkv = ops.reshape(self.qkv(tokens), (-1, length, 3, self.num_heads, self.key_dim))
+        query, key, value = ops.unstack(qkv, 3, axis=2)
         if self.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
