@@ -7,7 +7,7 @@ the end and nowhere else; a tenth give the validation curve.
 Paper:    arXiv 2010.11929, section 3.1 (the model); appendix B.1 (warmup and cosine decay, weight decay).
 Command:  python examples/train.py
 Hardware: 2 CPU cores, 0.04 hours of each.
-Expected: test accuracy 0.98 (0.983 on TensorFlow with the default seed).
+Expected: test accuracy 0.98 (with the default seed 0.983 on TensorFlow, 0.981 on JAX, 0.978 on PyTorch).
 """
 
 import argparse
