@@ -2,8 +2,10 @@
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
+from keras_vit.layers.bottleneck import Bottleneck
 from keras_vit.layers.class_token import ClassToken, PrefixTokens
 from keras_vit.layers.drop_path import DropPath
+from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.image_normalization import ImageNormalization
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
@@ -11,14 +13,18 @@ from keras_vit.layers.patch_dropout import PatchDropout
 from keras_vit.layers.patch_embedding import PatchEmbedding, Patches
 from keras_vit.layers.patch_map import PatchMap
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.standardized_conv import StandardizedConv2D
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.layers.token_pooling import TokenPooling
 from keras_vit.layers.transformer_block import TransformerBlock
 
 __all__ = [
     "MLP",
     "AttentionPooling",
+    "Bottleneck",
     "ClassToken",
     "DropPath",
+    "GroupNormalization",
     "ImageNormalization",
     "LayerScale",
     "MultiHeadSelfAttention",
@@ -28,6 +34,8 @@ __all__ = [
     "Patches",
     "PositionEmbedding",
     "PrefixTokens",
+    "StandardizedConv2D",
+    "SymmetricMaxPooling2D",
     "TokenPooling",
     "TransformerBlock",
 ]

@@ -6,11 +6,12 @@ from keras_vit.layers import arguments
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TokenPooling(keras.layers.Layer):
-    """Makes one vector of a sequence: its first token, or the mean of its patches.
+    """Makes one vector of a sequence: one of its first tokens, or the mean of its patches.
 
     Args:
-        method: "token" (the first token, the class token) or "gap" (the mean over the patches, prefix tokens left out).
+        method: "token" (one of the prefix tokens) or "gap" (the mean over the patches, prefix tokens left out).
         num_prefix_tokens: Int, how many tokens stand before the patches.
+        index: Int, which of them "token" takes: 0, the class token; 1, DeiT's distillation token.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
@@ -19,7 +20,7 @@ class TokenPooling(keras.layers.Layer):
         (batch, hidden_dim).
 
     Raises:
-        ValueError: If an argument is out of its range, or the class token is asked for where there is no prefix.
+        ValueError: If an argument is out of its range, or a token is asked for that the prefix does not have.
 
     Example:
 
@@ -29,17 +30,22 @@ class TokenPooling(keras.layers.Layer):
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 4 and appendix D.3.
     """
 
-    def __init__(self, method, num_prefix_tokens=0, **kwargs):
+    def __init__(self, method, num_prefix_tokens=0, index=0, **kwargs):
         super().__init__(**kwargs)
         self.method = arguments.one_of("method", method, ("token", "gap"))
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         if method == "token" and not self.num_prefix_tokens:
             raise ValueError('Expected at least 1 prefix token for method="token". Received: num_prefix_tokens=0')
+        self.index = arguments.non_negative_int("index", index)
+        if self.index >= max(self.num_prefix_tokens, 1):
+            raise ValueError(
+                f"Expected `index` below the number of prefix tokens, {self.num_prefix_tokens}. Received: index={index}"
+            )
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def call(self, tokens):
         if self.method == "token":
-            return tokens[:, 0]
+            return tokens[:, self.index]
         # In float32: a sum of hundreds of half-precision numbers loses what the head needs.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)
@@ -48,4 +54,9 @@ class TokenPooling(keras.layers.Layer):
         return tokens_shape[0], tokens_shape[-1]
 
     def get_config(self):
-        return {**super().get_config(), "method": self.method, "num_prefix_tokens": self.num_prefix_tokens}
+        return {
+            **super().get_config(),
+            "method": self.method,
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "index": self.index,
+        }

@@ -1,0 +1,112 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+from keras_vit.layers.group_normalization import GroupNormalization
+from keras_vit.layers.standardized_conv import StandardizedConv2D
+
+# By pre-activation: what the official hybrids (False) and BiT (True) pass to each convolution and norm.
+CONV_OPTIONS = {
+    False: {"padding": "same", "epsilon": 1e-5, "epsilon_added_to": "std"},
+    True: {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"},
+}
+NORM_OPTIONS = {False: {"groups": 32, "epsilon": 1e-6}, True: {"groups": 32, "epsilon": 1e-5}}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class Bottleneck(keras.layers.Layer):
+    """A bottleneck residual unit of a ResNet with group normalisation and standardized convolutions.
+
+    Convolutions of 1 x 1, 3 x 3 and 1 x 1 pixels make the branch; the second one carries the strides. Where the strides
+    or the number of channels change the shape, a 1 x 1 convolution projects the shortcut. Norms have 32 groups.
+
+    Args:
+        width: Int, a multiple of 32, the channels inside the unit; four times as many come out.
+        strides: Int, by how much the image is reduced.
+        pre_activation: Bool. False is the unit of the hybrids: each convolution, also the projection, is followed by a
+            norm, and the sum by a ReLU. True is the unit of BiT: each convolution is preceded by a norm and a ReLU, the
+            first of which the projection shares. The two also differ in the convolutions' padding and epsilon.
+
+    Call arguments:
+        images: Feature maps, (batch, height, width, channels). With `pre_activation=True`, 32 divides their channels.
+
+    Returns:
+        (batch, ceil(height / strides), ceil(width / strides), 4 * width).
+
+    Raises:
+        ValueError: If an argument is out of its range, or 32 divides `width` or the channels not.
+
+    Example:
+
+    >>> keras_vit.layers.Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
+    (1, 28, 28, 256)
+
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), with the strides in the second convolution; the
+    pre-activation unit: [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and
+    [arXiv 1912.11370](https://arxiv.org/abs/1912.11370). Initial weights as in the official Flax code: LeCun normal
+    kernels, and the scale of the hybrids' last norm zero, so that the branch adds nothing at first.
+    """
+
+    def __init__(self, width, strides=1, pre_activation=False, **kwargs):
+        super().__init__(**kwargs)
+        self.width = arguments.positive_int("width", width)
+        self.strides = arguments.positive_int("strides", strides)
+        self.pre_activation = bool(pre_activation)
+        if self.width % NORM_OPTIONS[self.pre_activation]["groups"]:
+            raise ValueError(
+                f"Invalid value received for argument `width`. Expected a multiple of 32. Received: {width!r}"
+            )
+        self.conv_1 = self._conv("conv_1", width, 1)
+        self.conv_2 = self._conv("conv_2", width, 3, strides)
+        self.conv_3 = self._conv("conv_3", 4 * width, 1)
+        self.norm_1, self.norm_2 = self._norm("norm_1"), self._norm("norm_2")
+        self.norm_3 = self._norm("norm_3", gamma_initializer="ones" if self.pre_activation else "zeros")
+        self.conv_proj = self.norm_proj = None
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def _conv(self, name, filters, kernel_size, strides=1):
+        options = CONV_OPTIONS[self.pre_activation]
+        return StandardizedConv2D(filters, kernel_size, strides, dtype=self.dtype_policy, name=name, **options)
+
+    def _norm(self, name, **kwargs):
+        options = {**NORM_OPTIONS[self.pre_activation], **kwargs}
+        return GroupNormalization(dtype=self.dtype_policy, name=name, **options)
+
+    def build(self, images_shape):
+        if self.strides > 1 or images_shape[-1] != 4 * self.width:
+            self.conv_proj = self._conv("conv_proj", 4 * self.width, 1, self.strides)
+            self.conv_proj.build(images_shape)
+            if not self.pre_activation:
+                self.norm_proj = self._norm("norm_proj")
+                self.norm_proj.build(self.conv_proj.compute_output_shape(images_shape))
+        shape = images_shape
+        for conv, norm in ((self.conv_1, self.norm_1), (self.conv_2, self.norm_2), (self.conv_3, self.norm_3)):
+            conv.build(shape)
+            if self.pre_activation:
+                norm.build(shape)
+            shape = conv.compute_output_shape(shape)
+            if not self.pre_activation:
+                norm.build(shape)
+
+    def call(self, images):
+        if self.pre_activation:
+            x = ops.relu(self.norm_1(images))
+            shortcut = images if self.conv_proj is None else self.conv_proj(x)
+            x = self.conv_1(x)
+            x = self.conv_2(ops.relu(self.norm_2(x)))
+            return shortcut + self.conv_3(ops.relu(self.norm_3(x)))
+        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images))
+        x = ops.relu(self.norm_1(self.conv_1(images)))
+        x = ops.relu(self.norm_2(self.conv_2(x)))
+        return ops.relu(shortcut + self.norm_3(self.conv_3(x)))
+
+    def compute_output_shape(self, images_shape):
+        return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "strides": self.strides,
+            "pre_activation": self.pre_activation,
+        }

@@ -1,0 +1,78 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class GroupNormalization(keras.layers.Layer):
+    """Normalises groups of channels over the whole image, then scales and shifts each channel.
+
+    It differs from `keras.layers.GroupNormalization` in how the variance is computed: on every backend as the mean
+    square of what is left when the mean has been subtracted, in float32. On PyTorch Keras subtracts the mean's square
+    from the mean square, which loses digits, up to NaN, where the mean is large beside the standard deviation.
+
+    Args:
+        groups: Int, the number of groups, which divides the number of channels.
+        epsilon: Float, added to the variance.
+        gamma_initializer: Initializer of the scale.
+
+    Call arguments:
+        images: Images or feature maps, (batch, height, width, channels), channels last whatever
+            `keras.config.image_data_format()` says.
+
+    Returns:
+        (batch, height, width, channels).
+
+    Raises:
+        ValueError: If an argument is out of its range, or `groups` does not divide the number of channels.
+
+    Example:
+
+    >>> keras_vit.layers.GroupNormalization(groups=32)(np.zeros((1, 56, 56, 64))).shape
+    (1, 56, 56, 64)
+
+    Reference: [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
+    """
+
+    def __init__(self, groups=32, epsilon=1e-6, gamma_initializer="ones", **kwargs):
+        super().__init__(**kwargs)
+        self.groups = arguments.positive_int("groups", groups)
+        self.epsilon = arguments.positive_number("epsilon", epsilon)
+        self.gamma_initializer = keras.initializers.get(gamma_initializer)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, images_shape):
+        channels = images_shape[-1]
+        if channels is None or channels % self.groups:
+            raise ValueError(
+                f"Expected a number of channels that {self.groups}, the number of groups, divides. "
+                f"Received: shape {tuple(images_shape)}"
+            )
+        # Without autocast, since they are used in float32.
+        self.gamma = self.add_weight(
+            name="gamma", shape=(channels,), initializer=self.gamma_initializer, autocast=False
+        )
+        self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros", autocast=False)
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
+
+    def call(self, images):
+        _, height, width, channels = ops.shape(images)
+        group_shape = (self.groups, channels // self.groups)
+        x = ops.reshape(ops.cast(images, "float32"), (-1, height * width, *group_shape))
+        x = x - ops.mean(x, axis=(1, 3), keepdims=True)
+        variance = ops.mean(ops.square(x), axis=(1, 3), keepdims=True)
+        gamma, beta = (ops.reshape(ops.cast(w, "float32"), group_shape) for w in (self.gamma, self.beta))
+        x = x * (ops.rsqrt(variance + self.epsilon) * gamma) + beta
+        return ops.cast(ops.reshape(x, (-1, height, width, channels)), self.compute_dtype)
+
+    def compute_output_shape(self, images_shape):
+        return images_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "groups": self.groups,
+            "epsilon": self.epsilon,
+            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
+        }

@@ -1,0 +1,64 @@
+import math
+
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class SymmetricMaxPooling2D(keras.layers.Layer):
+    """Takes the maximum of each window, padding all four sides alike.
+
+    `keras.layers.MaxPooling2D(padding="same")` pads less at the top and left than at the bottom and right, where the
+    strides leave an odd number of pixels to pad.
+
+    Args:
+        pool_size: Int, odd, the side of a window in pixels. Half of it is padded on each side.
+        strides: Int, the distance of the windows in pixels.
+        padding: "lowest" (padding is never a maximum) or "zeros" (it is, where a window holds negative numbers alone).
+
+    Call arguments:
+        images: Images or feature maps, (batch, height, width, channels), channels last whatever
+            `keras.config.image_data_format()` says.
+
+    Returns:
+        (batch, ceil(height / strides), ceil(width / strides), channels).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+
+    >>> keras_vit.layers.SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape
+    (1, 56, 56, 64)
+    """
+
+    def __init__(self, pool_size, strides, padding="lowest", **kwargs):
+        super().__init__(**kwargs)
+        self.pool_size = arguments.positive_int("pool_size", pool_size)
+        if self.pool_size % 2 == 0:
+            raise ValueError(
+                f"Invalid value received for argument `pool_size`. Expected an odd number. Received: {pool_size!r}"
+            )
+        self.strides = arguments.positive_int("strides", strides)
+        self.padding = arguments.one_of("padding", padding, ("lowest", "zeros"))
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def call(self, images):
+        side = (self.pool_size // 2,) * 2
+        value = 0.0 if self.padding == "zeros" else -math.inf
+        images = ops.pad(images, ((0, 0), side, side, (0, 0)), constant_values=value)
+        return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
+
+    def compute_output_shape(self, images_shape):
+        batch, *sides, channels = images_shape
+        return batch, *(None if side is None else -(-side // self.strides) for side in sides), channels
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "pool_size": self.pool_size,
+            "strides": self.strides,
+            "padding": self.padding,
+        }

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import Bottleneck
+from tests.contract import check_layer, randomize
+from tests.resnet_reference import bottleneck
+
+# (pre_activation, strides, input channels, number of weights): with a projection for the strides, for the channels, and
+# without.
+UNITS = [(False, 2, 128, 12), (False, 1, 32, 12), (False, 1, 128, 9), (True, 2, 128, 10), (True, 1, 32, 10)]
+UNITS += [(True, 1, 128, 9)]
+
+
+@pytest.mark.parametrize("pre_activation, strides, channels, num_weights", [UNITS[0], UNITS[2], UNITS[3], UNITS[5]])
+def test_contract(pre_activation, strides, channels, num_weights):
+    check_layer(
+        Bottleneck,
+        {"width": 32, "strides": strides, "pre_activation": pre_activation},
+        (2, 5, 6, channels),
+        output_shape=(2, 3, 3, 128) if strides == 2 else (2, 5, 6, 128),
+        num_weights=num_weights,
+    )
+
+
+@pytest.mark.parametrize("size", [(6, 4), (5, 7)])
+@pytest.mark.parametrize("pre_activation, strides, channels, num_weights", UNITS)
+def test_definition(pre_activation, strides, channels, num_weights, size):
+    layer = Bottleneck(32, strides, pre_activation)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, *size, channels)).astype("float32")
+    layer.build(x.shape)
+    randomize(layer, rng)
+    weights = {w.path.split("/", 1)[1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
+    assert len(weights) == num_weights
+    expected = bottleneck(x.astype("float64"), weights, strides, pre_activation)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_named():
+    post, pre = Bottleneck(32, 2), Bottleneck(32, 2, pre_activation=True)
+    post.build((None, 8, 8, 64))
+    pre.build((None, 8, 8, 64))
+    convs = {f"conv_{i}/kernel" for i in (1, 2, 3, "proj")}
+    norms = {f"norm_{i}/{w}" for i in (1, 2, 3) for w in ("gamma", "beta")}
+    assert {w.path.split("/", 1)[1] for w in pre.weights} == convs | norms
+    assert {w.path.split("/", 1)[1] for w in post.weights} == convs | norms | {"norm_proj/gamma", "norm_proj/beta"}
+
+
+@pytest.mark.parametrize(
+    "pre_activation, conventions",
+    [(False, ("same", 1e-5, "std", 1e-6)), (True, ("symmetric", 1e-10, "variance", 1e-5))],
+)
+def test_conventions(pre_activation, conventions):
+    layer = Bottleneck(32, 2, pre_activation)
+    layer.build((None, 8, 8, 64))
+    convs = (layer.conv_1, layer.conv_2, layer.conv_3, layer.conv_proj)
+    norms = [n for n in (layer.norm_1, layer.norm_2, layer.norm_3, layer.norm_proj) if n is not None]
+    assert {(c.padding, c.epsilon, c.epsilon_added_to) for c in convs} == {conventions[:3]}
+    assert {n.epsilon for n in norms} == {conventions[3]} and {n.groups for n in norms} == {32}
+
+
+@pytest.mark.parametrize("pre_activation", [False, True])
+def test_initial_weights(pre_activation):
+    layer = Bottleneck(64, 2, pre_activation)
+    layer.build((None, 8, 8, 128))
+    w = {weight.path.split("/", 1)[1]: ops.convert_to_numpy(weight) for weight in layer.weights}
+    for path, fan_in in {"conv_1": 128, "conv_2": 9 * 64, "conv_3": 64, "conv_proj": 128}.items():
+        assert w[f"{path}/kernel"].std() == pytest.approx(1 / np.sqrt(fan_in), rel=0.03)
+    assert not any(value.any() for path, value in w.items() if path.endswith("beta"))
+    gammas = {path: set(value.tolist()) for path, value in w.items() if path.endswith("gamma")}
+    # As in the official code, a hybrid's unit adds nothing to its shortcut at first.
+    assert gammas.pop("norm_3/gamma") == ({1} if pre_activation else {0})
+    assert all(values == {1} for values in gammas.values())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"width": 0}, "`width`. Expected an integer of at least 1. Received: 0"),
+        ({"width": 48}, "`width`. Expected a multiple of 32. Received: 48"),
+        ({"strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Bottleneck(**{"width": 32, **arguments})
+
+
+def test_refuses_channels_that_make_no_groups():
+    with pytest.raises(ValueError, match="that 32, the number of groups, divides."):
+        Bottleneck(32, pre_activation=True)(np.zeros((1, 4, 4, 48)))

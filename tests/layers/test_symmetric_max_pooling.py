@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_vit.layers import SymmetricMaxPooling2D
+from tests.contract import check_layer
+from tests.resnet_reference import max_pool
+
+
+@pytest.mark.parametrize("padding", ["lowest", "zeros"])
+def test_contract(padding):
+    arguments = {"pool_size": 3, "strides": 2, "padding": padding}
+    check_layer(SymmetricMaxPooling2D, arguments, (3, 6, 7, 4), output_shape=(3, 3, 4, 4))
+
+
+@given(
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    pool_size=st.sampled_from([1, 3, 5]),
+    strides=st.integers(1, 3),
+    padding=st.sampled_from(["lowest", "zeros"]),
+)
+def test_definition(height, width, pool_size, strides, padding):
+    x = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype("float32") - 1
+    expected = max_pool(x, pool_size, strides, 0 if padding == "zeros" else -np.inf)
+    layer = SymmetricMaxPooling2D(pool_size, strides, padding)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(x)), expected)
+    assert layer.compute_output_shape(x.shape) == expected.shape
+
+
+def test_zeros_may_be_a_maximum():
+    x = np.full((1, 4, 4, 1), -1, "float32")
+    y = [ops.convert_to_numpy(SymmetricMaxPooling2D(3, 2, p)(x))[0, :, :, 0].tolist() for p in ("lowest", "zeros")]
+    assert y == [[[-1, -1], [-1, -1]], [[0, 0], [0, -1]]]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"pool_size": 2}, "`pool_size`. Expected an odd number. Received: 2"),
+        ({"strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
+        ({"padding": "same"}, "`padding`. Expected one of 'lowest', 'zeros'. Received: 'same'"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SymmetricMaxPooling2D(**{"pool_size": 3, "strides": 2, **arguments})
