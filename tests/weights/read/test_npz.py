@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import keras_vit
 from keras_vit.weights.read import NpzFile
+from keras_vit.weights.write import write_npz
 from tests.tiny import build, randomize
+from tests.weights.read.damage import check_damage, flipped
 
 
 class Bomb:
@@ -46,10 +48,6 @@ def npy(array, **kwargs):
     out = io.BytesIO()
     np.lib.format.write_array(out, array, **kwargs)
     return out.getvalue()
-
-
-def flipped(data, position, bit):
-    return data[:position] + bytes([data[position] ^ (1 << bit)]) + data[position + 1 :]
 
 
 def data_positions(data, count):
@@ -92,7 +90,7 @@ def damages(tmp_path):
     yield "evil_header", lambda d: with_member(d, NORM, huge.replace(b"99999999999999,", b"exit(), 0, 0, 0")), "damaged"
     yield "bad_magic", lambda d: with_member(d, NORM, b"\x93NUMPZ" + bytes(120)), "damaged"
     yield "bad_version", lambda d: with_member(d, NORM, b"\x93NUMPY\x09\x00" + bytes(120)), "damaged"
-    shapes = {NORM: [(11,), (1, 12)], KERNEL: [(4, 4, 3, 11), (3, 4, 3, 12), (12,)], "cls.npy": [(1, 2, 12)]}
+    shapes = {NORM: [(11,), (1, 12)], KERNEL: [(4, 4, 3, 11), (1, 4, 4, 3, 12), (12,)], "cls.npy": [(1, 2, 12)]}
     for name, shape in [(member, shape) for member in shapes for shape in shapes[member]]:
         yield (
             f"shape_{name}_{shape}",
@@ -176,3 +174,54 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path_factory, shape, dtype, for
     ((key, read),) = file.read(["a/b"])
     assert key == "a/b" and read.dtype == "float32"
     np.testing.assert_array_equal(read, array.astype("float32"))
+
+
+def test_damage_is_refused_or_harmless(tmp_path, arrays):
+    path = tmp_path / "file.npz"
+    write_npz(path, arrays, {"grid": [4, 6]})
+    check_damage(path, refused_at_least=70)
+
+
+def test_a_flip_of_any_bit_of_our_own_comment_is_refused_or_harmless(tmp_path, arrays):
+    path = tmp_path / "file.npz"
+    write_npz(path, arrays, {"keras_vit position grid": [4, 6]})
+    data, size = path.read_bytes(), len(NpzFile(path).comment)
+    for place in range(len(data) - size, len(data)):
+        for bit in range(8):
+            path.write_bytes(flipped(data, place, bit))
+            try:
+                facts = NpzFile(path).facts
+            except ValueError as error:
+                assert "comment is damaged" in str(error)
+            else:
+                assert facts["keras_vit position grid"] == [4, 6]
+
+
+def test_facts_are_the_comment_where_it_is_a_json_object(tmp_path, arrays):
+    path = tmp_path / "file.npz"
+    for comment, facts in [
+        (b"", {}),
+        (b"hello", {}),
+        (b"[1]", {}),
+        (b'{"a": [1, 2]}', {"a": [1, 2]}),
+        (b"[" * 9000, {}),
+    ]:
+        np.savez(path, **arrays)
+        path.write_bytes(with_comment(path.read_bytes(), comment))
+        assert NpzFile(path).facts == facts
+
+
+def test_no_flip_in_the_archive_s_directory_loses_an_array(tmp_path, arrays):
+    path = tmp_path / "file.npz"
+    np.savez(path, **arrays)
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        start = archive.start_dir
+    for place in range(start, len(data)):
+        for bit in range(8):
+            path.write_bytes(flipped(data, place, bit))
+            try:
+                found = NpzFile(path).entries
+            except ValueError:
+                continue
+            assert found.keys() == arrays.keys()

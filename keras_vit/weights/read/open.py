@@ -1,0 +1,75 @@
+"""Finds out what a file is, by its contents and not by its name."""
+
+import os
+import zipfile
+
+from keras_vit.weights.read.checkpoint import check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.digest import check_sidecar
+from keras_vit.weights.read.h5 import H5File
+from keras_vit.weights.read.huggingface import HuggingFaceFolder
+from keras_vit.weights.read.npz import NpzFile
+from keras_vit.weights.read.pth import PthFile
+from keras_vit.weights.read.safetensors import SafetensorsFile
+from keras_vit.weights.read.sharded import ShardedFile
+
+# The number that torch pickles first in its older format.
+_TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
+
+
+def open_checkpoint(path):
+    """Opens a checkpoint of any known format: its keys and shapes, not yet its data.
+
+    If `<path>.sha256` lies beside a file, as `sha256sum` writes it, the file is checked against it first.
+
+    Args:
+        path: Path of an .npz, .safetensors, .pth or .weights.h5 file, of an index of sharded .safetensors files, or of
+            a Hugging Face folder. The contents decide which it is.
+
+    Returns:
+        A Checkpoint.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ImportError: If it is a .pth file and torch is not installed.
+        ValueError: If it is damaged or of no known format.
+
+    Example:
+
+    >>> checkpoint = open_checkpoint("ViT-B_16.npz")  # doctest: +SKIP
+    >>> for key, array in checkpoint.read(checkpoint.entries):  # doctest: +SKIP
+    ...     print(key, array.shape)
+    """
+    path = os.fsdecode(path)
+    if os.path.isdir(path):
+        return HuggingFaceFolder(path)
+    check_is_file(path)
+    check_sidecar(path)
+    with open(path, "rb") as file:
+        head = file.read(32)
+    return _reader(path, head)(path)
+
+
+def _reader(path, head):
+    if head.startswith(b"PK"):
+        return _reader_of_zip(path)
+    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+        return H5File
+    if _TORCH in head:
+        return PthFile
+    # Before it stands the header's length, whose last byte is zero, which no text has.
+    if head[7:9] == b"\0{":
+        return SafetensorsFile
+    if head.lstrip().startswith(b"{"):
+        return ShardedFile
+    what = "; a Python pickle could run code and is never read" if head.startswith(b"\x80") else ""
+    raise refuse(
+        path, f"it is no .npz archive, nor a .safetensors, .pth or .h5 file: its first bytes are {head[:8]!r}{what}"
+    )
+
+
+def _reader_of_zip(path):
+    with refusing_damage(path), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if "config.json" in names and any(name.startswith("model.weights.") for name in names):
+        raise refuse(path, "it is a whole .keras model, not weights; load it with keras.saving.load_model")
+    return PthFile if any(name.endswith("/data.pkl") for name in names) else NpzFile

@@ -1,0 +1,106 @@
+"""PyTorch's files. Only here is torch imported, and only its weights_only loader is used, which runs no code."""
+
+import contextlib
+import os
+import pickle
+import re
+import zipfile
+
+import numpy as np
+
+from keras_vit.weights.read.checkpoint import Checkpoint, Entry, check_is_file, refuse, refusing_damage
+
+_WRAPPERS = ("model", "state_dict")
+
+
+class PthFile(Checkpoint):
+    """A state dict of float tensors, bare or under "model" or "state_dict" beside a trainer's other state.
+
+    Args:
+        path: Path of the file, in torch's zip format or the older one. The older one has no checksums.
+
+    Attributes:
+        entries: Dict from the keys to their Entry.
+        facts: {"wrapper": the key under which the state dict lay, or None}.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ImportError: If torch is not installed.
+        ValueError: If the file is damaged, or holds anything but tensors of floats.
+    """
+
+    container = "pth"
+
+    def __init__(self, path):
+        super().__init__(path)
+        check_is_file(self.path)
+        found = self._load()
+        wrapper = next(
+            (name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)), None
+        )
+        self.facts = {"wrapper": wrapper}
+        self._tensors = found if wrapper is None else found[wrapper]
+        if not isinstance(self._tensors, dict) or not self._tensors:
+            raise refuse(self.path, f"it holds a {type(self._tensors).__name__} and no state dict")
+        for key, tensor in self._tensors.items():
+            self.entries[key] = self._entry(key, tensor)
+
+    def _load(self):
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(
+                f"Reading {self.path!r} needs PyTorch, which cannot be imported. Install torch, whichever backend "
+                "Keras uses, or convert the file to .safetensors where PyTorch is installed."
+            ) from error
+        with open(self.path, "rb") as file:
+            zipped = file.read(2) == b"PK"
+        if zipped:
+            self._check_archive()
+        try:
+            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
+        except pickle.UnpicklingError as error:
+            # Around what it found, torch says at length how to allow that.
+            found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
+            said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
+            raise refuse(
+                self.path,
+                f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
+                "Where you trust it, save its state dict alone",
+            ) from error
+        # torch raises errors of any class on damaged files.
+        except Exception as error:
+            raise refuse(self.path, f"it is truncated or damaged ({error})") from error
+
+    def _check_archive(self):
+        """Checks the checksums, which torch does not, and keeps programs from torch's other loader."""
+        with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
+            if any(name.endswith("constants.pkl") for name in archive.namelist()):
+                raise refuse(self.path, "it is a TorchScript program, not a state dict")
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
+
+    def _entry(self, key, tensor):
+        import torch
+
+        if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
+            raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
+        # Strides may claim far more elements than the file has bytes.
+        held = tensor.untyped_storage().nbytes()
+        if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
+            raise refuse(self.path, f"{key!r} of shape {tuple(tensor.shape)} is larger than its data")
+        return Entry(tuple(tensor.shape), tensor.dtype)
+
+    def _open(self):
+        return contextlib.nullcontext()
+
+    def _read(self, _, key):
+        import torch
+
+        array = np.empty(self.entries[key].shape, "float32")
+        # Copies and converts at once, so that no view of the file leaves this object.
+        torch.from_numpy(array).copy_(self._tensors[key].detach())
+        return array

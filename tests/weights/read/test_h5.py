@@ -1,0 +1,207 @@
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.weights.read import open_checkpoint
+from tests.tiny import build, randomize
+from tests.weights.read.damage import check_damage, contents, write_sidecar
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file.weights.h5"
+
+
+def by_place(model):
+    """{layer names and number in the layer: value} of a model's weights."""
+    found = {}
+
+    def add(layer, names):
+        own = layer._trainable_variables + layer._non_trainable_variables
+        found.update({"/".join((*names, str(i))): w.numpy() for i, w in enumerate(own)})
+        for inner in layer._layers:
+            add(inner, (*names, inner.name))
+
+    for layer in model.layers:
+        add(layer, (layer.name,))
+    return found
+
+
+RICH = {
+    "num_registers": 2,
+    "layer_scale_init": 0.1,
+    "pooling": "map",
+    "representation_size": 8,
+    "qk_norm": True,
+    "dropout_rate": 0.1,
+    "attention_dropout_rate": 0.1,
+    "drop_path_rate": 0.1,
+    "patch_dropout_rate": 0.1,
+}
+
+
+def test_weights_have_the_names_of_their_layers(path):
+    model = randomize(build(**RICH))
+    model.save_weights(path)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.container == "h5" and checkpoint.facts == {}
+    expected = by_place(model)
+    assert checkpoint.entries.keys() == expected.keys()
+    assert {"block_00/attention/qkv/0", "patch_embedding/1", "head/0", "pooling/0", "registers/0"} <= expected.keys()
+    for key, array in checkpoint.read(expected):
+        assert checkpoint.entries[key].shape == array.shape and array.dtype == "float32"
+        np.testing.assert_array_equal(array, expected[key])
+
+
+def test_the_state_of_the_optimizer_is_left_out(path):
+    model = build()
+    model.compile("adam")
+    model.optimizer.build(model.trainable_variables)
+    model.save_weights(path)
+    with h5py.File(path) as file:
+        assert "optimizer" in file
+    assert open_checkpoint(path).entries.keys() == by_place(model).keys()
+
+
+def test_the_states_of_random_generators_are_left_out(path):
+    write(path, **{"layers/dropout/seed_generator/vars/0": np.zeros(2, "uint32")})
+    assert list(open_checkpoint(path).entries) == ["head/0", "head/1"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_float_types_are_read_as_float32(path, dtype):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3, name="a", dtype=dtype, bias_initializer="normal")(inputs))
+    model.save_weights(path)
+    _, read = contents(path)
+    for i, weight in enumerate(model.weights):
+        np.testing.assert_array_equal(read[f"a/{i}"], keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32")))
+
+
+def test_doubles_are_read_as_float32(path):
+    _, read = contents(write(path, **{"layers/dense/vars/2": np.array([0.1, -0.2])}))
+    np.testing.assert_array_equal(read["head/2"], np.array([0.1, -0.2], "float32"))
+
+
+def write(path, **datasets):
+    """A file of Keras' layout with one head, and more datasets."""
+    with h5py.File(path, "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group.attrs["name"] = "head"
+        group["0"] = np.ones((3, 2), "float32")
+        group["1"] = np.ones(2, "float32")
+        for name, value in datasets.items():
+            file[name] = value
+    return path
+
+
+def refusal(path):
+    with pytest.raises(ValueError, match="file.weights.h5") as error:
+        contents(path)
+    return str(error.value)
+
+
+def test_links_are_refused(path, tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["secret"] = np.ones(2, "float32")
+    for link in (h5py.ExternalLink("other.h5", "/secret"), h5py.SoftLink("/layers/dense/vars/1")):
+        for place in ("layers/dense/vars/2", "layers/other", "vars"):
+            write(path, **{place: link})
+            assert "is a link" in refusal(path)
+
+
+def test_circles_and_second_names_are_refused(path):
+    for target, place in (
+        ("/layers", "layers/dense/again"),
+        ("/", "layers/again"),
+        ("/layers/dense/vars/0", "layers/x"),
+    ):
+        write(path)
+        with h5py.File(path, "a") as file:
+            file[place] = file[target]
+        assert "several names" in refusal(path)
+
+
+def test_virtual_external_chunked_and_unwritten_arrays_are_refused(path, tmp_path):
+    layout = h5py.VirtualLayout((2,), "float32")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "secret", (2,))
+    (tmp_path / "raw").write_bytes(bytes(8))
+    makers = {
+        "virtual": lambda group: group.create_virtual_dataset("2", layout),
+        "external": lambda group: group.create_dataset("2", (2,), "f4", external=[(str(tmp_path / "raw"), 0, 8)]),
+        "chunked": lambda group: group.create_dataset("2", data=np.ones(9, "f4"), chunks=(3,)),
+        "compressed": lambda group: group.create_dataset("2", data=np.ones(9, "f4"), compression="gzip"),
+    }
+    for make in makers.values():
+        write(path)
+        with h5py.File(path, "a") as file:
+            make(file["layers/dense/vars"])
+        assert "virtual, external, chunked or compressed" in refusal(path)
+    write(path)
+    with h5py.File(path, "a") as file:
+        file["layers/dense/vars"].create_dataset("2", (1 << 20, 1 << 20), "f4")
+    assert "does not match its 0 bytes" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "expected"),
+    [
+        ({"layers/dense/vars/2": np.ones(2, "int32")}, "'head/2' is of dtype int32"),
+        ({"layers/dense/vars/2": "text"}, "'head/2' is of dtype object"),
+        ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "is no array"),
+        ({"layers/dense/vars/2": h5py.Empty("f4")}, "of shape None"),
+        ({"layers/dense/kernel": np.ones(2, "f4")}, "keeps no arrays"),
+        ({"vars": np.ones(2, "f4")}, "is no group"),
+        ({"layers/dense/vars/2": np.full(2, np.nan, "f4")}, "'head/2' holds 2 NaN"),
+        ({"layers/head/vars/1": np.ones(2, "f4")}, "holds 'head/1' twice"),
+        ({"model_weights/dense/kernel": np.ones(2, "f4")}, "layout of Keras 2"),
+    ],
+)
+def test_what_keras_never_writes_is_refused(path, datasets, expected):
+    assert expected in refusal(write(path, **datasets))
+
+
+def test_keras_2_and_empty_files_are_refused(path):
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = ["dense"]
+        file["dense/dense/kernel:0"] = np.ones(2, "f4")
+    assert "layout of Keras 2" in refusal(path)
+    with h5py.File(path, "w"):
+        pass
+    assert "holds no arrays in the layout of Keras 3" in refusal(path)
+
+
+def test_a_whole_model_is_refused_with_the_way_to_load_it(tmp_path):
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            archive.writestr(name, "{}")
+    with pytest.raises(ValueError, match=r"keras.saving.load_model"):
+        open_checkpoint(path)
+
+
+def test_damage_is_refused_by_the_sidecar(path):
+    write(path)
+    write_sidecar(path)
+    check_damage(path, refused_at_least=80)
+
+
+@pytest.mark.parametrize("signature", [b"TREE", b"SNOD", b"HEAP", b"GCOL"])
+def test_damage_to_the_structure_is_refused_without_a_sidecar(path, signature):
+    """Fixed places, since the HDF5 library hangs or crashes on some bit flips, of which it keeps no checksum."""
+    write(path)
+    data = path.read_bytes()
+    assert signature in data
+    path.write_bytes(data.replace(signature, signature[::-1]))
+    refusal(path)
+
+
+def test_truncation_is_refused_without_a_sidecar(path):
+    write(path)
+    data = path.read_bytes()
+    for end in np.random.default_rng(0).integers(1, len(data), size=40):
+        path.write_bytes(data[:end])
+        refusal(path)

@@ -1,0 +1,64 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from keras_vit.weights.read import Checkpoint, NpzFile, open_checkpoint
+from keras_vit.weights.write import write_npz, write_safetensors
+from tests.weights.read.damage import write_sidecar
+
+
+def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
+    write_npz(tmp_path / "npz.safetensors", arrays, {"a": 1})
+    write_safetensors(tmp_path / "safetensors.npz", arrays, {"a": 1})
+    for name, facts in {
+        "npz.safetensors": {"a": 1},
+        "safetensors.npz": {"format": "pt", "keras_vit": {"a": 1}},
+    }.items():
+        for path in (tmp_path / name, str(tmp_path / name), os.fsencode(tmp_path / name)):
+            checkpoint = open_checkpoint(path)
+            assert isinstance(checkpoint, Checkpoint) and checkpoint.path == str(tmp_path / name)
+            assert checkpoint.container == name.split(".")[0] and checkpoint.facts == facts
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "is empty"),
+        (b"<html>404 Not Found</html>", "is no .npz archive, nor a .safetensors, .pth or .h5 file"),
+        (b"\x93NUMPY\x01\x00", "is no .npz archive"),
+        (pickle.dumps({"w": [1.0]}), "a Python pickle could run code and is never read"),
+        (b"PK\x03\x04 and no more", "truncated or damaged"),
+        (b"PK\x05\x06" + bytes(18), "holds no arrays"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(99), "truncated or damaged"),
+        (b'{"weight_map": 3}', "no weight_map"),
+        (b"x", "is no .npz archive"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, data, expected):
+    path = tmp_path / "file.npz"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="file.npz") as error:
+        open_checkpoint(path)
+    assert expected in str(error.value)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.npz"):
+        open_checkpoint(tmp_path / "nowhere.npz")
+    with pytest.raises(ValueError, match="is a folder"):
+        NpzFile(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no regular file"):
+        open_checkpoint(tmp_path / "pipe")
+
+
+def test_the_sidecar_is_checked_before_the_file_is_looked_at(tmp_path):
+    path = tmp_path / "file.npz"
+    np.savez(path, a=np.ones(3, "float32"))
+    write_sidecar(path)
+    open_checkpoint(path)
+    path.write_bytes(b"<html>404 Not Found</html>")
+    with pytest.raises(ValueError, match="file.npz.*its SHA-256 is"):
+        open_checkpoint(path)

@@ -1,0 +1,176 @@
+import builtins
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from keras_vit.weights.read import open_checkpoint
+from tests.weights.read.damage import check_damage, contents, write_sidecar
+
+torch = pytest.importorskip("torch")
+
+
+class Bomb:
+    """Unpickling it leaves a mark."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file.pth"
+
+
+@pytest.fixture
+def state(arrays):
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+
+@pytest.fixture(params=[True, False], ids=["zip", "legacy"])
+def save(request, path):
+    return lambda value: torch.save(value, path, _use_new_zipfile_serialization=request.param)
+
+
+def refusal(path):
+    with pytest.raises(ValueError, match="file.pth") as error:
+        contents(path)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
+def test_a_state_dict_is_read_bare_and_out_of_its_wrapper(path, save, state, arrays, wrapper):
+    more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300}
+    save(state if wrapper is None else {wrapper: state, **more})
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.container == "pth" and checkpoint.facts == {"wrapper": wrapper}
+    assert {key: entry.shape for key, entry in checkpoint.entries.items()} == {k: a.shape for k, a in arrays.items()}
+    keys = list(reversed(arrays))
+    read = list(checkpoint.read(keys))
+    del checkpoint
+    path.unlink()
+    assert [key for key, _ in read] == keys
+    for key, array in read:
+        assert array.dtype == "float32" and array.flags.owndata
+        np.testing.assert_array_equal(array, arrays[key])
+
+
+def test_parameters_views_and_other_types_are_read(path, save):
+    table = torch.arange(12.0).reshape(3, 4)
+    save(
+        {
+            "parameter": torch.nn.Parameter(table),
+            "transposed": table.T,
+            "row": table[1],
+            "half": table.half(),
+            "bfloat16": table.bfloat16(),
+            "double": table.double(),
+        }
+    )
+    _, read = contents(path)
+    for key, expected in {"parameter": table, "transposed": table.T, "row": table[1]}.items():
+        np.testing.assert_array_equal(read[key], expected.numpy())
+    for key in ("half", "bfloat16", "double"):
+        np.testing.assert_array_equal(read[key], table.numpy())
+
+
+def test_code_in_a_pickle_is_never_run(path, save, state, tmp_path):
+    mark = tmp_path / "ran"
+    for value in (Bomb(mark), {**state, "x": Bomb(mark)}, {"model": state, "args": Bomb(mark)}):
+        save(value)
+        message = refusal(path)
+        assert "could run code" in message and "mkdir" in message
+        assert not mark.exists()
+    # The bomb is a live one.
+    pickle.loads(pickle.dumps(Bomb(mark)))
+    assert mark.exists()
+
+
+def test_raw_pickles_are_refused_whatever_their_protocol(path, tmp_path):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        path.write_bytes(pickle.dumps(Bomb(tmp_path / "ran"), protocol))
+        refusal(path)
+    # Behind the number that torch writes first.
+    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(Bomb(tmp_path / "ran"), 2) * 4)
+    refusal(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_member_swapped_for_a_pickle_is_refused(path, state, tmp_path):
+    torch.save(state, path)
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            evil = info.filename.endswith("data.pkl")
+            new.writestr(info.filename, pickle.dumps(Bomb(tmp_path / "ran"), 2) if evil else old.read(info))
+    path.write_bytes(out.getvalue())
+    assert "could run code" in refusal(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_torchscript_is_refused(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("data.pkl", "constants.pkl", "code/__torch__.py"):
+            archive.writestr(f"file/{name}", b"")
+    assert "TorchScript" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"w": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}, "'bn.num_batches_tracked' is of dtype"),
+        ({"w": torch.ones(2), "epoch": 3}, "'epoch' is a int, expected a tensor"),
+        ({"w": torch.ones(2), 3: torch.ones(2)}, "3 is a Tensor, expected a tensor by a name"),
+        ({"w": torch.ones(2, dtype=torch.complex64)}, "'w' is of dtype torch.complex64"),
+        ({"w": torch.ones(2).to_sparse()}, "'w' is of dtype torch.float32 and torch.sparse_coo"),
+        ({"w": torch.ones(1).expand(1 << 40)}, "'w' of shape (1099511627776,) is larger than its data"),
+        ({"teacher": {"w": torch.ones(2)}}, "'teacher' is a dict"),
+        ({}, "no state dict"),
+        ({"model": {}}, "no state dict"),
+        (torch.ones(2), "holds a Tensor and no state dict"),
+        ([torch.ones(2)], "holds a list and no state dict"),
+        ({"w": torch.tensor([1.0, float("nan")])}, "'w' holds 1 NaN"),
+    ],
+)
+def test_what_is_no_state_dict_of_floats_is_refused(path, save, value, expected):
+    save(value)
+    assert expected in refusal(path)
+
+
+def test_damage_to_the_zip_format_is_refused_or_harmless(path, state):
+    torch.save(state, path)
+    check_damage(path, refused_at_least=60)
+
+
+def test_damage_to_the_older_format_is_refused_by_its_sidecar(path, state):
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    write_sidecar(path)
+    check_damage(path, refused_at_least=80)
+
+
+def test_without_torch_the_error_says_how_to_go_on(path, save, state, monkeypatch):
+    save(state)
+    real = builtins.__import__
+
+    def without_torch(name, *args, **kwargs):
+        if name == "torch":
+            raise ImportError("No module named 'torch'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_torch)
+    with pytest.raises(ImportError, match="file.pth.*needs PyTorch.*Install torch"):
+        open_checkpoint(path)
+
+
+def test_other_formats_do_not_import_torch():
+    code = "import sys, keras_vit.weights.read, keras_vit.weights.write; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "KERAS_BACKEND": "jax" if os.environ.get("KERAS_BACKEND") == "jax" else "numpy"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -1,0 +1,171 @@
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
+from keras_vit.weights.write import write_safetensors
+from tests.weights.read.damage import check_damage, contents, flipped, write_sidecar
+
+TWO = {
+    "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+    "b": {"dtype": "F16", "shape": [3, 2], "data_offsets": [8, 20]},
+}
+
+
+def write(path, header, size=20, tail=b""):
+    """A file by its header alone, of another code's making; its data are zeros."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size) + tail)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file.safetensors"
+
+
+def test_arrays_of_all_float_types_are_read_as_float32(path, arrays):
+    for dtype in ("float16", "float32", "float64", ml_dtypes.bfloat16):
+        stored = {key: array.astype(dtype) for key, array in arrays.items()}
+        write_safetensors(path, stored, {})
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.container == "safetensors"
+        assert {key: entry.shape for key, entry in checkpoint.entries.items()} == {
+            k: a.shape for k, a in arrays.items()
+        }
+        read = dict(checkpoint.read(arrays))
+        for key, array in stored.items():
+            assert read[key].dtype == "float32" and read[key].flags.writeable
+            np.testing.assert_array_equal(read[key], array.astype("float32"))
+
+
+def test_keys_come_in_the_order_asked_for(path, arrays):
+    write_safetensors(path, arrays, {})
+    assert [key for key, _ in open_checkpoint(path).read(["scale", "a/bias", "scale"])] == ["scale", "a/bias", "scale"]
+    with pytest.raises(KeyError, match="nothing"):
+        list(open_checkpoint(path).read(["nothing"]))
+
+
+def test_files_of_the_format_s_own_package_are_read(path, arrays):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file(arrays, path, metadata={"format": "pt", "by": "another"})
+    facts, read = contents(path)
+    assert facts == {"format": "pt", "by": "another"}
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(read[key], array)
+
+
+def test_golden_files_have_the_shapes_that_their_package_reads(shared):
+    numpy = pytest.importorskip("safetensors.numpy")
+    for file in sorted((shared / "golden").glob("*.safetensors")):
+        expected = numpy.load_file(file)
+        _, read = contents(file)
+        assert read.keys() == expected.keys()
+        assert all(np.array_equal(read[key], expected[key]) for key in read)
+
+
+def entry(**changes):
+    return {**TWO, "a": {**TWO["a"], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "expected"),
+    [
+        (TWO, 19, "holds 19 bytes of data, its header says 20"),
+        (TWO, 21, "holds 21 bytes of data, its header says 20"),
+        ({}, 0, "holds no arrays"),
+        ({"__metadata__": {"format": "pt"}}, 0, "holds no arrays"),
+        ([], 0, "no JSON object"),
+        (b"{", 0, "header is damaged"),
+        (b"[" * 50_000, 0, "header is damaged"),
+        (b'{"a": 1} x', 0, "header is damaged"),
+        (b"\xff" * 9, 0, "header is damaged"),
+        (b'{"a": {}, "a": {}}', 0, "holds 'a' twice"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "shape": [2], "data_offsets": [0, 8]}}', 8, "holds 'shape' twice"),
+        ({**TWO, "__metadata__": ["pt"]}, 20, "no object of strings"),
+        ({**TWO, "__metadata__": {"layers": 12}}, 20, "no object of strings"),
+        (entry(dtype="I64", shape=[1]), 20, "'a' is of dtype I64, expected floats"),
+        (entry(dtype="BOOL", shape=[8]), 20, "'a' is of dtype BOOL"),
+        (entry(dtype="F8_E4M3", shape=[8]), 20, "'a' is of dtype F8_E4M3"),
+        (entry(dtype=["F32"]), 20, "'a' is of dtype"),
+        (entry(shape=[3]), 20, "do not match its shape"),
+        (entry(shape=[-2, -1]), 20, "describes 'a' as"),
+        (entry(shape=[2.0]), 20, "describes 'a' as"),
+        (entry(shape=[True, 2]), 20, "describes 'a' as"),
+        (entry(shape=2), 20, "describes 'a' as"),
+        (entry(shape=[1 << 62, 1 << 62]), 20, "do not match its shape"),
+        (entry(data_offsets=[0]), 20, "lies at bytes"),
+        (entry(data_offsets=[8, 0]), 20, "lies at bytes"),
+        (entry(data_offsets=[-8, 0]), 20, "describes 'a' as"),
+        (entry(data_offsets=[4, 12]), 20, "'a' begins at byte 4, and the array before it ends at 0"),
+        (entry(data_offsets=[1 << 50, (1 << 50) + 8]), 20, "begins at byte 8, and the array before it ends at 0"),
+        ({**TWO, "c": TWO["a"]}, 20, "begins at byte 0, and the array before it ends at 8"),
+        ({**TWO, "a": {**TWO["a"], "more": 1}}, 20, "describes 'a' as"),
+        ({**TWO, "a": [1, 2]}, 20, "describes 'a' as"),
+    ],
+)
+def test_a_wrong_header_is_refused(path, header, size, expected):
+    with pytest.raises(ValueError, match="file.safetensors") as error:
+        SafetensorsFile(write(path, header, size))
+    assert expected in str(error.value)
+
+
+def test_a_header_longer_than_the_file_is_refused(path):
+    path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}" + bytes(20))
+    with pytest.raises(ValueError, match="its header would have 1099511627776 bytes and it has 30"):
+        open_checkpoint(path)
+    path.write_bytes(b"1234")
+    with pytest.raises(ValueError, match="truncated"):
+        SafetensorsFile(path)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_nan_and_infinity_are_refused_by_key(path, arrays, wrong):
+    arrays["c/kernel"][1, 1, 1, 1] = wrong
+    write_safetensors(path, arrays, {})
+    with pytest.raises(ValueError, match="'c/kernel' holds 1 NaN or infinite"):
+        contents(path)
+    assert len(dict(open_checkpoint(path).read(["a/bias"]))) == 1
+
+
+def test_a_double_beyond_float32_is_refused(path):
+    write_safetensors(path, {"a": np.array([1e300])}, {})
+    with pytest.raises(ValueError, match="'a' holds 1 NaN or infinite"):
+        contents(path)
+
+
+def test_any_damage_to_our_own_file_is_refused(path, arrays):
+    write_safetensors(path, arrays, {"grid": [4, 6]})
+    check_damage(path, refused_at_least=80)
+
+
+def test_damage_to_another_s_file_is_refused_by_its_sidecar(path, arrays):
+    write(path, TWO)
+    write_sidecar(path)
+    check_damage(path, refused_at_least=80)
+
+
+def test_any_flip_in_our_own_header_is_refused_whichever_arrays_are_read(path, arrays):
+    write_safetensors(path, arrays, {"grid": [4, 6]})
+    data = path.read_bytes()
+    for place in range(8 + int.from_bytes(data[:8], "little")):
+        path.write_bytes(flipped(data, place, place % 8))
+        with pytest.raises(ValueError, match="file.safetensors"):
+            list(open_checkpoint(path).read(["a/bias"]))
+
+
+def test_damage_in_one_array_is_found_when_another_is_read(path, arrays):
+    write_safetensors(path, arrays, {})
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, len(data) - 1, 0))
+    with pytest.raises(ValueError, match="the SHA-256 of its contents is"):
+        next(open_checkpoint(path).read(["b/kernel"]))
+
+
+def test_facts_of_a_foreign_file_without_a_digest_are_not_taken_for_ours(path):
+    write(path, {**TWO, "__metadata__": {"keras_vit": "{}"}})
+    with pytest.raises(ValueError, match=DIGEST):
+        open_checkpoint(path)

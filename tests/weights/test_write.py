@@ -1,0 +1,78 @@
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.write import write_npz, write_safetensors
+
+ARRAYS = {
+    "a": np.arange(6, dtype="float32").reshape(2, 3),
+    "transposed": np.arange(6, dtype="float32").reshape(2, 3).T,
+    "every_other": np.arange(8, dtype="float32")[::2],
+    "scalar": np.float32(3),
+    "none": np.zeros((0, 2), "float32"),
+}
+
+
+def test_an_npz_is_what_numpy_reads(tmp_path):
+    path = tmp_path / "file.npz"
+    write_npz(path, ARRAYS, {"grid": (2, 3)})
+    with np.load(path) as file:
+        assert set(file.files) == set(ARRAYS)
+        for key, array in ARRAYS.items():
+            np.testing.assert_array_equal(file[key], array)
+    assert open_checkpoint(path).facts == {"grid": [2, 3]}
+
+
+def test_a_safetensors_file_is_what_its_own_package_reads(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "file.safetensors"
+    write_safetensors(path, ARRAYS, {"grid": (2, 3)}, {"by": "us"})
+    read = numpy.load_file(path)
+    assert read.keys() == ARRAYS.keys()
+    for key, array in ARRAYS.items():
+        assert read[key].dtype == "float32" and read[key].shape == np.shape(array)
+        np.testing.assert_array_equal(read[key], array)
+    with pytest.importorskip("safetensors").safe_open(path, "np") as file:
+        metadata = file.metadata()
+    assert (
+        metadata["format"] == "pt" and metadata["by"] == "us" and json.loads(metadata["keras_vit"]) == {"grid": [2, 3]}
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ml_dtypes.bfloat16, ">f4"])
+def test_float_types_are_kept(tmp_path, dtype):
+    path = tmp_path / "file.safetensors"
+    array = np.linspace(-1, 1, 7).astype(dtype)
+    write_safetensors(path, {"a": array}, {})
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.entries["a"].end == array.nbytes
+    ((_, read),) = checkpoint.read(["a"])
+    np.testing.assert_array_equal(read, array.astype("float32"))
+
+
+def test_data_begin_at_a_multiple_of_8_bytes(tmp_path):
+    for length in range(9):
+        path = tmp_path / "file.safetensors"
+        write_safetensors(path, {"a" * (length + 1): np.ones(3, "float32")}, {})
+        assert (path.stat().st_size - 12) % 8 == 0
+
+
+def test_other_types_are_refused_and_nothing_is_left_behind(tmp_path):
+    path = tmp_path / "file.safetensors"
+    for wrong in (np.arange(3), np.array(["a"]), np.ones(2, bool), np.ones(2, "complex64")):
+        with pytest.raises(ValueError, match="Expected arrays of floats. Received: 'b' of dtype"):
+            write_safetensors(path, {"a": np.ones(2, "float32"), "b": wrong}, {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    for write in (write_npz, write_safetensors):
+        path.write_bytes(b"old")
+        with pytest.raises(TypeError, match="JSON"):
+            write(path, ARRAYS, {"grid": object()})
+        assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
