@@ -1,0 +1,286 @@
+import functools
+import hashlib
+import os
+import re
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import keras_vit
+from keras_vit.weights import zoo
+from keras_vit.weights.download import DownloadError
+from tests.weights.http_server import Answer, running
+
+GOOGLE = "https://storage.googleapis.com"
+ROWS = zoo.list_weights()
+B16 = zoo.find("ViTB16.imagenet21k")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Keras' own folder, away from the user's; and none that the user named."""
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    monkeypatch.delenv("KERAS_VIT_WEIGHTS", raising=False)
+    return tmp_path / "keras" / "keras_vit"
+
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """The folder that KERAS_VIT_WEIGHTS names."""
+    folder = tmp_path / "named"
+    folder.mkdir()
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Any download fails the test."""
+
+    def download(url, *_, **__):
+        pytest.fail(f"{url} was to be downloaded")
+
+    monkeypatch.setattr(zoo, "download", download)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(zoo, "download", functools.partial(zoo.download, timeout=0.3, delay=0.01))
+    with running() as server:
+        yield server
+
+
+def put(path, text="weights"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_names_files_and_addresses_are_unique():
+    for of in (lambda row: row.name, lambda row: row.filename, lambda row: row.url):
+        assert len({of(row) for row in ROWS}) == len(ROWS)
+    # File systems may not tell capitals apart.
+    assert len({row.filename.lower() for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_agrees_with_itself(row):
+    assert row.name == f"{row.architecture}.{row.tag}"
+    assert zoo.find(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
+    tag = re.fullmatch(r"(augreg_|sam_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?", row.tag)
+    assert tag
+    assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
+    if row.source != "bit":
+        assert row.resolution == int(tag[3] or 224)
+    assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
+    assert row.license == "Apache-2.0"
+    assert re.fullmatch(r"[\w.+-]+\.(npz|pth)", row.filename)
+    assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
+    assert re.fullmatch(r"https://[\w.%/-]+", row.url)
+    assert row.sha256 is None or re.fullmatch("[0-9a-f]{64}", row.sha256)
+    if row.source == "deit":
+        assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
+        assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
+        assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
+        assert (row.mean, row.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        assert (row.interpolation, row.crop_fraction) == ("bicubic", 0.875)
+    else:
+        assert row.sha256_prefix is None
+        assert row.mean == row.std == (0.5, 0.5, 0.5)
+        assert (row.interpolation, row.crop_fraction) == ("bilinear", 1.0)
+
+
+@pytest.mark.parametrize("architecture", dict.fromkeys(row.architecture for row in ROWS))
+def test_every_architecture_has_a_builder(architecture):
+    assert callable(getattr(keras_vit, architecture))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "/augreg/" in row.url], ids=lambda row: row.name)
+def test_augreg_files_are_of_their_architecture(row):
+    model = row.url.rpartition("/")[2].partition("-")[0]
+    stem, size, patch = re.fullmatch(r"(?:(R\d*)_)?(\w+)_(\d+)", model).groups()
+    assert row.architecture == f"{stem or ''}ViT{size}{patch}"
+    tuned = re.search(r"--imagenet2012-steps_20k-lr_0.0[13]-res_(\d+)\.npz$", row.url)
+    assert (int(tuned[1]) if tuned else 21843) == (row.resolution if row.num_classes == 1000 else 21843)
+
+
+@pytest.mark.parametrize(
+    "name, url",
+    [
+        ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
+        ("ViTB16.imagenet2012", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
+        ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
+        ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
+        ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
+        (
+            "ViTL16.augreg_imagenet21k",
+            f"{GOOGLE}/vit_models/augreg/L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0.npz",
+        ),
+        (
+            "R26ViTS32.augreg_imagenet2012_384",
+            f"{GOOGLE}/vit_models/augreg/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
+            "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
+        ),
+        ("BiTR50x1.imagenet21k", f"{GOOGLE}/bit_models/BiT-M-R50x1.npz"),
+        ("BiTR152x4.imagenet2012", f"{GOOGLE}/bit_models/BiT-S-R152x4.npz"),
+        ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
+        ("DeiTB16.imagenet2012", "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"),
+        (
+            "DeiTTi16Distilled.imagenet2012",
+            "https://dl.fbaipublicfiles.com/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth",
+        ),
+    ],
+)
+def test_addresses_as_they_are_published(name, url):
+    assert zoo.find(name).url == url
+
+
+def test_files_that_share_a_name_are_told_apart():
+    assert B16.filename == "imagenet21k-ViT-B_16.npz"
+    assert zoo.find("ViTB16.sam_imagenet2012").filename == "sam-ViT-B_16.npz"
+    assert zoo.find("ViTB16.imagenet2012").filename == "ViT-B_16-224.npz"
+
+
+def test_what_does_not_exist_is_not_listed():
+    assert zoo.find("ViTH14.imagenet2012_384") is None
+    assert not [row for row in ROWS if "gsam" in row.url]
+
+
+def test_lists():
+    assert {row.architecture for row in zoo.list_weights("ViTB16")} == {"ViTB16"}
+    assert sum(len(zoo.list_weights(name)) for name in {row.architecture for row in ROWS}) == len(ROWS)
+    with pytest.raises(ValueError, match="`architecture`. Expected one of 'ViTB8', .*Received: 'B/16'"):
+        zoo.list_weights("B/16")
+
+
+def test_a_list_may_be_changed():
+    zoo.list_weights().clear()
+    assert len(zoo.list_weights()) == len(ROWS)
+
+
+def test_table_is_aligned():
+    lines = zoo.table(ROWS).splitlines()
+    assert len(lines) == 1 + len(ROWS)
+    assert len({line.index("Apache-2.0") for line in lines[1:]} | {lines[0].index("license")}) == 1
+    assert lines[1].split() == ["ViTB8.imagenet21k", "224", "21843", "-", "official", "Apache-2.0"]
+    assert len(zoo.table([]).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "architecture, tag, message",
+    [
+        (
+            "DeiTB16",
+            "imagenet21k",
+            "`weights`. Expected one of 'imagenet2012', 'imagenet2012_384' for DeiTB16, or the path of a file. "
+            "Received: 'imagenet21k'",
+        ),
+        ("DeiTB16", "b16.npz", "Received: 'b16.npz'. There is no file at 'b16.npz'."),
+        ("DeiTB16", Path("w/b16"), "There is no file at 'w/b16'."),
+        ("ViTg14", "imagenet21k", "Expected the path of a file: no published checkpoint of ViTg14 is known. Received"),
+        ("DeiTB16", 5, "or the path of a file. Received: 5"),
+    ],
+)
+def test_unknown_tags(architecture, tag, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        zoo.resolve(architecture, tag)
+    assert ("There is no file" in str(error.value)) == ("There is no file" in message)
+
+
+@pytest.mark.parametrize("place", [B16.filename, f"a-kaggle-input/{B16.filename}", "imagenet21k/ViT-B_16.npz"])
+def test_the_named_folder_comes_first(named, home, offline, place):
+    put(home / B16.filename, "in the cache")
+    path = put(named / place)
+    assert zoo.fetch(B16) == str(path)
+    # Nothing is written there: Kaggle's inputs cannot be.
+    assert [p for p in named.rglob("*") if p.is_file()] == [path]
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert (home / f"{B16.filename}.sha256").read_text() == f"{digest}  {B16.filename}\n"
+    assert zoo.fetch(B16) == str(path)
+    put(path, "others")
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*is pinned in"):
+        zoo.fetch(B16)
+
+
+def test_a_name_that_several_files_share_is_not_taken_for_any(named, home):
+    put(named / "ViT-B_16.npz")
+    put(named / "deeper" / "still" / B16.filename)
+    put(home / B16.filename, "in the cache")
+    assert zoo.fetch(B16) == str(home / B16.filename)
+
+
+def test_a_named_folder_that_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(tmp_path / "nowhere"))
+    with pytest.raises(NotADirectoryError, match="KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere"):
+        zoo.fetch(B16)
+
+
+def test_a_published_hash_is_checked_wherever_the_file_is(named, home, offline):
+    row = zoo.find("DeiTTi16.imagenet2012")
+    path = put(named / row.filename)
+    with pytest.raises(ValueError, match="a1311bcf is in its published name"):
+        zoo.fetch(row)
+    assert path.exists() and not list(home.iterdir())
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert zoo.fetch(row._replace(sha256_prefix=digest[:8])) == str(path)
+    assert [p.name for p in home.iterdir()] == [f"{row.filename}.sha256"]
+
+
+def test_downloads_once(server, home):
+    row = B16._replace(url=server.url)
+    assert zoo.fetch(row) == str(home / B16.filename)
+    assert (home / B16.filename).read_bytes() == server.body
+    assert zoo.fetch(row) == str(home / B16.filename)
+    assert len(server.requests) == 1
+    assert hashlib.sha256(server.body).hexdigest() in (home / f"{B16.filename}.sha256").read_text()
+
+
+def test_a_damaged_file_in_the_cache_is_refused_and_had_anew_when_deleted(server, home):
+    row = B16._replace(url=server.url)
+    path = Path(zoo.fetch(row))
+    path.write_bytes(server.body[:-1])
+    with pytest.raises(ValueError, match="Delete it to download it anew"):
+        zoo.fetch(row)
+    path.unlink()
+    zoo.fetch(row)
+    assert path.read_bytes() == server.body
+
+
+def test_without_a_network_it_says_what_to_put_where(server, home, named):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/weights.npz"
+        with pytest.raises(DownloadError) as error:
+            zoo.fetch(B16._replace(url=url))
+    for part in (B16.name, url, repr(B16.filename), repr(str(home)), "KERAS_VIT_WEIGHTS", str(named)):
+        assert part in str(error.value)
+    server.answers = [Answer(status=404)]
+    with pytest.raises(DownloadError, match=f"404.*{B16.filename}"):
+        zoo.fetch(B16._replace(url=server.url))
+
+
+def test_the_cache_is_keras_own(monkeypatch, tmp_path, offline):
+    monkeypatch.delenv("KERAS_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    path = put(tmp_path / ".keras" / "keras_vit" / B16.filename)
+    assert zoo.fetch(B16) == str(path)
+
+
+def test_where_it_cannot_be_written_the_cache_is_a_temporary_folder(server, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    path = tmp_path / "temporary" / ".keras" / "keras_vit" / B16.filename
+    assert zoo.fetch(B16._replace(url=server.url)) == str(path)
+    assert path.read_bytes() == server.body
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")
+def test_a_cache_that_can_only_be_read_is_read(home, monkeypatch, tmp_path, offline):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    path = put(home / B16.filename)
+    home.chmod(0o555)
+    assert zoo.fetch(B16) == str(path)
