@@ -4,104 +4,122 @@ import math
 import re
 from typing import NamedTuple
 
+from keras_vit import variants
+
 
 class Architecture(NamedTuple):
-    """Sizes that decide whether a file fits a model. None where they could not be told."""
+    """Sizes that decide whether a file fits a model. None where there is none, or where it could not be told."""
 
-    hidden_dim: int | None
-    num_layers: int
-    num_heads: int | None
-    head_dim: int | None
-    mlp_dim: int | None
-    patch_size: tuple | None
-    in_channels: int | None
-    num_classes: int
-    grid_size: tuple | None
+    hidden_dim: int | None = None
+    num_layers: int = 0
+    num_heads: int | None = None
+    head_dim: int | None = None
+    mlp_dim: int | None = None
+    patch_size: tuple | None = None
+    in_channels: int | None = None
+    num_classes: int = 0
+    grid_size: tuple | None = None
+    # The ResNet: units of each stage, and its width as a multiple of the common one; None without a ResNet.
+    stages: tuple | None = None
+    width_factor: float | None = None
+
+    @property
+    def name(self):
+        """The name of the variant, as "ViT-L/16" or "BiT-R50x1", or None if it is none of the published ones."""
+        return variants.name_of(self)
+
+    @property
+    def has_heads(self):
+        """(num_heads, head_dim)."""
+        return self.num_heads, self.head_dim
 
     def __str__(self):
         def by(size):
             return "unknown" if size is None else f"{size[0]} x {size[1]}"
 
-        return (
-            f"hidden_dim {self.hidden_dim}, {self.num_layers} blocks, {self.num_heads} heads, mlp_dim {self.mlp_dim}, "
-            f"patch {by(self.patch_size)}, grid {by(self.grid_size)}, {self.num_classes} classes"
-        )
+        parts = []
+        if self.stages is not None:
+            parts.append(f"a ResNet of stages {self.stages}, width factor {self.width_factor:g}")
+        if self.num_layers:
+            parts.append(
+                f"hidden_dim {self.hidden_dim}, {self.num_layers} blocks, {self.num_heads or '?'} heads, "
+                f"mlp_dim {self.mlp_dim}, patch {by(self.patch_size)}, grid {by(self.grid_size)}"
+            )
+        text = ", ".join([*parts, f"{self.num_classes} classes"])
+        return f"{self.name} ({text})" if self.name else text
 
 
 def of_model(model):
-    """Reads the Architecture of a ViT of this package's builders.
+    """Reads the Architecture of a model of this package's builders.
 
     Raises:
-        ValueError: If the model has no blocks or patch embedding by the builders' names.
+        ValueError: If the model has no blocks, patch embedding or ResNet by the builders' names.
     """
     found = {layer.name: layer for layer in model.layers}
-    missing = [name for name in ("patch_embedding", "block_00") if name not in found]
+    expected = ("root_conv", "stage_1_unit_01") if "root_conv" in found else ("patch_embedding", "block_00")
+    if "patch_embedding" in found:
+        expected = ("patch_embedding", "block_00")
+    missing = [name for name in expected if name not in found]
     if missing:
         raise ValueError(
             "Expected a ViT of this package's builders, with layers named patch_embedding, block_00, ... "
             f"Received: model {model.name!r} without {' and '.join(missing)}; its layers are {', '.join(found)}. "
             "Where one of them holds the ViT, pass that: model.get_layer(...)."
         )
-    patch_embedding, block = found["patch_embedding"], found["block_00"]
+    shapes = {weight: tuple(variable.shape) for weight, variable in weights_of(model).items()}
+    heads = (None, None)
+    if "block_00" in found:
+        heads = found["block_00"].attention.num_heads, found["block_00"].attention.key_dim
     position_embedding = found.get("position_embedding")
-    return Architecture(
-        hidden_dim=patch_embedding.hidden_dim,
-        num_layers=sum(bool(re.fullmatch(r"block_\d+", name)) for name in found),
-        num_heads=block.attention.num_heads,
-        head_dim=block.attention.key_dim,
-        mlp_dim=block.mlp.mlp_dim,
-        patch_size=patch_embedding.patch_size,
-        in_channels=patch_embedding.kernel.shape[2],
-        num_classes=found["head"].units if "head" in found else 0,
-        grid_size=position_embedding and position_embedding.grid_size,
-    )
+    return of_shapes(shapes, heads, position_embedding and position_embedding.grid_size)
 
 
-def of_shapes(shapes, source, grid_size=None):
-    """Reads the Architecture of a file from the shapes of its arrays.
+def of_shapes(shapes, heads=(None, None), grid_size=None):
+    """Reads the Architecture from the shapes of a model's weights, whether they lie in a model or in a file.
 
     Args:
-        shapes: Dict from the file's canonical keys to their shapes.
-        source: The Source whose keys they are.
+        shapes: Dict from the weights' paths in the model to their shapes.
+        heads: (num_heads, head_dim) where they are known.
         grid_size: (rows, columns) of the position embeddings where it is known.
     """
 
-    def shape(weight, rank, key=0):
-        found = shapes.get(source.find(weight).keys[key], ())
-        return found if len(found) == rank else (None,) * rank
+    def size(weight, rank, axis):
+        shape = shapes.get(weight)
+        return shape[axis] if shape is not None and len(shape) == rank else None
 
-    kernel = shape("patch_embedding/kernel", 4)
-    query = shape("block_00/attention/qkv/kernel", 3)
-    blocks = {source.layer_of(key) for key in shapes}
+    patch = tuple(size("patch_embedding/kernel", 4, axis) for axis in (0, 1))
+    layers = {weight.split("/")[0] for weight in shapes}
+    hidden_dim = size("patch_embedding/kernel", 4, 3)
+    root_width = size("root_conv/kernel", 4, 3)
     return Architecture(
-        hidden_dim=kernel[3],
-        num_layers=sum(str(name).startswith("block_") for name in blocks),
-        num_heads=query[1],
-        head_dim=query[2],
-        mlp_dim=shape("block_00/mlp/dense_1/kernel", 2)[1],
-        patch_size=None if None in kernel else kernel[:2],
-        in_channels=kernel[2],
-        num_classes=shape("head/bias", 1)[0] or 0,
+        hidden_dim=hidden_dim,
+        num_layers=sum(bool(re.fullmatch(r"block_\d+", name)) for name in layers),
+        num_heads=heads[0],
+        head_dim=heads[1],
+        mlp_dim=size("block_00/mlp/dense_1/kernel", 2, 1),
+        patch_size=None if None in patch else patch,
+        in_channels=size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
+        num_classes=size("head/bias", 1, 0) or 0,
         grid_size=grid_size,
+        stages=None if root_width is None else _stages(layers),
+        width_factor=None if root_width is None else root_width / variants.ROOT_WIDTH,
     )
 
 
-def num_patch_positions(shapes, source):
-    """How many of a file's position embeddings belong to patches; 0 if it has none."""
-    positions = shapes.get(source.find("position_embedding/embeddings").keys[0], ())
-    return max(positions[1] - num_prefix_positions(shapes, source), 0) if len(positions) == 3 else 0
+def _stages(layers):
+    """How many units each stage has, from the names of the layers."""
+    units = [tuple(map(int, m.groups())) for m in (re.fullmatch(r"stage_(\d+)_unit_(\d+)", n) for n in layers) if m]
+    return tuple(sum(stage == i for stage, _ in units) for i in sorted({stage for stage, _ in units}))
 
 
 def square_grid(count):
     """The square grid of that many patches, or None if their number is no square."""
-    side = math.isqrt(count)
+    side = math.isqrt(count) if count > 0 else 0
     return (side, side) if side and side * side == count else None
 
 
-def num_prefix_positions(shapes, source):
-    """How many of a file's position embeddings belong to prefix tokens."""
-    tokens = shapes.get(source.find("class_token/tokens").keys[0])
-    return tokens[1] if tokens is not None and len(tokens) == 3 else 0
+# Tokens that stand before the patches and may have a position embedding, in their order.
+PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 
 
 def weights_of(model):
@@ -119,12 +137,19 @@ def weights_of(model):
 SETTINGS = ("activation", "layer_norm_epsilon")
 
 
-def differences(model, source, allow):
-    """Yields (name, the model's value, the source's) for each setting by which the same weights compute something else.
+def settings_of(model):
+    """The settings of a model by which the same weights compute something else: {} where it has no blocks."""
+    blocks = [layer for layer in model.layers if layer.name == "block_00"]
+    config = blocks[0].get_config() if blocks else {}
+    return {name: config[name] for name in SETTINGS if name in config}
+
+
+def differences(model, settings, allow):
+    """Yields (name, the model's value, the other's) for each setting by which the same weights compute something else.
 
     Args:
-        model: A ViT of this package's builders.
-        source: The Source whose code the weights come from or go to.
+        model: A model of this package's builders.
+        settings: Dict of the settings that the weights come from or go to; a value None is not known.
         allow: Names of settings that may differ.
 
     Raises:
@@ -136,10 +161,10 @@ def differences(model, source, allow):
         raise ValueError(
             f"Invalid value received for argument `allow`. Expected names out of {SETTINGS}. Received: {unknown}"
         )
-    config = model.get_layer("block_00").get_config()
-    for name in SETTINGS:
-        if name not in allow and config[name] != getattr(source, name):
-            yield name, config[name], getattr(source, name)
+    for name, here in settings_of(model).items():
+        there = settings[name]
+        if name not in allow and there is not None and here != there:
+            yield name, here, there
 
 
 def unwritten(model):
@@ -147,5 +172,5 @@ def unwritten(model):
     found = {layer.name: layer for layer in model.layers}
     if getattr(found.get("position_embedding"), "method", None) == "sincos2d":
         yield 'position_embedding="sincos2d"'
-    if getattr(found.get("pooling"), "method", None) == "gap" and "class_token" in found:
+    if getattr(found.get("pooling"), "method", None) == "gap" and "class_token" in found and "fc_norm" not in found:
         yield 'pooling="gap" beside a class token'

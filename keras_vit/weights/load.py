@@ -1,32 +1,23 @@
 """Loads a checkpoint into a model: plans on shapes, reads and converts, and only then touches the model."""
 
-import json
-import numbers
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import keras
 import numpy as np
 
-from keras_vit.weights import architecture, names, resize
-from keras_vit.weights.read import NpzFile
+from keras_vit.weights import architecture, resize
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.report import LoadReport, WeightsMismatchError
 
-GRID_COMMENT = "keras_vit position grid"
+_HOW = {
+    "linear": "linear, end points aligned",
+    "bicubic": "bicubic",
+    "bicubic_antialias": "bicubic, antialiased",
+}
 
 
-class FileInfo(NamedTuple):
-    """What a builder wants to know of a file before it builds: the sizes of the source's defaults."""
-
-    activation: str
-    grid_size: tuple | None
-
-
-def inspect_file(path):
-    """Reads which activation a file's source uses and which grid its position embeddings have, from shapes alone."""
-    checkpoint = _Checkpoint(path, None, None)
-    return FileInfo(checkpoint.source.activation, checkpoint.grid_size)
+POSITIONS = "position_embedding/embeddings"
 
 
 def load_weights(
@@ -37,24 +28,36 @@ def load_weights(
     skip: str | Sequence[str] = (),
     allow: str | Sequence[str] = (),
     grid: tuple[int, int] | None = None,
+    position_resize: str | None = None,
+    sha256: str | None = None,
 ) -> LoadReport:
-    """Loads an official .npz checkpoint into a ViT, strictly.
+    """Loads a checkpoint of any of the known code bases into a model of this package, strictly.
 
     Every weight of the file and of the model is accounted for, or nothing is loaded. What differs by intention is
-    adapted: position embeddings are resized to the model's grid (linearly with end points aligned, the official code's
-    convention), and the patch-embedding kernel to its channels (summed for 1, tiled and rescaled for N). The head is
-    left out, and the model's set to zero, where the numbers of classes differ; with it goes a pre_logits layer that the
-    model does not have.
+    adapted: position embeddings are resized to the model's grid as the source's own code does, the patch-embedding
+    kernel to its patch size (FlexiViT's pseudo-inverse resize) and its channels (summed for 1, tiled and rescaled for
+    N). A table of positions with rows for prefix tokens, loaded into a model without, has them added to the tokens, and
+    one without gets rows of zeros: both compute the same as before. The head is left out, and the model's set to zero,
+    where the numbers of classes differ; with it goes a pre_logits layer that the model does not have.
 
     Args:
-        model: A ViT of this package's builders.
-        path: Path of the file. Keys may have the published names, newer Flax names, or the prefix "opt/target/".
-        source: "official", or None to recognise the source by the file's keys.
+        model: A ViT, hybrid or BiT of this package's builders.
+        path: Path of the file: an .npz of the official code, big_vision or BiT; timm's or DeiT's state dict as
+            .safetensors or .pth; a Hugging Face folder; or Keras' .weights.h5. A .pth is read by PyTorch, which must be
+            installed, and by nothing that could run code in it.
+        source: "official", "big_vision", "bit", "timm", "deit", "huggingface" (its ViT and DeiT), "dinov2", "siglip"
+            (both Hugging Face's), "keras", or None to recognise the source
+            by the file's keys.
         skip: Names of layers to leave out on both sides, as in `skip=("head",)`. A skipped head becomes zero; any other
             skipped layer keeps the model's weights.
         allow: Differences to permit that change what the weights compute: "activation" and "layer_norm_epsilon".
         grid: (rows, columns) of the file's position embeddings, where their number is no square or not that of a square
             image.
+        position_resize: How position embeddings are resized: "linear", "bicubic" or "bicubic_antialias" (see
+            `weights.resize.resize_positions`). None takes the source's own way.
+        sha256: The SHA-256 that the file must have, in hexadecimal digits. Of all formats only .npz and what
+            `save_weights` writes notice by themselves that a bit of their data has flipped. Without it a file beside it
+            of the same name and the ending .sha256, as `sha256sum` writes it, is followed.
 
     Returns:
         A LoadReport, which prints what was loaded, resized, adapted and skipped.
@@ -64,6 +67,7 @@ def load_weights(
         ValueError: If the file is damaged, of no known source, holds NaN, or was trained with another activation or
             epsilon; and as `WeightsMismatchError`, with both lists, if it does not fit. The model is as it was in each
             case.
+        ImportError: If the file needs PyTorch to be read and there is none.
 
     Example:
 
@@ -72,90 +76,45 @@ def load_weights(
 
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
-    checkpoint = _Checkpoint(path, source, grid)
-    plan = _Plan(model, checkpoint, skip)
-    for name, here, there in architecture.differences(model, checkpoint.source, allow):
+    checkpoint = Checkpoint(path, source, grid, sha256)
+    return load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
+
+
+def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_resize=None):
+    """Loads a Checkpoint that is open already; the rest is as in `load_weights`."""
+    plan = _Plan(model, checkpoint, skip, position_resize)
+    for name, here, there in architecture.differences(model, checkpoint.settings, allow):
         raise ValueError(
             f"{checkpoint.path!r} was trained with {name}={there!r}, and model {model.name!r} was built with "
             f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or call "
             f"load_weights with allow=({name!r},) to load it all the same."
         )
     values = plan.read()
-    for weight, value in values.items():
-        plan.variables[weight].assign(value)
+    for weight in list(values):
+        # Each array is let go as soon as the model has it.
+        plan.variables[weight].assign(values.pop(weight))
     return plan.report
-
-
-class _Checkpoint:
-    """A file with its source: its shapes by the source's own names, its architecture."""
-
-    def __init__(self, path, source, grid):
-        self.file = NpzFile(path)
-        self.path = self.file.path
-        self.source = self._source(source)
-        self.keys, self.ignored = self.source.canonical_keys(self.file.entries)
-        self.shapes = {name: self.file.entries[key].shape for name, key in self.keys.items()}
-        self.grid_size = self._grid(grid)
-        self.architecture = architecture.of_shapes(self.shapes, self.source, self.grid_size)
-
-    def _source(self, source):
-        if source is not None:
-            if source not in names.SOURCES:
-                known = ", ".join(repr(name) for name in names.SOURCES)
-                raise ValueError(
-                    "Invalid value received for argument `source`. "
-                    f"Expected one of {known}, or None. Received: {source!r}"
-                )
-            return names.SOURCES[source]
-        found = names.recognise(self.file.entries)
-        if found is None:
-            raise ValueError(
-                f"Cannot read weights from {self.path!r}: its keys are those of no known source. Expected an official "
-                f"ViT checkpoint, with keys like embedding/kernel. Received: {', '.join(list(self.file.entries)[:5])}"
-            )
-        return found
-
-    def _grid(self, grid):
-        """The grid of the file's position embeddings: as passed, as the file says, or a square; None if unknown.
-
-        One of our own files says it in the archive's comment, since the number of embeddings alone cannot.
-        """
-        count = architecture.num_patch_positions(self.shapes, self.source)
-        said, where = (self._commented_grid(), "the file's own comment") if grid is None else (grid, "argument `grid`")
-        if said is None:
-            return architecture.square_grid(count)
-        two = isinstance(said, (tuple, list)) and len(said) == 2
-        if not (two and all(isinstance(n, numbers.Integral) and n > 0 for n in said) and said[0] * said[1] == count):
-            raise ValueError(
-                f"Expected {where} to be the (rows, columns) of the {count} position embeddings of patches in "
-                f"{self.path!r}. Received: {said!r}"
-            )
-        return int(said[0]), int(said[1])
-
-    def _commented_grid(self):
-        try:
-            comment = json.loads(self.file.comment)
-        except (ValueError, RecursionError):
-            return None
-        return comment.get(GRID_COMMENT) if isinstance(comment, dict) else None
-
-    def read(self, wanted):
-        """Yields (canonical key, array) for each wanted canonical key."""
-        own = {self.keys[name]: name for name in wanted}
-        for key, array in self.file.read(own):
-            yield own[key], array
 
 
 class _Plan:
     """Which of the file's arrays become which of the model's weights. Raises unless all are accounted for."""
 
-    def __init__(self, model, checkpoint, skip):
+    def __init__(self, model, checkpoint, skip, position_resize):
         self.model = model
         self.checkpoint = checkpoint
+        self.position_resize = position_resize or checkpoint.source.position_resize
+        resize.check_method(self.position_resize)
         self.architecture = architecture.of_model(model)
         self.variables = architecture.weights_of(model)
+        # The kernel that the images meet first, and so the one that their channels matter to.
+        self.entrance = next(k for k in ("root_conv/kernel", "patch_embedding/kernel") if k in self.variables)
+        self.prefix_there, self.grid_there = 0, None
+        # The file's rows for prefix tokens, kept until the tokens themselves have been read.
+        self.prefix_rows = None
+        if POSITIONS in checkpoint.weights:
+            self.prefix_there, self.grid_there = checkpoint.positions_for(self.architecture.grid_size)
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
-        self.report.skipped.update(dict.fromkeys(checkpoint.ignored, "holds no weights"))
+        self.report.skipped.update(dict.fromkeys(checkpoint.ignored, "holds no weights of the model"))
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self.zeroed = []
@@ -175,38 +134,42 @@ class _Plan:
             )
         dropped = dict.fromkeys(skip, "skipped as asked")
         classes_here, classes_there = self.architecture.num_classes, self.checkpoint.architecture.num_classes
-        if "head" in there and "head" not in dropped and classes_here != classes_there:
-            dropped["head"] = f"{classes_there} classes in the file, {classes_here or 'no head'} in the model"
+        if classes_here != classes_there:
+            for name in ("head", "head_dist"):
+                if name in there and name not in dropped:
+                    dropped[name] = f"{classes_there} classes in the file, {classes_here or 'no head'} in the model"
         if "head" in dropped and "pre_logits" in there - here:
             dropped.setdefault("pre_logits", "goes with the head, since the model has no pre_logits")
         return dropped
 
     def _match(self):
         missing, mismatched, used = [], {}, set()
+        shapes = self.checkpoint.shapes
         for weight, variable in self.variables.items():
             layer = weight.split("/")[0]
             if layer in self.dropped:
                 self._keep(weight, layer)
                 continue
             name = self.checkpoint.source.find(weight)
-            if name is None or any(key not in self.checkpoint.shapes for key in name.keys):
+            if name is None or any(key not in shapes for key in name.keys):
                 missing.append(weight)
                 used.update(name.keys if name else ())
                 continue
             used.update(name.keys)
-            shape = tuple(variable.shape)
-            for key, needed in zip(name.keys, name.codec.shapes(shape, self.architecture), strict=True):
-                there = self.checkpoint.shapes[key]
-                if there != needed and not self._adapts(weight, there, needed):
-                    mismatched[key] = (there, needed)
             self.rows[weight] = name
+            shape, heads = tuple(variable.shape), self.architecture.has_heads
+            there = tuple(shapes[key] for key in name.keys)
+            if not name.codec.fits(there, shape, heads) and not self._adapts(weight, shape):
+                needed = name.codec.file_shapes(shape, heads)
+                pairs = zip(name.keys, there, needed, strict=True)
+                mismatched.update({key: (a, b) for key, a, b in pairs if a != b})
         unexpected = []
-        for key in self.checkpoint.shapes:
+        for key in shapes:
             layer = self.checkpoint.source.layer_of(key)
             if layer in self.dropped:
-                self.report.skipped[self.checkpoint.keys[key]] = self.dropped[layer]
+                self.report.skipped[self._in_file(key)] = self.dropped[layer]
             elif key not in used:
-                unexpected.append(self.checkpoint.keys[key])
+                unexpected.append(self._in_file(key))
         if unexpected or missing or mismatched:
             raise WeightsMismatchError(
                 self.checkpoint.path,
@@ -219,81 +182,109 @@ class _Plan:
                 self._hints(unexpected, mismatched),
             )
 
+    def _in_file(self, key):
+        """The file's own key, with the block's number where it stacks them."""
+        place = self.checkpoint.places[key]
+        return place.key if place.index is None else f"{place.key}[{place.index}]"
+
     def _keep(self, weight, layer):
-        if layer == "head":
+        zero = layer in ("head", "head_dist")
+        if zero:
             self.zeroed.append(weight)
-        self.report.kept[weight] = "zero" if layer == "head" else "as it was"
+        self.report.kept[weight] = "zero" if zero else "as it was"
 
-    def _adapts(self, weight, there, needed):
-        """Whether the array of a file, though of another shape, can become the weight."""
-        if weight == "patch_embedding/kernel":
-            return len(there) == 4 and there[:2] + there[3:] == needed[:2] + needed[3:]
-        if weight == "position_embedding/embeddings":
-            same_width = len(there) == 3 and (there[0], there[2]) == (needed[0], needed[2])
-            return same_width and self._grid_there() is not None and self._prefix_fits()
+    def _adapts(self, weight, needed):
+        """Whether the file's array, though of another shape, can become the weight."""
+        there = self.checkpoint.weights.get(weight, ())
+        if len(there) != len(needed):
+            return False
+        if weight == self.entrance:
+            # The patches of a hybrid are cut from a feature map, to which no resizing of images applies.
+            same_patch = there[:2] == needed[:2] or weight == "patch_embedding/kernel"
+            return same_patch and there[3] == needed[3]
+        if weight == POSITIONS:
+            return (there[0], there[2]) == (needed[0], needed[2]) and self.grid_there is not None
         return False
-
-    def _prefix_here(self):
-        return self.model.get_layer("position_embedding").num_prefix_positions
-
-    def _prefix_there(self):
-        return architecture.num_prefix_positions(self.checkpoint.shapes, self.checkpoint.source)
-
-    def _prefix_fits(self):
-        # With the class token skipped its row of the table goes with it, whichever side has one.
-        return self._prefix_here() == self._prefix_there() or "class_token" in self.dropped
-
-    def _grid_there(self):
-        """The grid of the file's position embeddings, or None if it cannot be told."""
-        if self.checkpoint.grid_size is not None:
-            return self.checkpoint.grid_size
-        here = self.architecture.grid_size
-        count = architecture.num_patch_positions(self.checkpoint.shapes, self.checkpoint.source)
-        return here if here[0] * here[1] == count else None
 
     def _hints(self, unexpected, mismatched):
         if any(key.startswith("pre_logits/") for key in unexpected):
             yield "The file has a pre_logits layer: build the model with representation_size, or leave the head out."
-        if self._prefix_there() != ("class_token/tokens" in self.variables):
+        tokens = "class_token/tokens"
+        if (tokens in self.checkpoint.weights) != (tokens in self.variables):
             yield 'Only one of the two has a class token: pass skip=("class_token",) to load_weights to leave it out.'
-        position = self.checkpoint.source.find("position_embedding/embeddings").keys[0]
-        if position in mismatched and self._grid_there() is None:
+        name = self.checkpoint.source.find(POSITIONS)
+        if name and name.keys[0] in mismatched and self.grid_there is None:
             yield "The file does not tell the grid of its position embeddings: pass grid=(rows, columns)."
 
     def read(self):
         """Returns {weight: array} for all weights that change. The model is not touched."""
         values = {weight: np.zeros(tuple(self.variables[weight].shape), "float32") for weight in self.zeroed}
-        wanted = {key: weight for weight, name in self.rows.items() for key in name.keys}
+        wanted = {}
+        for weight, name in self.rows.items():
+            for key in name.keys:
+                wanted.setdefault(key, []).append(weight)
         parts = {}
         for key, array in self.checkpoint.read(wanted):
-            weight = wanted[key]
-            parts.setdefault(weight, {})[key] = array
-            if len(parts[weight]) == len(self.rows[weight].keys):
-                values[weight] = self._convert(weight, parts.pop(weight))
+            for weight in wanted[key]:
+                parts.setdefault(weight, {})[key] = array
+                if len(parts[weight]) == len(self.rows[weight].keys):
+                    values[weight] = self._convert(weight, parts.pop(weight))
+        self._add_prefix_positions(values)
         return values
 
     def _convert(self, weight, parts):
         name, shape = self.rows[weight], tuple(self.variables[weight].shape)
+        there = self.checkpoint.weights.get(weight, shape)
         arrays = [parts[key] for key in name.keys]
         self.report.loaded[weight] = shape
-        if weight == "patch_embedding/kernel" and arrays[0].shape != shape:
-            old, new = arrays[0].shape[2], shape[2]
+        value = name.codec.to_model(arrays, there if weight in (self.entrance, POSITIONS) else shape)
+        if weight == self.entrance:
+            return self._convert_entrance(weight, value, shape)
+        return self._convert_positions(weight, value) if weight == POSITIONS else value
+
+    def _convert_entrance(self, weight, kernel, shape):
+        old, new = kernel.shape[2], shape[2]
+        if kernel.shape[:2] != shape[:2]:
+            sizes = " -> ".join(f"{height} x {width}" for height, width in (kernel.shape[:2], shape[:2]))
+            self.report.resized[weight] = f"patches of {sizes} (pseudo-inverse)"
+            kernel = resize.resize_patches(kernel, shape[:2])
+        if old != new:
             how = "summed" if new == 1 else f"tiled, times {old}/{new}"
             self.report.adapted[weight] = f"{old} -> {new} channels ({how})"
-            return resize.adapt_channels(arrays[0], new)
-        if weight == "position_embedding/embeddings":
-            return self._convert_positions(weight, arrays[0])
-        return name.codec.to_model(arrays, shape)
+        return resize.adapt_channels(kernel, new)
 
     def _convert_positions(self, weight, embeddings):
-        prefix_there, grid_there = self._prefix_there(), self._grid_there()
-        prefix_here, grid_here = self._prefix_here(), self.architecture.grid_size
-        prefix, patches = embeddings[:, :prefix_there], embeddings[0, prefix_there:]
-        if prefix_here != prefix_there:
-            self.report.adapted[weight] = f"{prefix_there} -> {prefix_here} positions of prefix tokens"
-            prefix = np.asarray(self.variables[weight].numpy(), "float32")[:, :prefix_here]
-        if grid_there != grid_here:
-            sizes = " -> ".join(f"{rows} x {columns}" for rows, columns in (grid_there, grid_here))
-            self.report.resized[weight] = f"{sizes} (linear, end points aligned)"
-            patches = resize.resize_linear(patches.reshape(*grid_there, -1), *grid_here)
+        grid_here = self.architecture.grid_size
+        if self.grid_there is None or grid_here is None:
+            # Of a size that fits as it is.
+            return embeddings
+        layer = self.model.get_layer("position_embedding")
+        prefix, patches = embeddings[:, : self.prefix_there], embeddings[0, self.prefix_there :]
+        self.prefix_rows = prefix
+        if layer.num_prefix_positions != self.prefix_there:
+            self.report.adapted[weight] = (
+                f"{self.prefix_there} -> {layer.num_prefix_positions} positions of prefix tokens"
+            )
+            prefix = np.zeros((1, layer.num_prefix_positions, embeddings.shape[-1]), "float32")
+            if "class_token" in self.dropped:
+                prefix = np.asarray(keras.ops.convert_to_numpy(self.variables[weight]), "float32")
+                prefix = prefix[:, : layer.num_prefix_positions]
+            elif layer.num_prefix_positions:
+                shared = min(layer.num_prefix_positions, self.prefix_there)
+                prefix[:, :shared] = embeddings[:, :shared]
+        if self.grid_there != grid_here:
+            sizes = " -> ".join(f"{rows} x {columns}" for rows, columns in (self.grid_there, grid_here))
+            self.report.resized[weight] = f"{sizes} ({_HOW[self.position_resize]})"
+            patches = resize.resize_positions(
+                patches.reshape(*self.grid_there, -1), *grid_here, method=self.position_resize
+            )
         return np.concatenate([prefix, patches.reshape(1, -1, patches.shape[-1])], axis=1)
+
+    def _add_prefix_positions(self, values):
+        """Adds to the prefix tokens the positions that the file has for them and the model has no rows for."""
+        if self.prefix_rows is None:
+            return
+        here = self.model.get_layer("position_embedding").num_prefix_positions
+        for i, weight in enumerate(architecture.PREFIX_TOKENS[: self.prefix_there]):
+            if i >= here and weight in values:
+                values[weight] = values[weight] + self.prefix_rows[:, i : i + 1]

@@ -18,6 +18,7 @@ class LoadReport:
         adapted: Dict from a weight's path to how its kernel was adapted to other channels.
         skipped: Dict from the file's keys that were left out to the reason.
         kept: Dict from the model's weights that were not loaded to what they hold instead.
+        assumed: Dict from the settings that neither file nor caller told `from_pretrained` to what it took.
 
     Example:
 
@@ -35,6 +36,7 @@ class LoadReport:
     adapted: dict = field(default_factory=dict)
     skipped: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
+    assumed: dict = field(default_factory=dict)
 
     def __str__(self):
         count = sum(math.prod(shape) for shape in self.loaded.values())
@@ -42,7 +44,7 @@ class LoadReport:
             f"Loaded {os.path.basename(self.path)} (source {self.source!r}) into {self.model}:",
             f"  loaded   {len(self.loaded)} weights, {count:,} parameters",
         ]
-        for title in ("resized", "adapted", "skipped", "kept"):
+        for title in ("resized", "adapted", "skipped", "kept", "assumed"):
             lines += [f"  {title:<8} {key}: {what}" for key, what in getattr(self, title).items()]
         return "\n".join(lines)
 

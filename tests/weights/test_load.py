@@ -1,10 +1,13 @@
+import hashlib
+
 import keras
 import numpy as np
 import pytest
 import scipy.ndimage
 
 import keras_vit
-from keras_vit.weights import WeightsMismatchError
+from keras_vit.weights import WeightsMismatchError, architecture, names, resize
+from keras_vit.weights.read import open_checkpoint
 from tests.tiny import build, randomize
 
 GOLDEN = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
@@ -125,7 +128,7 @@ def test_newer_flax_names_and_optimizer_prefix_load_the_same(tiny, tiny_arrays, 
     model = build()
     report = keras_vit.load_weights(model, write(tmp_path / "newer.npz", arrays))
     assert unchanged(model, tiny.get_weights())
-    assert report.skipped == {"opt/state/step": "holds no weights"}
+    assert report.skipped == {"opt/state/step": "holds no weights of the model"}
 
 
 def test_a_weight_under_both_names_is_refused(tiny, tiny_arrays, tmp_path):
@@ -180,7 +183,7 @@ def test_heads_of_another_number_are_refused_though_the_product_is_the_same(tiny
 
 @pytest.mark.parametrize(
     "changes, there",
-    [({"num_layers": 3}, "2 blocks"), ({"hidden_dim": 24}, "hidden_dim 12"), ({"patch_size": 8}, "patch 4 x 4")],
+    [({"num_layers": 3}, "2 blocks"), ({"hidden_dim": 24}, "hidden_dim 12"), ({"mlp_dim": 24}, "mlp_dim 20")],
 )
 def test_a_model_of_other_sizes_is_refused_with_the_sizes_of_both(tiny_file, changes, there):
     with pytest.raises(WeightsMismatchError, match=there):
@@ -325,3 +328,163 @@ def test_the_report_prints_what_happened(tiny_file):
         "zero",
     ):
         assert part in text
+
+
+# Other sources ------------------------------------------------------------------------------------------------------
+
+
+def images(model, batch=2):
+    shape = (batch, *(side or 16 for side in model.input_shape[1:]))
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def test_stacked_blocks_load_the_same(shared, tmp_path):
+    arrays = dict(np.load(shared / "golden" / "bigvision_tok.npz"))
+    block = "params/Transformer/encoderblock_{}/"
+    parts = [key.removeprefix(block.format(0)) for key in arrays if key.startswith(block.format(0))]
+    for part in parts:
+        arrays["params/Transformer/encoderblock/" + part] = np.stack(
+            [arrays.pop(block.format(i) + part) for i in range(3)]
+        )
+    stacked = keras_vit.from_pretrained(write(tmp_path / "scanned.npz", arrays))
+    plain = keras_vit.from_pretrained(shared / "golden" / "bigvision_tok.npz")
+    assert stacked.layers[-1].name == "head" and unchanged(stacked, plain.get_weights())
+
+
+def test_the_image_tower_of_siglip_is_taken_out_of_the_whole(shared, tmp_path):
+    arrays = dict(np.load(shared / "golden" / "bigvision_map.npz"))
+    whole = {key.replace("params/", "params/img/", 1): value for key, value in arrays.items()}
+    whole |= {"params/txt/head/kernel": np.ones((2, 3), "float32"), "params/t": np.ones(1, "float32")}
+    model = keras_vit.from_pretrained(write(tmp_path / "siglip.npz", whole))
+    assert unchanged(model, keras_vit.from_pretrained(shared / "golden" / "bigvision_map.npz").get_weights())
+
+
+def test_positions_of_prefix_tokens_are_added_to_the_tokens_where_there_are_no_rows_for_them(tiny, tiny_file):
+    model = build(class_token_position=False)
+    report = keras_vit.load_weights(model, tiny_file)
+    x = images(tiny)
+    np.testing.assert_allclose(logits(model, x), logits(tiny, x), atol=1e-5)
+    assert report.adapted == {"position_embedding/embeddings": "1 -> 0 positions of prefix tokens"}
+
+
+def test_a_table_without_rows_for_prefix_tokens_gets_rows_of_zeros(tmp_path):
+    bare = randomize(build(class_token_position=False, activation="gelu"))
+    keras_vit.save_weights(bare, tmp_path / "bare.safetensors", "timm")
+    model = randomize(build(activation="gelu"), seed=1)
+    keras_vit.load_weights(model, tmp_path / "bare.safetensors")
+    x = images(bare)
+    np.testing.assert_allclose(logits(model, x), logits(bare, x), atol=1e-5)
+    assert not model.get_layer("position_embedding").get_weights()[0][:, 0].any()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"representation_size": 8, "dropout_rate": 0.1, "attention_dropout_rate": 0.1},
+        {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
+        {"pooling": "map"},
+        {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
+        {"position_embedding": "relative"},
+        {"position_embedding": "learned2d"},
+    ],
+)
+def test_keras_own_files_load_into_other_models(tmp_path, arguments):
+    model = randomize(build(**arguments))
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = build(**arguments)
+    report = keras_vit.load_weights(again, tmp_path / "model.weights.h5")
+    assert report.source == "keras" and unchanged(again, model.get_weights())
+    other = build(**arguments, num_classes=9) if "num_classes" not in arguments else None
+    keras_vit.load_weights(other, tmp_path / "model.weights.h5")
+    assert unchanged(other.get_layer("norm"), model.get_layer("norm").get_weights())
+
+
+def test_keras_own_files_load_at_another_size_and_build_their_model(tmp_path):
+    model = randomize(build())
+    model.save_weights(tmp_path / "model.weights.h5")
+    larger = build(image_size=(24, 32))
+    report = keras_vit.load_weights(larger, tmp_path / "model.weights.h5")
+    assert report.resized == {"position_embedding/embeddings": "4 x 4 -> 6 x 8 (linear, end points aligned)"}
+    built = keras_vit.from_pretrained(tmp_path / "model.weights.h5", num_heads=3)
+    assert unchanged(built, model.get_weights())
+
+
+def test_deit_files_are_read_by_pytorch(shared, tmp_path):
+    torch = pytest.importorskip("torch")
+    checkpoint = open_checkpoint(shared / "golden" / "timm_deit_distilled.safetensors")
+    state = {key: torch.from_numpy(value) for key, value in checkpoint.read(checkpoint.entries)}
+    torch.save({"model": state, "epoch": 3}, tmp_path / "deit.pth")
+    model = keras_vit.from_pretrained(tmp_path / "deit.pth", num_heads=4)
+    io = np.load(shared / "golden" / "timm_deit_distilled.io.npz")
+    np.testing.assert_allclose(logits(model, io["images"]), io["logits"], atol=1e-4)
+    assert model.get_layer("normalization").get_config()["mean"] == [0.485, 0.456, 0.406]
+
+
+@pytest.mark.parametrize("patch_size", [2, 8, (4, 2)])
+def test_another_patch_size_gives_the_embeddings_of_resized_images(tiny, tiny_file, patch_size):
+    model = build(patch_size=patch_size)
+    report = keras_vit.load_weights(model, tiny_file)
+    expected = resize.resize_patches(
+        tiny.get_layer("patch_embedding").get_weights()[0], model.get_layer("patch_embedding").patch_size
+    )
+    np.testing.assert_allclose(model.get_layer("patch_embedding").get_weights()[0], expected, atol=1e-6)
+    assert "pseudo-inverse" in report.resized["patch_embedding/kernel"]
+    assert "position_embedding/embeddings" in report.resized
+
+
+@pytest.mark.parametrize("method", ["bicubic", "bicubic_antialias"])
+def test_positions_are_resized_as_asked(tiny, tiny_file, method):
+    model = build(image_size=24)
+    report = keras_vit.load_weights(model, tiny_file, position_resize=method)
+    before = tiny.get_layer("position_embedding").get_weights()[0][0, 1:].reshape(4, 4, -1)
+    actual = model.get_layer("position_embedding").get_weights()[0][0, 1:].reshape(6, 6, -1)
+    np.testing.assert_allclose(actual, resize.resize_positions(before, 6, 6, method), atol=1e-6)
+    assert "bicubic" in report.resized["position_embedding/embeddings"]
+    with pytest.raises(ValueError, match="position_resize"):
+        keras_vit.load_weights(model, tiny_file, position_resize="spline")
+
+
+# Wrong pairings -----------------------------------------------------------------------------------------------------
+
+
+def real_file(tmp_path, model):
+    """The model's shapes in the official format, in float16 zeros: what an error reads is the shapes alone."""
+    path = tmp_path / f"{model.name}.npz"
+    source = names.BIT if model.name.startswith("bit") else names.OFFICIAL
+    sizes = architecture.of_model(model)
+    arrays = {}
+    for weight, variable in architecture.weights_of(model).items():
+        name = source.find(weight)
+        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), sizes.has_heads), strict=True):
+            arrays[key if source is names.OFFICIAL else "resnet/" + key] = np.zeros(shape, "float16")
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    "build_file, name",
+    [
+        (lambda: keras_vit.ViTS16(), r"ViT-S/16 \(hidden_dim 384"),
+        (lambda: keras_vit.RViTTi16(), r"R\+ViT-Ti/16 \(a ResNet"),
+        (lambda: keras_vit.BiTR50x1(), r"BiT-R50x1 \(a ResNet"),
+    ],
+)
+def test_a_wrong_pairing_names_the_architecture_of_the_file(tmp_path, build_file, name):
+    path = real_file(tmp_path, build_file())
+    with pytest.raises(WeightsMismatchError, match=r"The file:  " + name) as error:
+        keras_vit.load_weights(keras_vit.ViTTi16(), path)
+    assert "The model: ViT-Ti/16 (hidden_dim 192" in str(error.value)
+
+
+def test_a_plain_file_is_refused_by_a_hybrid_and_a_bit(tmp_path):
+    path = real_file(tmp_path, keras_vit.ViTTi16())
+    for model in (keras_vit.RViTTi16(), keras_vit.BiTR50x1()):
+        with pytest.raises(WeightsMismatchError, match="The file:  ViT-Ti/16"):
+            keras_vit.load_weights(model, path)
+
+
+def test_a_file_of_another_digest_is_refused(tiny, tiny_file):
+    digest = hashlib.sha256(tiny_file.read_bytes()).hexdigest()
+    keras_vit.load_weights(build(), tiny_file, sha256=digest)
+    with pytest.raises(ValueError, match="SHA-256"):
+        keras_vit.load_weights(build(), tiny_file, sha256="0" * 64)

@@ -1,0 +1,116 @@
+"""Writes the folders that Hugging Face transformers loads ViT and DeiT models from."""
+
+import json
+
+from keras_vit.files import replacing
+from keras_vit.weights import write
+
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
+_RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
+# Layers of the classifier, which do not belong to the backbone and its prefix.
+_HEADS = ("classifier.", "distillation_classifier.")
+
+
+def write_folder(path, arrays, sizes, facts):
+    """Writes config.json, preprocessor_config.json and model.safetensors to a folder, each whole or not at all.
+
+    Args:
+        path: Path of the folder; it is made where it is missing, and its other files are left alone.
+        arrays: Dict from the keys of `names.HUGGINGFACE` to arrays.
+        sizes: The model's Architecture.
+        facts: Dict of the settings of the model: activation, layer_norm_epsilon, image_size, preprocessing.
+
+    Raises:
+        ValueError: If transformers has no class for such a model.
+    """
+    kind = "deit" if "embeddings.distillation_token" in arrays else "vit"
+    if kind == "deit" and not sizes.num_classes:
+        raise ValueError(
+            "The format 'huggingface' has no distilled model without its two heads. Received: num_classes=0"
+        )
+    if sizes.num_classes and "pooler.dense.weight" in arrays:
+        raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
+    if sizes.head_dim * sizes.num_heads != sizes.hidden_dim:
+        raise ValueError(
+            f"The format 'huggingface' needs heads that divide the width. Received: {sizes.num_heads} heads of "
+            f"{sizes.head_dim} in {sizes.hidden_dim} channels"
+        )
+    path.mkdir(exist_ok=True)
+    config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
+    write.write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
+    _write_json(path / "preprocessor_config.json", _preprocessor(facts))
+    _write_json(path / "config.json", config)
+
+
+def _renamed(kind, sizes, arrays):
+    """The keys as the class of the model has them: with the backbone's prefix where there is a head."""
+    if not sizes.num_classes:
+        return arrays
+    cls = "cls_classifier." if kind == "deit" else "classifier."
+    return {
+        key.replace("classifier.", cls, 1)
+        if key.startswith("classifier.")
+        else key
+        if key.startswith(_HEADS)
+        else f"{kind}.{key}": array
+        for key, array in arrays.items()
+    }
+
+
+def _config(kind, sizes, facts, has_pooler):
+    if kind == "deit":
+        architectures = ["DeiTForImageClassificationWithTeacher"]
+    else:
+        architectures = ["ViTForImageClassification" if sizes.num_classes else "ViTModel"]
+    height, width = (n * patch for n, patch in zip(sizes.grid_size, sizes.patch_size, strict=True))
+    patch = sizes.patch_size[0] if sizes.patch_size[0] == sizes.patch_size[1] else list(sizes.patch_size)
+    config = {
+        "architectures": architectures,
+        "model_type": kind,
+        "hidden_size": sizes.hidden_dim,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "intermediate_size": sizes.mlp_dim,
+        "hidden_act": _ACTIVATIONS.get(facts["activation"], facts["activation"]),
+        "layer_norm_eps": facts["layer_norm_epsilon"],
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "image_size": height if height == width else [height, width],
+        "patch_size": patch,
+        "num_channels": sizes.in_channels,
+        "qkv_bias": True,
+    }
+    if has_pooler:
+        config |= {"pooler_act": "tanh", "pooler_output_size": sizes.hidden_dim}
+    if sizes.num_classes:
+        labels = {str(i): f"LABEL_{i}" for i in range(sizes.num_classes)}
+        config |= {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
+    return config
+
+
+def _preprocessor(facts):
+    preprocessing = facts["preprocessing"]
+    channels = 3
+    mean, std = (
+        list(values) * channels if len(values) == 1 else list(values)
+        for values in (preprocessing["mean"], preprocessing["std"])
+    )
+    config = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+        "resample": _RESAMPLE.get(preprocessing["interpolation"], _RESAMPLE["bilinear"]),
+    }
+    if facts["image_size"] is not None:
+        height, width = facts["image_size"]
+        config["size"] = {"height": height, "width": width}
+    return config
+
+
+def _write_json(path, content):
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,47 @@
+"""Keras' own .weights.h5 files: layers by name, and each layer's weights by number."""
+
+from keras_vit.weights.names.source import Name, Source
+
+# The place of a weight among those of its own layer, in the order in which the layer makes them.
+_NUMBERS = {
+    "kernel": 0,
+    "gamma": 0,
+    "tokens": 0,
+    "embeddings": 0,
+    "column_embeddings": 0,
+    "relative_embeddings": 0,
+    "probe": 0,
+    "bias": 1,
+    "beta": 1,
+    "row_embeddings": 1,
+    "prefix_embeddings": 2,
+}
+
+
+class KerasSource(Source):
+    """A Source whose table is a rule: every weight of every model has a place, by its path."""
+
+    def find(self, weight):
+        layer, _, name = weight.rpartition("/")
+        return Name((f"{layer}/{_NUMBERS[name]}",)) if name in _NUMBERS else None
+
+    def weight_of(self, key):
+        layer, _, number = key.rpartition("/")
+        if layer == "position_embedding":
+            return f"{layer}/embeddings"
+        names = ("kernel", "bias")
+        if layer.rpartition("/")[2].startswith(("norm", "root_norm", "query_norm", "key_norm", "fc_norm")):
+            names = ("gamma", "beta")
+        elif layer.rpartition("/")[2].startswith("layer_scale"):
+            names = ("gamma",)
+        elif layer in ("class_token", "distillation_token", "registers"):
+            names = ("tokens",)
+        elif layer == "pooling":
+            names = ("probe",)
+        return f"{layer}/{names[int(number)]}" if number.isdecimal() and int(number) < len(names) else None
+
+    def knows(self, keys):
+        return "patch_embedding/0" in keys or "root_conv/0" in keys
+
+
+KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None)

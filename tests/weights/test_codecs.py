@@ -1,0 +1,78 @@
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_vit.weights import codecs
+
+# The shape of the model's weight that each codec is for, from the numbers of heads, their width, and the hidden width.
+SHAPES = {
+    codecs.Same(): lambda h, d, n: (n, h),
+    codecs.Ones(): lambda h, d, n: (n + 1,),
+    codecs.Ones(before=2): lambda h, d, n: (n + 1, h),
+    codecs.Ones(without=1): lambda h, d, n: (1, n + 1, h),
+    codecs.Transposed(): lambda h, d, n: (n, h),
+    codecs.TorchConv(): lambda h, d, n: (h, d, 3, n),
+    codecs.FusedKernel(): lambda h, d, n: (n, 3 * h * d),
+    codecs.FusedBias(): lambda h, d, n: (3 * h * d,),
+    codecs.FusedTransposed(): lambda h, d, n: (n, 3 * h * d),
+    codecs.FusedVectors(): lambda h, d, n: (3 * h * d,),
+    codecs.OutKernel(): lambda h, d, n: (h * d, n),
+    codecs.HeadsTransposed(): lambda h, d, n: (n, h, d),
+    codecs.FromHeadsTransposed(): lambda h, d, n: (h, d, n),
+    codecs.Flat(): lambda h, d, n: (h, d),
+}
+
+
+def name(codec):
+    return f"{type(codec).__name__}{vars(codec) or ''}"
+
+
+@pytest.mark.parametrize("codec", SHAPES, ids=name)
+@given(h=st.integers(1, 4), d=st.integers(1, 5), n=st.integers(1, 6))
+def test_what_is_written_is_read_back(codec, h, d, n):
+    shape, heads = SHAPES[codec](h, d, n), (h, d)
+    value = np.random.default_rng(0).normal(size=shape).astype("float32")
+    arrays = codec.to_file(value, heads)
+    shapes = tuple(array.shape for array in arrays)
+    assert shapes == codec.file_shapes(shape, heads) and codec.fits(shapes, shape, heads)
+    assert codec.model_shape(shapes) in (shape, None)
+    np.testing.assert_array_equal(codec.to_model(arrays, shape), value)
+
+
+@pytest.mark.parametrize("codec", SHAPES, ids=name)
+def test_another_shape_does_not_fit(codec):
+    shape, heads = SHAPES[codec](2, 3, 5), (2, 3)
+    shapes = codec.file_shapes(shape, heads)
+    longer = tuple((*s[:-1], s[-1] + 1) for s in shapes)
+    assert not codec.fits(longer, shape, heads)
+
+
+def test_every_codec_is_tried():
+    classes = {c for _, c in inspect.getmembers(codecs, inspect.isclass)}
+    assert classes - {type(codec) for codec in SHAPES} == {codecs.Part}
+
+
+@given(count=st.integers(1, 4), h=st.integers(1, 3), d=st.integers(1, 4))
+def test_parts_of_one_array_are_told_apart(count, h, d):
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(5, h, d)).astype("float32") for _ in range(count)]
+    parts = [codecs.Part(codecs.HeadsTransposed(), i, count) for i in range(count)]
+    whole = np.concatenate([p.to_file(v, (h, d))[0] for p, v in zip(parts, values, strict=True)])
+    for part, value in zip(parts, values, strict=True):
+        assert part.fits((whole.shape,), value.shape, (h, d))
+        np.testing.assert_array_equal(part.to_model((whole,), value.shape), value)
+
+
+def test_the_layouts_of_pytorch_are_the_same_functions():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4,))
+    weight = rng.normal(size=(3, 4))
+    np.testing.assert_allclose(x @ codecs.Transposed().to_model((weight,), (4, 3)), weight @ x)
+    image, kernel = rng.normal(size=(2, 5, 6)), rng.normal(size=(7, 2, 5, 6))
+    ours = codecs.TorchConv().to_model((kernel,), (5, 6, 2, 7))
+    np.testing.assert_allclose(
+        np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), np.einsum("chw,dchw->d", image, kernel)
+    )
