@@ -1,9 +1,12 @@
+import json
 import os
 
+import keras
 import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.weights.read import open_checkpoint
 from tests.tiny import build, randomize
 
 
@@ -101,3 +104,94 @@ def _umask():
 def test_a_missing_folder_is_named(tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         keras_vit.save_weights(tiny, tmp_path / "nowhere" / "model.npz")
+
+
+# Other formats ------------------------------------------------------------------------------------------------------
+
+ROUND_TRIPS = {
+    "big_vision": [{"pooling": "map"}, {"representation_size": 8}, {"class_token_position": False}],
+    "timm": [
+        {
+            "distillation_token": True,
+            "num_registers": 2,
+            "layer_scale_init": 0.1,
+            "qk_norm": True,
+            "activation": "gelu",
+        },
+        {"pooling": "map", "activation": "gelu"},
+        {"pooling": "gap", "norm_after_pooling": True, "activation": "gelu", "image_size": (16, 24)},
+    ],
+    "huggingface": [
+        {},
+        {"distillation_token": True, "activation": "gelu"},
+        {"num_classes": 0, "representation_size": 12},
+    ],
+}
+
+
+@pytest.mark.parametrize("format, arguments", [(f, a) for f, all_ in ROUND_TRIPS.items() for a in all_])
+def test_other_formats_come_back_as_the_same_model(tmp_path, format, arguments):
+    model = randomize(build(mean=0.4, std=0.3, interpolation="bicubic", **arguments))
+    path = tmp_path / ("folder" if format == "huggingface" else "model")
+    keras_vit.save_weights(model, path, format)
+    again = keras_vit.from_pretrained(path)
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
+    images = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, again)))
+    if format != "big_vision":
+        configs = [m.get_layer("normalization").get_config() for m in (model, again)]
+        assert np.allclose(configs[0]["mean"], configs[1]["mean"]) and configs[1]["interpolation"] == "bicubic"
+
+
+@pytest.mark.parametrize("name", ["bit_2111_x0.5", "hybrid_r50ish_patch1", "bigvision_map", "timm_vit_qknorm_map"])
+def test_golden_files_of_all_families_come_back_bit_for_bit(shared, tmp_path, name):
+    format = {"bigvision": "big_vision", "timm": "timm"}.get(name.split("_")[0], "npz")
+    source = shared / "golden" / f"{name}.{'safetensors' if format == 'timm' else 'npz'}"
+    model = keras_vit.from_pretrained(source)
+    keras_vit.save_weights(model, tmp_path / "back", format)
+    before, after = (dict(f.read(f.entries)) for f in map(open_checkpoint, (source, tmp_path / "back")))
+    assert set(before) == set(after)
+    for key, array in before.items():
+        assert np.array_equal(array, after[key].reshape(array.shape)), key
+
+
+@pytest.mark.parametrize("format", ["big_vision", "timm", "huggingface"])
+def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path, format):
+    source = shared / "weights" / "ViT-B_16-224.npz"
+    keras_vit.save_weights(keras_vit.ViTB16(weights=source), tmp_path / "there", format, allow=("activation",))
+    keras_vit.save_weights(keras_vit.from_pretrained(tmp_path / "there"), tmp_path / "back.npz")
+    with np.load(source) as before, np.load(tmp_path / "back.npz") as after:
+        assert set(before.files) == set(after.files)
+        assert all(np.array_equal(before[key], after[key]) for key in before.files)
+
+
+@pytest.mark.parametrize(
+    "format, arguments, message",
+    [
+        ("timm", {}, "activation='gelu'"),
+        ("timm", {"activation": "gelu", "position_embedding": "sincos2d"}, "sincos2d"),
+        ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
+        ("huggingface", {"pooling": "gap"}, "needs class_token/tokens"),
+        ("huggingface", {"layer_scale_init": 0.1}, "no place for 4 weights"),
+        ("huggingface", {"representation_size": 12}, "both a pre_logits layer and a head"),
+        ("huggingface", {"hidden_dim": 16}, "heads that divide the width"),
+        ("huggingface", {"distillation_token": True, "num_classes": 0}, "two heads"),
+        ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
+    ],
+)
+def test_what_another_format_cannot_hold_is_refused_and_nothing_written(tmp_path, format, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.save_weights(build(**arguments), tmp_path / "model", format)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_hugging_face_config_says_what_the_model_computes(tmp_path):
+    model = build(image_size=(16, 24), layer_norm_epsilon=1e-12, std=(0.1, 0.2, 0.3))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    config, preprocessor = (
+        json.loads((tmp_path / "folder" / name).read_text()) for name in ("config.json", "preprocessor_config.json")
+    )
+    assert config["architectures"] == ["ViTForImageClassification"] and config["image_size"] == [16, 24]
+    assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
+    assert preprocessor["image_mean"] == [0.5] * 3 and preprocessor["image_std"] == [0.1, 0.2, 0.3]
+    assert preprocessor["size"] == {"height": 16, "width": 24}
