@@ -34,3 +34,16 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip(f"No folder of real data and golden files at {SHARED}")
     return SHARED
+
+
+@pytest.fixture
+def count_params():
+    """Counts the parameters of a builder's model without allocating them, which would take up to 7 GB."""
+
+    def count(builder):
+        with keras.StatelessScope(initialize_variables=False):
+            return builder().count_params()
+
+    yield count
+    # The variables still wait for their values, which the end of any other scope would bring.
+    keras.utils.clear_session(free_memory=False)

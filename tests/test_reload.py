@@ -25,6 +25,10 @@ def patches():
 MODELS = {kind: lambda arguments=arguments: build(**arguments) for kind, arguments in KINDS.items()}
 MODELS["feature_map"] = lambda: keras_vit.features(build(num_registers=2), blocks=(1,), format="map")
 MODELS["patches"] = patches
+MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
+MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
+MODELS["distilled"] = lambda: build(distillation_token=True)
+MODELS["norm_after_pooling"] = lambda: build(pooling="gap", norm_after_pooling=True)
 BACKENDS = ("tensorflow", "jax", "torch")
 
 # All that a user who gets the files has: the file, Keras and this package.

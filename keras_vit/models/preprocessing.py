@@ -27,7 +27,7 @@ def preprocess_input(x, model: keras.Model | None = None):
 
     Reference: the official checkpoints' own preprocessing, `(x - 127.5) / 127.5`.
     """
-    layer = ImageNormalization() if model is None else _normalization(model)
+    layer = ImageNormalization() if model is None else normalization_of(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):
         x = np.asarray(x, "float32")
@@ -44,12 +44,17 @@ def preprocess_input(x, model: keras.Model | None = None):
     return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
 
 
-def _normalization(model):
+def normalization_of(model):
+    """Returns the layer of a model, or of a model within it, that carries the preprocessing constants.
+
+    Raises:
+        ValueError: If there is none.
+    """
     for layer in model.layers:
         if isinstance(layer, ImageNormalization):
             return layer
         if isinstance(layer, keras.Model) and any(isinstance(inner, ImageNormalization) for inner in layer.layers):
-            return _normalization(layer)
+            return normalization_of(layer)
     raise ValueError(
         f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r} without one."
     )

@@ -1,6 +1,5 @@
 """The Vision Transformer as a functional Keras model, read top-down: images, patches, tokens, blocks, head."""
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -9,8 +8,12 @@ import keras
 
 from keras_vit import layers
 from keras_vit.layers import arguments
-from keras_vit.models.variants import decode_variant
-from keras_vit.weights.load import inspect_file, load_weights
+from keras_vit.models.named import named_builder
+from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid
+from keras_vit.variants import decode_variant
+from keras_vit.weights.checkpoint import Checkpoint, preprocessing_of
+from keras_vit.weights.load import load_checkpoint
+from keras_vit.weights.local import local_path
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)
@@ -34,9 +37,15 @@ def ViT(
     num_layers: int | None = None,
     num_heads: int | None = None,
     mlp_dim: int | None = None,
+    stages: Sequence[int] | None = None,
+    width_factor: float = 1.0,
     position_embedding: str = "learned",
     class_token: bool | None = None,
+    class_token_position: bool = True,
+    distillation_token: bool = False,
+    return_both_heads: bool = False,
     num_registers: int = 0,
+    norm_after_pooling: bool = False,
     representation_size: int | None = None,
     dropout_rate: float = 0.0,
     attention_dropout_rate: float = 0.0,
@@ -49,10 +58,10 @@ def ViT(
     classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
     include_preprocessing: bool = False,
-    mean: float | Sequence[float] = 0.5,
-    std: float | Sequence[float] = 0.5,
-    interpolation: str = "bilinear",
-    crop_fraction: float = 1.0,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    interpolation: str | None = None,
+    crop_fraction: float | None = None,
     name: str | None = None,
 ) -> keras.Model:
     """Builds a Vision Transformer.
@@ -64,25 +73,34 @@ def ViT(
     m.get_layer("block_07").output)`.
 
     Args:
-        variant: String: a size ("Ti", "S", "B", "L", "H", "g", "G"), a slash and a patch size in pixels, as in "B/16".
-            Each of its sizes can be overridden by the arguments below.
+        variant: String: a size ("Ti", "S", "B", "L", "H", "g", "G", "SO400M"), a slash and a patch size in pixels, as
+            in "B/16", or a hybrid, as in "R50+B/16". Each of its sizes can be overridden by the arguments below.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. Where patches do not
             divide it, the remainder is dropped at the right and bottom.
         in_channels: Int, the images' channels.
         num_classes: Int, the number of classes; 0 builds no head and gives the features instead.
-        weights: Path of an official .npz checkpoint to load, as `load_weights` does; None for random weights. What was
-            loaded is logged by the logger "keras_vit" at level INFO.
+        weights: Path of a checkpoint to load, as `load_weights` does, or the tag of a published one, as
+            "imagenet21k" (see `list_weights`), which is downloaded once; None for random weights. What was loaded is
+            logged by the logger "keras_vit" at level INFO.
         pooling: "token" (the class token), "gap" (mean of the patches), "map" (attention pooling), or None (all tokens,
             for the head too).
-        patch_size: Int, or (height, width), in pixels.
+        patch_size: Int, or (height, width), in pixels; of the feature map where there is a ResNet below.
         hidden_dim: Int, the width of a token.
         num_layers: Int, the number of blocks.
         num_heads: Int, the attention heads of a block, each `hidden_dim // num_heads` wide.
         mlp_dim: Int, the hidden width of a block's MLP.
+        stages: Ints, the number of units of each stage of a ResNet below the patches, which are then cut out of its
+            feature map; () for its root alone. By default as the variant says: none but in hybrids.
+        width_factor: Float, a multiple of 0.5, the widths of that ResNet relative to a plain one's.
         position_embedding: "learned" (one vector a position), "learned2d" (one a row and one a column), "relative" (in
             each block's attention, by 1-D offset), "sincos2d" (fixed) or "none".
         class_token: Bool, whether there is a class token; by default where `pooling` is "token" or None.
+        class_token_position: Bool, whether the class and distillation tokens get a position embedding too.
+        distillation_token: Bool, whether DeiT's distillation token stands behind the class token, with a head
+            `head_dist` of its own. The output is the mean of the two heads' logits.
+        return_both_heads: Bool; True gives [logits of the class token, logits of the distillation token] instead.
         num_registers: Int, the number of register tokens, which get no position embedding.
+        norm_after_pooling: Bool; True normalises the pooled vector, by a layer `fc_norm`, instead of all tokens.
         representation_size: Int or None: the width of a dense tanh layer before the head.
         dropout_rate: Float in [0, 1), after the position embeddings, the attention and each layer of the MLP.
         attention_dropout_rate: Float in [0, 1), on the attention weights.
@@ -91,17 +109,19 @@ def ViT(
         layer_scale_init: Float or None: the initial value of the scale of each residual branch.
         qk_norm: Bool, whether queries and keys are layer-normalised.
         activation: "gelu_tanh", "gelu" (exact) or any Keras activation. None takes the one that the weights were
-            trained with, and "gelu_tanh", the official one, without weights.
+            trained with, and "gelu_tanh", the official one, without weights or where they do not tell.
         layer_norm_epsilon: Float, the epsilon of all norms.
         classifier_activation: Activation of the head; None gives logits.
         head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
         include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
             `preprocess_input` returns them.
-        mean: Float, or one a channel: the mean of images scaled to [0, 1] that `normalization` carries.
+        mean: Float, or one a channel: the mean of images scaled to [0, 1] that `normalization` carries. None takes
+            what the weights were trained with, and the official 0.5 without weights; so in the next three.
         std: Float, or one a channel: the standard deviation, likewise.
         interpolation: String, how images are to be resized for the model, which `normalization` carries: "bilinear",
-            "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise.
+            "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
+        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
+            1 without weights.
         name: String, the model's name.
 
     Returns:
@@ -119,7 +139,8 @@ def ViT(
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929).
     """
-    size, variant_patch_size = decode_variant(variant)
+    size, variant_patch_size, variant_stages = decode_variant(variant)
+    stages = variant_stages if stages is None else stage_sizes(stages)
     patch_size = arguments.pair("patch_size", variant_patch_size if patch_size is None else patch_size)
     hidden_dim = arguments.positive_int("hidden_dim", size.hidden_dim if hidden_dim is None else hidden_dim)
     num_layers = arguments.positive_int("num_layers", size.num_layers if num_layers is None else num_layers)
@@ -135,41 +156,55 @@ def ViT(
             'Expected patch_dropout_rate=0 with position_embedding="relative", whose offsets it would break. '
             f"Received: patch_dropout_rate={patch_dropout_rate}"
         )
+    if stages is None and width_factor != 1:
+        raise ValueError(f"Expected width_factor=1 where there is no ResNet. Received: width_factor={width_factor}")
     any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
     image_size = (None, None) if any_size else arguments.pair("image_size", image_size)
     if class_token is None:
         class_token = pooling in ("token", None)
     if pooling == "token" and not class_token:
         raise ValueError('Expected a class token with pooling="token". Received: class_token=False')
-    num_prefix_tokens = int(class_token) + arguments.non_negative_int("num_registers", num_registers)
+    if distillation_token and (pooling != "token" or representation_size is not None or norm_after_pooling):
+        raise ValueError(
+            'Expected pooling="token", no representation_size and norm_after_pooling=False with distillation_token=True'
+            f". Received: pooling={pooling!r}, representation_size={representation_size}, {norm_after_pooling=}"
+        )
+    if return_both_heads and not (distillation_token and num_classes):
+        raise ValueError(
+            "Expected distillation_token=True and num_classes above 0 with return_both_heads=True. "
+            f"Received: distillation_token={distillation_token}, num_classes={num_classes}"
+        )
+    if norm_after_pooling and pooling not in ("token", "gap"):
+        raise ValueError(
+            f'Expected pooling="token" or "gap" with norm_after_pooling=True. Received: pooling={pooling!r}'
+        )
+    num_prefix_positions = int(class_token) + int(distillation_token)
+    num_prefix_tokens = num_prefix_positions + arguments.non_negative_int("num_registers", num_registers)
 
-    source = None if weights is None else inspect_file(weights)
+    checkpoint = None if weights is None else Checkpoint(local_path(weights, architecture_of(variant)))
+    preprocessing = preprocessing_of(
+        checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+    )
+    allow = () if activation is None else ("activation",)
     if activation is None:
-        activation = source.activation if source else DEFAULT_ACTIVATION
-        allow = ()
-    else:
-        allow = ("activation",)
+        activation = (checkpoint and checkpoint.settings["activation"]) or DEFAULT_ACTIVATION
     if any_size:
         # The grid of the weights is kept as it is: whatever the input's size, it is resized once and not twice.
-        grid_size = source and source.grid_size
-        grid_size = grid_size or arguments.patch_grid(DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE, patch_size)
+        grid_size = checkpoint and checkpoint.grid_size
+        grid_size = grid_size or token_grid((DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE), stages, patch_size)
     else:
-        grid_size = arguments.patch_grid(*image_size, patch_size)
+        grid_size = token_grid(image_size, stages, patch_size)
 
     inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
-    images = layers.ImageNormalization(
-        mean=mean,
-        std=std,
-        apply=include_preprocessing,
-        interpolation=interpolation,
-        crop_fraction=crop_fraction,
-        name="normalization",
-    )(inputs)
-    x = layers.PatchEmbedding(hidden_dim, patch_size, name="patch_embedding")(images)
+    images = layers.ImageNormalization(apply=include_preprocessing, name="normalization", **preprocessing)(inputs)
+    feature_map = images if stages is None else hybrid_stem(images, stages, width_factor)
+    x = layers.PatchEmbedding(hidden_dim, patch_size, name="patch_embedding")(feature_map)
     if num_registers:
         x = layers.PrefixTokens(
             num_registers, initializer=keras.initializers.RandomNormal(stddev=1e-6), name="registers"
         )(x)
+    if distillation_token:
+        x = layers.PrefixTokens(1, name="distillation_token")(x)
     if class_token:
         x = layers.ClassToken(name="class_token")(x)
     if position_embedding in layers.position_embedding.METHODS:
@@ -178,10 +213,10 @@ def ViT(
             method=position_embedding,
             patch_size=patch_size,
             num_prefix_tokens=num_prefix_tokens,
-            num_prefix_positions=int(class_token),
+            num_prefix_positions=num_prefix_positions if class_token_position else 0,
             name="position_embedding",
         )
-        x = position_layer(x, images) if any_size else position_layer(x)
+        x = position_layer(x, feature_map) if any_size else position_layer(x)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
     if patch_dropout_rate:
@@ -202,13 +237,17 @@ def ViT(
             else None,
             name=f"block_{i:02d}",
         )(x)
-    x = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="norm")(x)
+    if not norm_after_pooling:
+        x = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="norm")(x)
+    tokens = x
     if pooling == "map":
         x = layers.AttentionPooling(
             num_heads, mlp_dim, activation=activation, layer_norm_epsilon=layer_norm_epsilon, name="pooling"
         )(x)
     elif pooling is not None:
         x = layers.TokenPooling(pooling, num_prefix_tokens=num_prefix_tokens, name="pooling")(x)
+    if norm_after_pooling:
+        x = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="fc_norm")(x)
     # As in the official code, pre_logits is there in any case, and its tanh comes after it.
     if representation_size is None:
         x = keras.layers.Identity(name="pre_logits")(x)
@@ -219,40 +258,35 @@ def ViT(
             name="pre_logits",
         )(x)
         x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
+    head_options = {"activation": classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
     if num_classes:
-        x = keras.layers.Dense(
-            num_classes, activation=classifier_activation, kernel_initializer=head_init, dtype="float32", name="head"
-        )(x)
-    model = keras.Model(inputs, x, name=name or "vit_" + variant.replace("/", ""))
-    if weights is not None:
-        logger.info("%s", load_weights(model, weights, allow=allow))
+        x = keras.layers.Dense(num_classes, name="head", **head_options)(x)
+    if distillation_token:
+        y = layers.TokenPooling("token", num_prefix_tokens=num_prefix_tokens, index=1, name="pooling_dist")(tokens)
+        if num_classes:
+            y = keras.layers.Dense(num_classes, name="head_dist", **head_options)(y)
+        x = [x, y] if return_both_heads else keras.layers.Average(dtype=x.dtype, name="mean_of_heads")([x, y])
+    model = keras.Model(inputs, x, name=name or "vit_" + variant.replace("/", "").replace("+", "_"))
+    if checkpoint is not None:
+        logger.info("%s", load_checkpoint(model, checkpoint, allow=allow))
     return model
 
 
-def _named_builder(name: str, variant: str) -> Callable[..., keras.Model]:
-    """Makes the builder of one variant: ViT with the variant set, and with a signature and a docstring of its own."""
-
-    def build(**kwargs):
-        return ViT(variant, **kwargs)
-
-    signature = inspect.signature(ViT)
-    build.__signature__ = signature.replace(parameters=[p for n, p in signature.parameters.items() if n != "variant"])
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = (
-        f'Builds a ViT-{variant}: `keras_vit.ViT("{variant}", ...)`, which explains the arguments.\n\n'
-        f"Example:\n\n>>> model = keras_vit.{name}(num_classes=10)"
-    )
-    return build
+def architecture_of(variant):
+    """The name under which `list_weights` keeps a variant: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
+    stem, _, size = variant.rpartition("+")
+    return f"{stem}ViT{size}".replace("/", "")
 
 
-ViTTi16 = _named_builder("ViTTi16", "Ti/16")
-ViTS16 = _named_builder("ViTS16", "S/16")
-ViTS32 = _named_builder("ViTS32", "S/32")
-ViTB8 = _named_builder("ViTB8", "B/8")
-ViTB16 = _named_builder("ViTB16", "B/16")
-ViTB32 = _named_builder("ViTB32", "B/32")
-ViTL16 = _named_builder("ViTL16", "L/16")
-ViTL32 = _named_builder("ViTL32", "L/32")
-ViTH14 = _named_builder("ViTH14", "H/14")
-ViTg14 = _named_builder("ViTg14", "g/14")
-ViTG14 = _named_builder("ViTG14", "G/14")
+ViTTi16 = named_builder(ViT, "ViTTi16", "Ti/16", __name__)
+ViTS16 = named_builder(ViT, "ViTS16", "S/16", __name__)
+ViTS32 = named_builder(ViT, "ViTS32", "S/32", __name__)
+ViTB8 = named_builder(ViT, "ViTB8", "B/8", __name__)
+ViTB16 = named_builder(ViT, "ViTB16", "B/16", __name__)
+ViTB32 = named_builder(ViT, "ViTB32", "B/32", __name__)
+ViTL16 = named_builder(ViT, "ViTL16", "L/16", __name__)
+ViTL32 = named_builder(ViT, "ViTL32", "L/32", __name__)
+ViTH14 = named_builder(ViT, "ViTH14", "H/14", __name__)
+ViTg14 = named_builder(ViT, "ViTg14", "g/14", __name__)
+ViTG14 = named_builder(ViT, "ViTG14", "G/14", __name__)
+ViTSO400M14 = named_builder(ViT, "ViTSO400M14", "SO400M/14", __name__)

@@ -1,10 +1,9 @@
 import json
-import re
 
 import pytest
 
 import keras_vit
-from keras_vit.models.variants import SIZES, decode_variant
+from keras_vit.variants import SIZES, STEMS, decode_variant
 
 TIMM_NAMES = {
     "ViTTi16": "vit_tiny_patch16_224",
@@ -34,17 +33,12 @@ PARAMETERS = {
 }
 
 
-def variant_of(builder):
-    return re.search(r'keras_vit.ViT\("([^"]+)", \.\.\.\)', builder.__doc__)[1]
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameter_count(name):
-    # Blocks are all alike, and the largest model would fill 7 GB: one and two blocks tell the rest.
-    builder = getattr(keras_vit, name)
-    one, two = (builder(num_layers=n).count_params() for n in (1, 2))
-    size, _ = decode_variant(variant_of(builder))
-    assert one + (size.num_layers - 1) * (two - one) == PARAMETERS[name]
+def test_parameter_count(name, count_params):
+    assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
+
+
+NO_HYBRIDS = ["R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16"]
 
 
 def test_a_whole_model_counts_the_same():
@@ -65,11 +59,24 @@ def test_the_tutorials_tiny_model():
 
 
 def test_a_variant_is_parsed():
-    assert decode_variant("g/14") == (SIZES["g"], 14)
+    assert decode_variant("g/14") == (SIZES["g"], 14, None)
+    assert decode_variant("SO400M/14") == ((1152, 27, 4304, 16), 14, None)
     assert SIZES["g"] == (1408, 40, 6144, 16) and SIZES["G"] == (1664, 48, 8192, 16)
 
 
-@pytest.mark.parametrize("variant", ["B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16])
+def test_a_hybrid_is_parsed():
+    assert decode_variant("R50+B/16") == (SIZES["B"], 1, (3, 4, 9))
+    assert decode_variant("R50+B/32") == (SIZES["B"], 1, (3, 4, 6, 3))
+    assert decode_variant("R50+L/32") == (SIZES["L"], 1, (3, 4, 6, 3))
+    assert decode_variant("R+Ti/16") == (SIZES["Ti"], 8, ())
+    for size in SIZES:
+        assert decode_variant(f"R26+{size}/32") == (SIZES[size], 1, (2, 2, 2, 2))
+    for (stem, number), row in STEMS.items():
+        variant = decode_variant(f"{stem}+S/{number}")
+        assert variant.size is SIZES["S"] and (variant.stages, variant.patch_size) == row
+
+
+@pytest.mark.parametrize("variant", ["B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16, *NO_HYBRIDS])
 def test_a_variant_that_is_none_is_refused(variant):
     with pytest.raises(ValueError, match=r"`variant`.*Received"):
         decode_variant(variant)

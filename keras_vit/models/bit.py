@@ -1,0 +1,122 @@
+"""Big Transfer's ResNets, the baselines that Vision Transformers were measured against."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+import keras
+
+from keras_vit import layers
+from keras_vit.layers import arguments
+from keras_vit.models.named import named_builder
+from keras_vit.models.resnet import bit_body, stage_sizes
+from keras_vit.variants import decode_resnet
+from keras_vit.weights.checkpoint import Checkpoint, preprocessing_of
+from keras_vit.weights.load import load_checkpoint
+from keras_vit.weights.local import local_path
+
+logger = logging.getLogger("keras_vit")
+
+
+def BiT(
+    variant: str,
+    *,
+    image_size: int | tuple[int, int] | tuple[None, None] = 224,
+    in_channels: int = 3,
+    num_classes: int = 1000,
+    weights: str | os.PathLike | None = None,
+    stages: Sequence[int] | None = None,
+    width_factor: float | None = None,
+    pool_padding: str = "lowest",
+    classifier_activation: str | Callable | None = None,
+    head_init: str | keras.initializers.Initializer = "zeros",
+    include_preprocessing: bool = False,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    interpolation: str | None = None,
+    crop_fraction: float | None = None,
+    name: str | None = None,
+) -> keras.Model:
+    """Builds a BiT model: a pre-activation ResNet with group normalisation and standardized convolutions.
+
+    The model is a plain functional `keras.Model` from images, (batch, height, width, in_channels), channels last
+    whatever `keras.config.image_data_format()` says, to logits, (batch, num_classes), in float32 under any dtype
+    policy. Its layers are named `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`,
+    `stage_1_unit_02`, ..., `norm`, `relu`, `pooling` and `head`, so that any of them can be tapped.
+
+    Args:
+        variant: String: R, a depth (50, 101, 152 or 200), x and a width factor, as in "R50x1". What it stands for can
+            be overridden by `stages` and `width_factor`.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels.
+        in_channels: Int, the images' channels.
+        num_classes: Int, the number of classes; 0 builds no head and gives the pooled features instead.
+        weights: Path of a checkpoint to load, as `load_weights` does, or the tag of a published one, as
+            "imagenet21k" (see `list_weights`), which is downloaded once; None for random weights. What was loaded is
+            logged by the logger "keras_vit" at level INFO.
+        stages: Ints, the number of units of each stage.
+        width_factor: Float, a multiple of 0.5, the widths relative to a plain ResNet's.
+        pool_padding: "lowest" or "zeros", what surrounds the first convolution's output where its maxima are taken: the
+            later Flax code has the one; the code published with the weights, and timm, the other. Logits differ by it.
+        classifier_activation: Activation of the head; None gives logits.
+        head_init: Initializer of the head's kernel; zeros, as in the official code, by default.
+        include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
+            `preprocess_input` returns them.
+        mean: Float, or one a channel: the mean of images scaled to [0, 1] that `normalization` carries. None takes
+            what the weights were trained with, and the official 0.5 without weights; so in the next three.
+        std: Float, or one a channel: the standard deviation, likewise.
+        interpolation: String, how images are to be resized for the model, which `normalization` carries: "bilinear",
+            "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
+        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
+            1 without weights.
+        name: String, the model's name.
+
+    Returns:
+        A `keras.Model`.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the weights do not fit the model.
+        FileNotFoundError: If there is no file at `weights`.
+
+    Example:
+
+    >>> model = keras_vit.BiT("R50x1", image_size=128, num_classes=10)
+    >>> model(np.zeros((1, 128, 128, 3))).shape
+    (1, 10)
+
+    Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
+    """
+    variant_stages, variant_width_factor = decode_resnet(variant)
+    stages = variant_stages if stages is None else stage_sizes(stages)
+    width_factor = variant_width_factor if width_factor is None else width_factor
+    arguments.one_of("pool_padding", pool_padding, ("lowest", "zeros"))
+    arguments.non_negative_int("num_classes", num_classes)
+    any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
+    image_size = (None, None) if any_size else arguments.pair("image_size", image_size)
+    checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
+    preprocessing = preprocessing_of(
+        checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+    )
+
+    inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
+    x = layers.ImageNormalization(apply=include_preprocessing, name="normalization", **preprocessing)(inputs)
+    x = bit_body(x, stages, width_factor, pool_padding)
+    x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
+    if num_classes:
+        x = keras.layers.Dense(
+            num_classes, activation=classifier_activation, kernel_initializer=head_init, dtype="float32", name="head"
+        )(x)
+    model = keras.Model(inputs, x, name=name or "bit_" + variant)
+    if checkpoint is not None:
+        logger.info("%s", load_checkpoint(model, checkpoint))
+    return model
+
+
+BiTR50x1 = named_builder(BiT, "BiTR50x1", "R50x1", __name__)
+BiTR50x2 = named_builder(BiT, "BiTR50x2", "R50x2", __name__)
+BiTR50x3 = named_builder(BiT, "BiTR50x3", "R50x3", __name__)
+BiTR101x1 = named_builder(BiT, "BiTR101x1", "R101x1", __name__)
+BiTR101x3 = named_builder(BiT, "BiTR101x3", "R101x3", __name__)
+BiTR152x1 = named_builder(BiT, "BiTR152x1", "R152x1", __name__)
+BiTR152x2 = named_builder(BiT, "BiTR152x2", "R152x2", __name__)
+BiTR152x4 = named_builder(BiT, "BiTR152x4", "R152x4", __name__)
+BiTR200x3 = named_builder(BiT, "BiTR200x3", "R200x3", __name__)

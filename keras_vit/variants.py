@@ -1,0 +1,125 @@
+"""The table of model sizes. A new size is a row here and nothing else."""
+
+import re
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """One row: the widths and depths of an encoder."""
+
+    hidden_dim: int
+    num_layers: int
+    mlp_dim: int
+    num_heads: int
+
+
+class Stem(NamedTuple):
+    """One row: the ResNet of a hybrid, and the patches that its feature map is cut into."""
+
+    stages: tuple[int, ...]
+    patch_size: int
+
+
+class Variant(NamedTuple):
+    """What a variant stands for. `stages` is None where there is no ResNet below the patches."""
+
+    size: Size
+    patch_size: int
+    stages: tuple[int, ...] | None
+
+
+# Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
+# Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it.
+SIZES = {
+    "Ti": Size(192, 12, 768, 3),
+    "S": Size(384, 12, 1536, 6),
+    "B": Size(768, 12, 3072, 12),
+    "L": Size(1024, 24, 4096, 16),
+    "H": Size(1280, 32, 5120, 16),
+    "g": Size(1408, 40, 6144, 16),
+    "G": Size(1664, 48, 8192, 16),
+    "SO400M": Size(1152, 27, 4304, 16),
+}
+
+# By name and by the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
+# table 2.
+STEMS = {
+    ("R", 16): Stem((), 8),
+    ("R26", 32): Stem((2, 2, 2, 2), 1),
+    ("R50", 16): Stem((3, 4, 9), 1),
+    ("R50", 32): Stem((3, 4, 6, 3), 1),
+}
+
+# The width of a plain ResNet's first convolution.
+ROOT_WIDTH = 64
+
+# Units of each stage by depth: Deep Residual Learning (arXiv 1512.03385), table 1; 200: Identity Mappings in Deep
+# Residual Networks (arXiv 1603.05027).
+RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+
+
+def decode_variant(variant):
+    """Parses "B/16", or the hybrid "R50+B/16", into a Variant.
+
+    Raises:
+        ValueError: If the variant is not a size of the table, a slash and a patch size, with or without a stem of the
+            table before it.
+    """
+    match = re.fullmatch(r"(?:(\w+)\+)?(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
+    if match is not None and match[2] in SIZES:
+        size, number = SIZES[match[2]], int(match[3])
+        if match[1] is None:
+            return Variant(size, number, None)
+        if (match[1], number) in STEMS:
+            stem = STEMS[match[1], number]
+            return Variant(size, stem.patch_size, stem.stages)
+    raise ValueError(
+        f"Invalid value received for argument `variant`. Expected a size of {', '.join(SIZES)}, a slash and a patch "
+        'size in pixels, as in "B/16", or a hybrid, as in "R50+B/16", of '
+        f"{', '.join(f'{name}+.../{number}' for name, number in STEMS)}. Received: {variant!r}"
+    )
+
+
+def decode_resnet(variant):
+    """Parses "R50x1" into (the number of units of each stage, width factor).
+
+    Raises:
+        ValueError: If the variant is not R, a depth of the table, x and a width factor.
+    """
+    match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
+    if match is None or int(match[1]) not in RESNETS:
+        raise ValueError(
+            f"Invalid value received for argument `variant`. Expected R, a depth of {', '.join(map(str, RESNETS))}, x "
+            f'and a width factor, as in "R50x1". Received: {variant!r}'
+        )
+    return RESNETS[int(match[1])], int(match[2])
+
+
+def name_of(architecture):
+    """The name of the variant with these sizes, as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1"; None if it has none.
+
+    Args:
+        architecture: Anything with the sizes of a `weights.architecture.Architecture`.
+    """
+    stages = architecture.stages
+    if not architecture.num_layers:
+        depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
+        return None if depth is None else f"BiT-R{depth}x{architecture.width_factor:g}"
+    sizes = (architecture.hidden_dim, architecture.num_layers, architecture.mlp_dim)
+    size = next((name for name, row in SIZES.items() if row[:3] == sizes), None)
+    if size is None or architecture.patch_size is None:
+        return None
+    height, width = architecture.patch_size
+    patch = f"{height}" if height == width else f"{height}x{width}"
+    if stages is None:
+        return f"ViT-{size}/{patch}"
+    for (stem, number), row in STEMS.items():
+        if row == Stem(stages, height) and height == width and architecture.width_factor == 1:
+            return f"{stem}+ViT-{size}/{number}"
+    return None
+
+
+def num_heads_of(hidden_dim, num_layers, mlp_dim):
+    """The heads of the size of the table with these widths and depth, or None if there is none."""
+    rows = (size.num_heads for size in SIZES.values() if size[:3] == (hidden_dim, num_layers, mlp_dim))
+    return next(rows, None)

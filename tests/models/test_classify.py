@@ -1,0 +1,83 @@
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.models.classify import classify, read_image, table
+from tests.tiny import build, randomize
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """A picture of 20 x 30 pixels whose columns are of one colour each."""
+    path = tmp_path / "photo.png"
+    columns = np.linspace(0, 255, 30).astype("uint8")
+    keras.utils.save_img(path, np.broadcast_to(columns[None, :, None], (20, 30, 3)), scale=False)
+    return path
+
+
+def test_the_whole_image_is_resized_without_a_crop(photo):
+    image = read_image(photo, build(image_size=(10, 15)))
+    assert image.shape == (10, 15, 3) and image.dtype == "float32"
+    # Half the size without antialiasing: each pixel is the mean of two columns.
+    columns = np.linspace(0, 255, 30).astype("uint8").astype("float32")
+    np.testing.assert_allclose(image[3, :, 0], columns.reshape(15, 2).mean(axis=1), atol=1e-3)
+
+
+def test_the_centre_is_cut_out_of_a_larger_one(photo):
+    image = read_image(photo, build(image_size=10, crop_fraction=0.5))
+    # Its shorter side becomes 20, so nothing is resized.
+    columns = np.linspace(0, 255, 30).astype("uint8").astype("float32")
+    np.testing.assert_allclose(image[5, :, 0], columns[10:20], atol=1e-3)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos3", "area"])
+@pytest.mark.parametrize("fraction", [0.875, 0.9, 1.0])
+def test_every_crop_has_the_models_size(photo, interpolation, fraction):
+    model = build(image_size=(24, 16), interpolation=interpolation, crop_fraction=fraction)
+    image = read_image(photo, model)
+    assert image.shape == (24, 16, 3) and 0 <= image.min() <= image.max() <= 255
+
+
+def test_a_model_of_any_size_and_one_of_grey_images(photo):
+    assert read_image(photo, build(image_size=(None, None))).shape == (20, 30, 3)
+    assert read_image(photo, build(in_channels=1)).shape == (16, 16, 1)
+    with pytest.raises(ValueError, match="1 or 3 channels"):
+        read_image(photo, build(in_channels=5))
+
+
+def test_classes_are_the_softmax_of_the_models_logits(photo):
+    model = randomize(build(include_preprocessing=True))
+    (found,) = classify(model, [photo], top=5)
+    logits = keras.ops.convert_to_numpy(model(read_image(photo, model)[None]))[0]
+    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert [int(name) for _, name, _ in found] == np.argsort(-expected).tolist()
+    np.testing.assert_allclose([p for *_, p in found], np.sort(expected)[::-1], rtol=1e-4)
+
+
+def test_the_cats_are_found(shared):
+    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz")
+    (found,) = classify(model, [shared / "data" / "coco_cats.png"], top=2)
+    assert [name for _, name, _ in found] == ["Egyptian_cat", "tabby"]
+
+
+def test_bad_input_is_named(photo, tmp_path):
+    model = build()
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png.*no image that Pillow knows"):
+        classify(model, [tmp_path / "text.png"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        classify(model, [tmp_path / "nowhere.png"])
+    with pytest.raises(ValueError, match="`top` between 1 and 5"):
+        classify(model, [photo], top=6)
+    with pytest.raises(ValueError, match="Expected a model with a head"):
+        classify(build(num_classes=0), [photo])
+
+
+def test_a_table_has_a_line_a_class():
+    text = table(["a.png", "long name.png"], [[("1", "cat", 0.5), ("2", "dog", 0.25)], [("2", "dog", 1.0)]])
+    assert [line.split() for line in text.splitlines()] == [
+        ["a.png", "50.0%", "cat"],
+        ["25.0%", "dog"],
+        ["long", "name.png", "100.0%", "dog"],
+    ]

@@ -1,0 +1,187 @@
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.write import write_safetensors
+from tests.tiny import build, randomize
+
+# Arguments that a file does not tell, of `from_pretrained` and of `ViT` for `load_weights`.
+SIZES = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
+EXACT = {"activation": "gelu"}
+HEADS = {"num_heads": 4}
+GOLDEN = {
+    "vit_token.npz": ({}, {}),
+    "vit_token_prelogits.npz": ({}, {"representation_size": 48}),
+    "vit_gap.npz": ({}, {"pooling": "gap"}),
+    "vit_nonsquare.npz": ({"grid": (6, 3)}, {}),
+    "hybrid_r50ish_patch1.npz": ({}, {"stages": (1, 2, 1), "width_factor": 0.5, "patch_size": 1}),
+    "hybrid_stem_only_patch8.npz": ({}, {"stages": ()}),
+    "bigvision_tok.npz": ({}, {}),
+    "bigvision_gap_sincos2d.npz": ({"image_size": 32}, {"pooling": "gap", "position_embedding": "sincos2d"}),
+    "bigvision_map.npz": ({}, {"pooling": "map"}),
+    "bigvision_gap_rep.npz": ({}, {"pooling": "gap", "representation_size": 64}),
+    "timm_vit.safetensors": (HEADS, EXACT),
+    "timm_vit_gap_fcnorm.safetensors": (HEADS, {"pooling": "gap", "norm_after_pooling": True, **EXACT}),
+    "timm_vit_reg4_layerscale.safetensors": (HEADS, {"num_registers": 4, "layer_scale_init": 1.0, **EXACT}),
+    "timm_vit_qknorm_map.safetensors": ({}, {"pooling": "map", "qk_norm": True, **EXACT}),
+    "timm_deit_distilled.safetensors": (HEADS, {"distillation_token": True, **EXACT}),
+    "hf_vit": ({}, {"layer_norm_epsilon": 1e-12, **EXACT}),
+    "hf_deit_distilled": ({}, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
+    "bit_2111_x0.5.npz": ({"image_size": 64}, {}),
+}
+# The references' names of activations inside, where the models compute the same.
+TAPS = {
+    "with_posemb": "position_embedding",
+    "encoded": "norm",
+    "head_input": "pooling",
+    "pre_logits": "pre_logits",
+    "embedding": "patch_embedding",
+    "Transformer/encoder_norm": "norm",
+    **{f"Transformer/encoderblock_{i}": f"block_{i:02d}" for i in range(3)},
+}
+
+
+def golden(shared, name):
+    path = shared / "golden" / name
+    stem = name.removesuffix(".npz").removesuffix(".safetensors")
+    return path, np.load(shared / "golden" / f"{stem}.io.npz")
+
+
+def close(model, io, family):
+    """Compares the logits, and each activation inside that the reference and the model both name."""
+    taps = {key: TAPS.get(key.removeprefix("tap/")) for key in io.files if key.startswith("tap/")}
+    if family == "bit":
+        taps = {"tap/stem": "root_pool", "tap/pre_logits": "pooling"}
+    elif "tap/with_posemb" in taps:
+        # big_vision applies tanh within pre_logits, and its class token has no position to be compared.
+        taps["tap/pre_logits"] = "pre_logits_tanh"
+    found = {layer.name for layer in model.layers}
+    if "tap/features" in taps:
+        taps["tap/features"] = "norm" if "norm" in found else "block_02"
+    taps = {key: layer for key, layer in taps.items() if layer in found}
+    tapped = keras.Model(model.input, [model.output, *(model.get_layer(layer).output for layer in taps.values())])
+    actual = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(tapped(io["images"]))]
+    np.testing.assert_allclose(actual[0], io["logits"], atol=1e-4)
+    for key, y in zip(taps, actual[1:], strict=True):
+        expected = io[key].reshape(len(y), -1, y.shape[-1])
+        np.testing.assert_allclose(y.reshape(len(y), -1, y.shape[-1])[:, -expected.shape[1] :], expected, atol=1e-4)
+    return len(taps)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_files_through_from_pretrained(shared, name):
+    path, io = golden(shared, name)
+    model = keras_vit.from_pretrained(path, **GOLDEN[name][0])
+    num_taps = close(model, io, name.split("_")[0])
+    assert num_taps >= (1 if any(key.startswith("tap/") for key in io.files) else 0)
+    if "cls_logits" in io:
+        heads = keras.Model(model.input, [model.get_layer(layer).output for layer in ("head", "head_dist")])
+        for y, key in zip(heads(io["images"]), ("cls_logits", "dist_logits"), strict=True):
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(y), io[key], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_files_through_load_weights(shared, name):
+    path, io = golden(shared, name)
+    options = {"image_size": io["images"].shape[1:3], "num_classes": io["logits"].shape[1]}
+    if name.startswith("bit"):
+        model = keras_vit.BiT("R50x1", stages=(2, 1, 1, 1), width_factor=0.5, **options)
+    else:
+        model = keras_vit.ViT("B/16", **{**SIZES, **options, **GOLDEN[name][1]})
+    report = keras_vit.load_weights(model, path)
+    assert len(report.loaded) == len(model.weights) and not report.skipped and not report.kept
+    close(model, io, name.split("_")[0])
+
+
+def test_the_real_checkpoint_is_known_by_its_sizes(shared):
+    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz", num_classes=0, image_size=384)
+    assert model.name == "vit_B16" and model.input_shape == (None, 384, 384, 3)
+    assert model.get_layer("position_embedding").grid_size == (24, 24)
+    assert model.get_layer("block_11").attention.num_heads == 12
+
+
+# What the file does not tell ----------------------------------------------------------------------------------------
+
+
+def test_heads_are_taken_from_the_convention_and_said(tmp_path, caplog):
+    model = randomize(build(hidden_dim=128, num_heads=2, activation="gelu"))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    arrays = _without_facts(tmp_path / "model.safetensors")
+    with caplog.at_level(logging.WARNING, logger="keras_vit"):
+        loaded = keras_vit.from_pretrained(arrays)
+    assert loaded.get_layer("block_00").attention.num_heads == 2
+    assert "assumed  num_heads: 2, one for each 64 channels" in caplog.text
+
+
+def test_heads_that_no_convention_tells_must_be_passed(tmp_path):
+    keras_vit.save_weights(build(activation="gelu"), tmp_path / "model.safetensors", "timm")
+    path = _without_facts(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="Pass num_heads"):
+        keras_vit.from_pretrained(path)
+    assert keras_vit.from_pretrained(path, num_heads=3).get_layer("block_00").attention.num_heads == 3
+
+
+def test_our_own_file_tells_all_that_its_arrays_cannot(tmp_path):
+    model = randomize(build(image_size=(16, 24), activation="gelu", mean=0.1, std=(0.2, 0.3, 0.4), crop_fraction=0.9))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    loaded = keras_vit.from_pretrained(tmp_path / "model.safetensors")
+    images = np.random.default_rng(0).normal(size=(2, 16, 24, 3)).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, loaded)))
+    kept = ("mean", "std", "crop_fraction", "interpolation")
+    configs = [m.get_layer("normalization").get_config() for m in (model, loaded)]
+    assert [configs[0][key] for key in kept] == [configs[1][key] for key in kept]
+
+
+def test_an_unsquare_table_of_positions_needs_its_grid(shared):
+    path = shared / "golden" / "vit_nonsquare.npz"
+    with pytest.raises(ValueError, match=r"pass grid=\(rows, columns\)"):
+        keras_vit.from_pretrained(path)
+
+
+def test_sizes_and_settings_passed_overrule_the_file(shared):
+    path = shared / "golden" / "vit_token.npz"
+    model = keras_vit.from_pretrained(
+        path, image_size=(None, None), num_classes=3, activation="gelu", in_channels=1, patch_size=4, dropout_rate=0.1
+    )
+    assert model.input_shape == (None, None, None, 1) and model.output_shape == (None, 3)
+    assert model.get_layer("block_00").get_config()["activation"] == "gelu"
+    assert not any(w.any() for w in model.get_layer("head").get_weights())
+    assert model.get_layer("patch_embedding").kernel.shape == (4, 4, 1, 64)
+
+
+# Preprocessing ------------------------------------------------------------------------------------------------------
+
+IMAGENET = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
+
+
+@pytest.mark.parametrize(
+    "name, arguments, expected",
+    [
+        ("vit_token.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("bigvision_map.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("hybrid_r50ish_patch1.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("bit_2111_x0.5.npz", {"image_size": 64}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("timm_vit.safetensors", HEADS, [[0.5], [0.5], "bilinear", 1.0]),
+        ("timm_deit_distilled.safetensors", HEADS, [*IMAGENET, "bicubic", 0.875]),
+        ("timm_vit_reg4_layerscale.safetensors", HEADS, [*IMAGENET, "bicubic", 0.875]),
+        ("hf_vit", {}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("hf_deit_distilled", {}, [*IMAGENET, "bicubic", 0.875]),
+    ],
+)
+def test_preprocessing_constants_survive_keras_files(shared, tmp_path, name, arguments, expected):
+    model = keras_vit.from_pretrained(shared / "golden" / name, **arguments)
+    model.save(tmp_path / "model.keras")
+    for each in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        config = each.get_layer("normalization").get_config()
+        assert [config[key] for key in ("mean", "std", "interpolation", "crop_fraction")] == expected
+
+
+def _without_facts(path):
+    """The same arrays as another code base would have written them."""
+    checkpoint = open_checkpoint(path)
+    write_safetensors(path.with_name("foreign.safetensors"), dict(checkpoint.read(checkpoint.entries)), {})
+    return path.with_name("foreign.safetensors")
