@@ -1,0 +1,85 @@
+"""The command line, `keras-vit`: parses and calls."""
+
+import argparse
+import sys
+
+
+def _list(args):
+    from keras_vit.weights import zoo
+
+    print(zoo.table(zoo.list_weights(args.architecture)))
+
+
+def _show(args):
+    from keras_vit.weights.checkpoint import Checkpoint, describe
+
+    print(describe(Checkpoint(args.path, args.source)))
+
+
+def _convert(args):
+    import keras_vit
+
+    model = keras_vit.from_pretrained(args.source_path, source=args.source, num_heads=args.num_heads)
+    keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
+    print(f"Wrote {args.target_path} ({args.to})")
+
+
+def _predict(args):
+    import keras_vit
+    from keras_vit.models.classify import classify, table
+
+    model = keras_vit.from_pretrained(args.weights, image_size=args.image_size, num_heads=args.num_heads)
+    print(table(args.images, classify(model, args.images, args.top)))
+
+
+def build_parser():
+    """Returns the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="keras-vit", description="Vision Transformers for Keras 3.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    weights = commands.add_parser("weights", help="list, inspect and convert checkpoints")
+    actions = weights.add_subparsers(required=True, metavar="ACTION")
+
+    action = actions.add_parser("list", help="the published checkpoints known by name")
+    action.add_argument("architecture", nargs="?", help="of this builder alone, as in ViTB16")
+    action.set_defaults(run=_list)
+
+    action = actions.add_parser("show", help="what a checkpoint is and holds")
+    action.add_argument("path", help="a file, or a Hugging Face folder")
+    action.add_argument("--source", help="the code base it comes from (default: recognised by its keys)")
+    action.set_defaults(run=_show)
+
+    action = actions.add_parser("convert", help="write a checkpoint in another code base's format")
+    action.add_argument("source_path", metavar="SRC", help="a file or folder, or a name out of `weights list`")
+    action.add_argument("target_path", metavar="DST", help="the file to write; a folder for huggingface")
+    action.add_argument("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
+    action.add_argument("--source", help="the code base SRC comes from (default: recognised by its keys)")
+    action.add_argument("--num-heads", type=int, help="attention heads, where SRC does not tell")
+    action.add_argument(
+        "--allow", action="append", default=[], metavar="SETTING", help="activation or layer_norm_epsilon may differ"
+    )
+    action.set_defaults(run=_convert)
+
+    action = commands.add_parser("predict", help="name the classes of images")
+    action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
+    action.add_argument("--weights", required=True, help="a file or folder, or a name out of `weights list`")
+    action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
+    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
+    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    action.set_defaults(run=_predict)
+    return parser
+
+
+def main(argv=None):
+    """Runs a command; returns the exit status, 1 after a message where it could not be done."""
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"keras-vit: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

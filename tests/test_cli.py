@@ -1,0 +1,69 @@
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import cli
+from tests.tiny import build, randomize
+
+
+@pytest.fixture
+def file(tmp_path):
+    model = randomize(build())
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    return tmp_path / "model.npz"
+
+
+def run(capsys, *arguments):
+    status = cli.main([str(a) for a in arguments])
+    return status, *capsys.readouterr()
+
+
+def test_list_names_the_published_checkpoints(capsys):
+    status, out, _ = run(capsys, "weights", "list", "ViTB16")
+    assert status == 0 and "ViTB16.imagenet21k" in out and "ViTL16" not in out
+    assert len(run(capsys, "weights", "list")[1].splitlines()) == len(keras_vit.list_weights()) + 1
+
+
+def test_show_says_what_a_file_is(capsys, file):
+    status, out, _ = run(capsys, "weights", "show", file)
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if len(line.split(maxsplit=1)) == 2)
+    assert status == 0 and rows["source"] == "official" and rows["activation"] == "gelu_tanh"
+    assert rows["model"] == "hidden_dim 12, 2 blocks, 3 heads, mlp_dim 20, patch 4 x 4, grid 4 x 4, 5 classes"
+
+
+def test_convert_there_and_back_gives_the_same_arrays(capsys, file, tmp_path):
+    assert run(capsys, "weights", "convert", file, tmp_path / "folder", "--to", "huggingface")[0] == 0
+    status, out, _ = run(capsys, "weights", "convert", tmp_path / "folder", tmp_path / "back.npz", "--to", "npz")
+    assert status == 0 and "back.npz" in out
+    with np.load(file) as before, np.load(tmp_path / "back.npz") as after:
+        assert {k: before[k].tobytes() for k in before} == {k: after[k].tobytes() for k in after}
+
+
+def test_predict_prints_a_table(capsys, file, tmp_path):
+    keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
+    status, out, _ = run(capsys, "predict", tmp_path / "a.png", tmp_path / "a.png", "--weights", file, "--top", 2)
+    lines = out.splitlines()
+    assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["weights", "show", "nowhere.npz"], "nowhere.npz"),
+        (["weights", "list", "ViTX"], "Expected one of"),
+        (["weights", "convert", "FILE", "out.safetensors", "--to", "timm"], "activation"),
+        (["predict", "nowhere.png", "--weights", "FILE"], "nowhere.png"),
+    ],
+)
+def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments, message):
+    status, _, err = run(capsys, *(file if a == "FILE" else a for a in arguments))
+    assert status == 1 and err.startswith("keras-vit: ") and message in err
+
+
+def test_help_names_every_command(capsys):
+    for command in ([], ["weights"], ["weights", "convert"], ["predict"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*command, "--help"])
+        assert end.value.code == 0
+    assert "predict" in capsys.readouterr().out
