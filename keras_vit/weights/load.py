@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import keras
 import numpy as np
@@ -91,8 +92,8 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_resize=Non
         )
     values = plan.read()
     for weight in list(values):
-        # Each array is let go as soon as the model has it.
-        plan.variables[weight].assign(values.pop(weight))
+        # Each array is laid out for the model when its turn comes, and let go as soon as the model has it.
+        plan.variables[weight].assign(values.pop(weight)())
     return plan.report
 
 
@@ -217,8 +218,11 @@ class _Plan:
             yield "The file does not tell the grid of its position embeddings: pass grid=(rows, columns)."
 
     def read(self):
-        """Returns {weight: array} for all weights that change. The model is not touched."""
-        values = {weight: np.zeros(tuple(self.variables[weight].shape), "float32") for weight in self.zeroed}
+        """Returns {weight: function that gives its array} for all weights that change. The model is not touched.
+
+        All that could fail has been done by then: what is left to the functions is to rearrange numbers.
+        """
+        values = {weight: partial(np.zeros, tuple(self.variables[weight].shape), "float32") for weight in self.zeroed}
         wanted = {}
         for weight, name in self.rows.items():
             for key in name.keys:
@@ -234,13 +238,16 @@ class _Plan:
 
     def _convert(self, weight, parts):
         name, shape = self.rows[weight], tuple(self.variables[weight].shape)
-        there = self.checkpoint.weights.get(weight, shape)
         arrays = [parts[key] for key in name.keys]
         self.report.loaded[weight] = shape
-        value = name.codec.to_model(arrays, there if weight in (self.entrance, POSITIONS) else shape)
+        if weight not in (self.entrance, POSITIONS):
+            return partial(name.codec.to_model, arrays, shape)
+        value = name.codec.to_model(arrays, self.checkpoint.weights.get(weight, shape))
         if weight == self.entrance:
-            return self._convert_entrance(weight, value, shape)
-        return self._convert_positions(weight, value) if weight == POSITIONS else value
+            value = self._convert_entrance(weight, value, shape)
+        else:
+            value = self._convert_positions(weight, value)
+        return partial(np.asarray, value)
 
     def _convert_entrance(self, weight, kernel, shape):
         old, new = kernel.shape[2], shape[2]
@@ -287,4 +294,4 @@ class _Plan:
         here = self.model.get_layer("position_embedding").num_prefix_positions
         for i, weight in enumerate(architecture.PREFIX_TOKENS[: self.prefix_there]):
             if i >= here and weight in values:
-                values[weight] = values[weight] + self.prefix_rows[:, i : i + 1]
+                values[weight] = partial(np.add, values[weight](), self.prefix_rows[:, i : i + 1])

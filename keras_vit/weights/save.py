@@ -134,11 +134,13 @@ def _arrays(source, variables, sizes):
 
 def _facts(model, sizes):
     """What the weights cannot say, as `from_pretrained` reads it."""
-    normalization = model.get_layer("normalization").get_config()
+    normalization = model.get_layer("normalization")
     return {
         **architecture.settings_of(model),
         "num_heads": sizes.num_heads,
         "grid": sizes.grid_size,
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
-        "preprocessing": {key: normalization[key] for key in ("mean", "std", "interpolation", "crop_fraction")},
+        "preprocessing": {
+            key: getattr(normalization, key) for key in ("mean", "std", "interpolation", "crop_fraction")
+        },
     }

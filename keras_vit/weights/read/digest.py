@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 
-from keras_vit.weights.read.checkpoint import refuse, refusing_damage
+from keras_vit.weights.read.file import refuse, refusing_damage
 
 
 def sha256(path):

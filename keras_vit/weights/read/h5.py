@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 
-from keras_vit.weights.read.checkpoint import Checkpoint, Entry, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
 
 
-class H5File(Checkpoint):
+class H5File(WeightsFile):
     """What `model.save_weights("NAME.weights.h5")` writes, keyed by the layers' names.
 
     Keras keeps the variables of a layer by number in a group "vars", which carries the layer's name. The keys are the

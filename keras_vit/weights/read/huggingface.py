@@ -2,8 +2,8 @@
 
 import os
 
-from keras_vit.weights.read.checkpoint import Checkpoint, check_is_file, read_json, refuse
 from keras_vit.weights.read.digest import check_sidecar
+from keras_vit.weights.read.file import WeightsFile, check_is_file, read_json, refuse
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
 from keras_vit.weights.read.sharded import ShardedFile
@@ -17,7 +17,7 @@ _WEIGHTS = {
 }
 
 
-class HuggingFaceFolder(Checkpoint):
+class HuggingFaceFolder(WeightsFile):
     """A folder with config.json and the weights beside it.
 
     Args:

@@ -2,16 +2,21 @@
 
 import json
 import math
+import mmap
 import zipfile
 import zlib
 from typing import NamedTuple
 
 import numpy as np
 
-from keras_vit.weights.read.checkpoint import Checkpoint, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import WeightsFile, check_is_file, refuse, refusing_damage
 
 # The key of the comment under which our own files keep a checksum of the rest of it, which the archive does not.
 CHECKSUM = "keras_vit_crc32"
+
+
+# Windows has no flags, and no other kind of memory.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
 class NpzEntry(NamedTuple):
@@ -24,7 +29,7 @@ class NpzEntry(NamedTuple):
     header_size: int
 
 
-class NpzFile(Checkpoint):
+class NpzFile(WeightsFile):
     """An .npz archive of float arrays.
 
     Args:
@@ -59,7 +64,7 @@ class NpzFile(Checkpoint):
         self.facts = self._facts()
 
     def _check_end(self, count):
-        """Refuses what zipfile accepts: a file cut inside its comment, or grown behind it, and a directory cut short."""
+        """Refuses what zipfile accepts: a comment cut short, bytes behind the end, and a directory cut short."""
         with open(self.path, "rb") as file:
             file.seek(-22 - len(self.comment), 2)
             record = file.read(22)
@@ -114,8 +119,12 @@ class NpzFile(Checkpoint):
 
     def _read(self, archive, key):
         entry = self.entries[key]
-        array = np.empty(entry.shape, entry.dtype, order="F" if entry.fortran_order else "C")
-        data = memoryview(array.reshape(-1, order="A").view("uint8"))
+        # Memory of its own, which goes back to the system with the array: pieces of a heap would not, and a model that
+        # is loaded array by array would not shrink what waits.
+        size = math.prod(entry.shape) * entry.dtype.itemsize
+        buffer = mmap.mmap(-1, max(size, 1), **_PRIVATE)
+        array = np.ndarray(entry.shape, entry.dtype, buffer, order="F" if entry.fortran_order else "C")
+        data = memoryview(buffer)[:size]
         with archive.open(entry.member) as member:
             member.read(entry.header_size)
             while data and (part := member.read(min(len(data), 1 << 18))):

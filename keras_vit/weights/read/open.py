@@ -3,8 +3,8 @@
 import os
 import zipfile
 
-from keras_vit.weights.read.checkpoint import check_is_file, refuse, refusing_damage
 from keras_vit.weights.read.digest import check_sidecar
+from keras_vit.weights.read.file import check_is_file, refuse, refusing_damage
 from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.huggingface import HuggingFaceFolder
 from keras_vit.weights.read.npz import NpzFile
@@ -26,7 +26,7 @@ def open_checkpoint(path):
             a Hugging Face folder. The contents decide which it is.
 
     Returns:
-        A Checkpoint.
+        A WeightsFile.
 
     Raises:
         FileNotFoundError: If there is no such file.

@@ -8,12 +8,12 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.checkpoint import Checkpoint, Entry, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
 
 _WRAPPERS = ("model", "state_dict")
 
 
-class PthFile(Checkpoint):
+class PthFile(WeightsFile):
     """A state dict of float tensors, bare or under "model" or "state_dict" beside a trainer's other state.
 
     Args:

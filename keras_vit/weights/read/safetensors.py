@@ -1,7 +1,7 @@
 """The .safetensors format: an 8-byte length, a JSON header, and the arrays' bytes, of which it keeps no checksum.
 
-It is read here, and not by its own package, since that keeps the last of two entries of one name, gives NumPy no
-bfloat16 in its older releases, and hides the bytes from the digest that our own files carry.
+It is read here, and not by its own package, since that gives NumPy no bfloat16 in its older releases and hides
+the bytes from the digest that our own files carry.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_vit.weights.read.checkpoint import Checkpoint, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import WeightsFile, check_is_file, refuse, refusing_damage
 
 # bfloat16 is the upper half of a float32, which NumPy can hold as an integer.
 DTYPES = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
@@ -34,7 +34,7 @@ class SafetensorsEntry(NamedTuple):
     end: int
 
 
-class SafetensorsFile(Checkpoint):
+class SafetensorsFile(WeightsFile):
     """A .safetensors file of float arrays.
 
     A file that this package wrote carries a SHA-256 of its header and data, which is checked before the first array is

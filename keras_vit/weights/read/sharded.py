@@ -4,15 +4,15 @@ import itertools
 import os
 from pathlib import PureWindowsPath
 
-from keras_vit.weights.read.checkpoint import Checkpoint, read_json, refuse
 from keras_vit.weights.read.digest import check_sidecar
+from keras_vit.weights.read.file import WeightsFile, read_json, refuse
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
 
 _READERS = {".safetensors": SafetensorsFile, ".bin": PthFile}
 
 
-class ShardedFile(Checkpoint):
+class ShardedFile(WeightsFile):
     """The files that an index, as in model.safetensors.index.json, names.
 
     Args:

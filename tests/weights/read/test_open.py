@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from keras_vit.weights.read import Checkpoint, NpzFile, open_checkpoint
+from keras_vit.weights.read import NpzFile, WeightsFile, open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
 from tests.weights.read.damage import write_sidecar
 
@@ -18,7 +18,7 @@ def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
     }.items():
         for path in (tmp_path / name, str(tmp_path / name), os.fsencode(tmp_path / name)):
             checkpoint = open_checkpoint(path)
-            assert isinstance(checkpoint, Checkpoint) and checkpoint.path == str(tmp_path / name)
+            assert isinstance(checkpoint, WeightsFile) and checkpoint.path == str(tmp_path / name)
             assert checkpoint.container == name.split(".")[0] and checkpoint.facts == facts
 
 

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     dtype: object
 
 
-class Checkpoint:
+class WeightsFile:
     """A weights file, or a folder of them: shapes first, data one array at a time.
 
     A format's reader fills `entries` and `facts` in `__init__`, and says in `_open` what to hold open while arrays are
