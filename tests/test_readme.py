@@ -1,10 +1,13 @@
 """The README's Python, run as it stands."""
 
 import re
+import shlex
 from pathlib import Path
 
 import keras
 import numpy as np
+
+from keras_vit import cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -32,4 +35,11 @@ def test_the_snippets_on_pretrained_weights_run(shared, tmp_path, monkeypatch, c
     printed = capsys.readouterr().out
     assert "Egyptian_cat" in printed and "14 x 14 -> 20 x 12" in printed
     assert [x.shape for x in namespace["maps"].outputs] == [(None, 14, 14, 768)] * 3
-    assert (tmp_path / "mine.npz").exists()
+    assert (tmp_path / "mine.npz").exists() and (tmp_path / "mine" / "config.json").exists()
+
+
+def test_every_command_shown_is_one():
+    lines = [line for line in README.splitlines() if line.startswith("keras-vit ")]
+    assert len(lines) >= 4
+    for line in lines:
+        assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)

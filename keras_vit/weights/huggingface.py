@@ -38,7 +38,7 @@ def write_folder(path, arrays, sizes, facts):
     path.mkdir(exist_ok=True)
     config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
     write.write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
-    _write_json(path / "preprocessor_config.json", _preprocessor(facts))
+    _write_json(path / "preprocessor_config.json", _preprocessor(facts, sizes.in_channels))
     _write_json(path / "config.json", config)
 
 
@@ -88,9 +88,8 @@ def _config(kind, sizes, facts, has_pooler):
     return config
 
 
-def _preprocessor(facts):
+def _preprocessor(facts, channels):
     preprocessing = facts["preprocessing"]
-    channels = 3
     mean, std = (
         list(values) * channels if len(values) == 1 else list(values)
         for values in (preprocessing["mean"], preprocessing["std"])

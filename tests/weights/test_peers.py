@@ -1,0 +1,105 @@
+"""Our files in the code bases that they are written for. Skipped, and said so, where those are not installed."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.weights.read import open_checkpoint
+from tests.tiny import build, randomize
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+def images(model):
+    return np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
+
+
+def outputs(model):
+    return [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(images(model)))]
+
+
+def run(torch, module, model):
+    with torch.no_grad():
+        return module.eval()(torch.from_numpy(images(model)).permute(0, 3, 1, 2).contiguous())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"image_size": (16, 24)}, {"activation": "gelu", "layer_norm_epsilon": 1e-12}]
+)
+def test_transformers_reads_a_classifier(torch, tmp_path, arguments):
+    transformers = pytest.importorskip("transformers")
+    model = randomize(build(**arguments))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    module = transformers.ViTForImageClassification.from_pretrained(tmp_path / "folder")
+    np.testing.assert_allclose(run(torch, module, model).logits.numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
+
+
+def test_transformers_reads_features(torch, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = randomize(build(num_classes=0, representation_size=12))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    module = transformers.ViTModel.from_pretrained(tmp_path / "folder")
+    np.testing.assert_allclose(run(torch, module, model).pooler_output.numpy(), outputs(model)[0], atol=1e-4)
+
+
+def test_transformers_reads_both_heads_of_a_distilled_model(torch, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = randomize(build(distillation_token=True, return_both_heads=True, activation="gelu"))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    module = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "folder")
+    theirs = run(torch, module, model)
+    for ours, y in zip(outputs(model), (theirs.cls_logits, theirs.distillation_logits), strict=True):
+        np.testing.assert_allclose(y.numpy(), ours, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments, theirs",
+    [
+        ({}, {}),
+        ({"image_size": (16, 24)}, {"img_size": (16, 24)}),
+        ({"pooling": "gap", "norm_after_pooling": True}, {"global_pool": "avg", "class_token": False}),
+        ({"num_registers": 2, "class_token_position": False}, {"reg_tokens": 2, "no_embed_class": True}),
+        ({"pooling": "map", "qk_norm": True}, {"global_pool": "map", "class_token": False, "qk_norm": True}),
+    ],
+)
+def test_timm_reads_a_state_dict(torch, tmp_path, arguments, theirs):
+    transformer = pytest.importorskip("timm.models.vision_transformer")
+    model = randomize(build(activation="gelu", **arguments))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
+    module = transformer.VisionTransformer(**{**sizes, "mlp_ratio": 20 / 12, **theirs})
+    file = open_checkpoint(tmp_path / "model.safetensors")
+    module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
+    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_dinov2_of_transformers_is_read(torch, tmp_path, registers):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
+    if registers:
+        config = transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=registers, **sizes)
+        module = transformers.Dinov2WithRegistersModel(config)
+    else:
+        module = transformers.Dinov2Model(transformers.Dinov2Config(mlp_ratio=2, **sizes))
+    _check_reading(torch, module, tmp_path)
+
+
+def test_siglip_of_transformers_is_read(torch, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SiglipVisionConfig(
+        hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, image_size=16, patch_size=4
+    )
+    _check_reading(torch, transformers.SiglipVisionModel(config), tmp_path)
+
+
+def _check_reading(torch, module, path):
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, 0.1, 0.3)
+    module.save_pretrained(path)
+    model = keras_vit.from_pretrained(path)
+    np.testing.assert_allclose(run(torch, module, model).pooler_output.numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
