@@ -97,17 +97,28 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.key_dim = self.head_dim or hidden_dim // self.num_heads
         width = self.num_heads * self.key_dim
         self.qkv = keras.layers.Dense(
-            3 * width, kernel_initializer=xavier_uniform(hidden_dim, width), dtype=self.dtype_policy, name="qkv"
+            3 * width,
+            kernel_initializer=xavier_uniform(hidden_dim, width),
+            # A frozen layer that is loaded again tells its sublayers by this alone.
+            trainable=self.trainable,
+            dtype=self.dtype_policy,
+            name="qkv",
         )
         self.qkv.build(tokens_shape)
         self.out = keras.layers.Dense(
-            hidden_dim, kernel_initializer="glorot_uniform", dtype=self.dtype_policy, name="out"
+            hidden_dim,
+            kernel_initializer="glorot_uniform",
+            trainable=self.trainable,
+            dtype=self.dtype_policy,
+            name="out",
         )
         self.out.build((*tokens_shape[:-1], width))
         if self.qk_norm:
             heads_shape = (*tokens_shape[:-1], self.num_heads, self.key_dim)
             self.query_norm, self.key_norm = (
-                keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
+                keras.layers.LayerNormalization(
+                    epsilon=self.layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name=name
+                )
                 for name in ("query_norm", "key_norm")
             )
             self.query_norm.build(heads_shape)

@@ -15,6 +15,7 @@ class AttentionPooling(keras.layers.Layer):
         mlp_dim: Int, the hidden width of the MLP.
         activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of the norm before the MLP.
+        num_prefix_tokens: Int, how many tokens stand before the patches and are left out.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
@@ -22,7 +23,7 @@ class AttentionPooling(keras.layers.Layer):
 
     Returns:
         (batch, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads, 1,
-        num_tokens).
+        num_tokens - num_prefix_tokens).
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -36,12 +37,17 @@ class AttentionPooling(keras.layers.Layer):
         Xavier uniform.
     """
 
-    def __init__(self, num_heads, mlp_dim, activation="gelu_tanh", layer_norm_epsilon=1e-6, **kwargs):
+    def __init__(
+        self, num_heads, mlp_dim, activation="gelu_tanh", layer_norm_epsilon=1e-6, num_prefix_tokens=0, **kwargs
+    ):
         super().__init__(**kwargs)
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.num_heads = arguments.positive_int("num_heads", num_heads)
         self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
-        self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
-        self.mlp = MLP(mlp_dim, activation=activation, dtype=self.dtype_policy, name="mlp")
+        self.norm = keras.layers.LayerNormalization(
+            epsilon=layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name="norm"
+        )
+        self.mlp = MLP(mlp_dim, activation=activation, trainable=self.trainable, dtype=self.dtype_policy, name="mlp")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape):
@@ -61,11 +67,15 @@ class AttentionPooling(keras.layers.Layer):
             name="attention",
         )
         self.attention.build(probe_shape, tokens_shape)
+        # A frozen layer that is loaded again has to tell its sublayers; Keras' attention does not pass it on itself.
+        if not self.trainable:
+            self.attention.trainable = False
         self.norm.build(probe_shape)
         self.mlp.build(probe_shape)
 
     def call(self, tokens, return_attention_scores=False):
         batch, _, hidden_dim = ops.shape(tokens)
+        tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
         # Asking for the scores makes Keras compute them step by step.
         if return_attention_scores or not has_fused_kernel():
@@ -83,6 +93,7 @@ class AttentionPooling(keras.layers.Layer):
         if not return_attention_scores:
             return x
         batch, length, _ = tokens.shape
+        length = None if length is None else length - self.num_prefix_tokens
         return x, keras.KerasTensor((batch, self.num_heads, 1, length), dtype=self.compute_dtype)
 
     def get_config(self):
@@ -93,4 +104,5 @@ class AttentionPooling(keras.layers.Layer):
             "mlp_dim": mlp["mlp_dim"],
             "activation": mlp["activation"],
             "layer_norm_epsilon": self.layer_norm_epsilon,
+            "num_prefix_tokens": self.num_prefix_tokens,
         }

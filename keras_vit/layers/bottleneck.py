@@ -65,11 +65,12 @@ class Bottleneck(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _conv(self, name, filters, kernel_size, strides=1):
-        options = CONV_OPTIONS[self.pre_activation]
+        # A frozen layer that is loaded again tells its sublayers by `trainable` alone.
+        options = {**CONV_OPTIONS[self.pre_activation], "trainable": self.trainable}
         return StandardizedConv2D(filters, kernel_size, strides, dtype=self.dtype_policy, name=name, **options)
 
     def _norm(self, name, **kwargs):
-        options = {**NORM_OPTIONS[self.pre_activation], **kwargs}
+        options = {**NORM_OPTIONS[self.pre_activation], "trainable": self.trainable, **kwargs}
         return GroupNormalization(dtype=self.dtype_policy, name=name, **options)
 
     def build(self, images_shape):

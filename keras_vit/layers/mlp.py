@@ -56,6 +56,8 @@ class MLP(keras.layers.Layer):
             units,
             kernel_initializer="glorot_uniform",
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            # A frozen layer that is loaded again tells its sublayers by this alone.
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name=name,
         )

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import arguments
 
 METHODS = ("learned", "learned2d", "sincos2d")
@@ -22,6 +23,8 @@ class PositionEmbedding(keras.layers.Layer):
         num_prefix_tokens: Int, how many tokens (class, distillation, registers) stand before the patches.
         num_prefix_positions: Int, how many of those, from the first, have a learned embedding added too; all by
             default. Fixed embeddings add nothing to the prefix, whatever this says.
+        interpolation: How learned embeddings are resized: "linear" with the end points aligned, the official code's
+            convention; "bicubic", DeiT's and Hugging Face's; "bicubic_antialias", timm's.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
@@ -52,11 +55,13 @@ class PositionEmbedding(keras.layers.Layer):
         patch_size=None,
         num_prefix_tokens=0,
         num_prefix_positions=None,
+        interpolation="linear",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.grid_size = arguments.pair("grid_size", grid_size)
         self.method = arguments.one_of("method", method, METHODS)
+        self.interpolation = arguments.one_of("interpolation", interpolation, POSITION_METHODS)
         self.patch_size = None if patch_size is None else arguments.pair("patch_size", patch_size)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         if num_prefix_positions is None:
@@ -117,10 +122,9 @@ class PositionEmbedding(keras.layers.Layer):
         elif self.method == "learned2d":
             if self.prefix_embeddings is not None:
                 prefix = ops.convert_to_tensor(self.prefix_embeddings)
-            rows = ops.matmul(linear_resize_matrix(self.grid_size[0], grid[0], self.compute_dtype), self.row_embeddings)
-            columns = ops.matmul(
-                linear_resize_matrix(self.grid_size[1], grid[1], self.compute_dtype), self.column_embeddings
-            )
+            row_matrix, column_matrix = self._resize_matrices(grid)
+            rows = ops.matmul(row_matrix, self.row_embeddings)
+            columns = ops.matmul(column_matrix, self.column_embeddings)
             patches = _join_axes(columns, rows)
         else:
             patches = _join_axes(_sincos(grid[1], hidden_dim // 2), _sincos(grid[0], hidden_dim // 2))
@@ -139,10 +143,14 @@ class PositionEmbedding(keras.layers.Layer):
         if self._is_own(grid):
             return embeddings
         embeddings = ops.reshape(embeddings, (*self.grid_size, hidden_dim))
-        rows, columns = (
-            linear_resize_matrix(old, new, self.compute_dtype) for old, new in zip(self.grid_size, grid, strict=True)
-        )
+        rows, columns = self._resize_matrices(grid)
         return ops.einsum("rR,cC,RCd->rcd", rows, columns, embeddings)
+
+    def _resize_matrices(self, grid):
+        return [
+            ops.cast(resize_matrix(old, new, self.interpolation, ops), self.compute_dtype)
+            for old, new in zip(self.grid_size, grid, strict=True)
+        ]
 
     def compute_output_shape(self, tokens_shape, images_shape=None):
         return tokens_shape
@@ -155,15 +163,8 @@ class PositionEmbedding(keras.layers.Layer):
             "patch_size": None if self.patch_size is None else list(self.patch_size),
             "num_prefix_tokens": self.num_prefix_tokens,
             "num_prefix_positions": self.num_prefix_positions,
+            "interpolation": self.interpolation,
         }
-
-
-def linear_resize_matrix(old, new, dtype):
-    """The (new, old) matrix of linear interpolation with the end points aligned; `new` may be a tensor."""
-    step = (old - 1) / ops.maximum(ops.cast(new, "float32") - 1, 1)
-    places = ops.arange(new, dtype="float32") * step
-    weights = ops.maximum(0, 1 - ops.abs(places[:, None] - ops.arange(old, dtype="float32")[None, :]))
-    return ops.cast(weights, dtype)
 
 
 def _sincos(length, channels):

@@ -76,6 +76,8 @@ class TransformerBlock(keras.layers.Layer):
             layer_norm_epsilon=layer_norm_epsilon,
             max_relative_distance=max_relative_distance,
             seed=attention_seed,
+            # A frozen layer that is loaded again tells its sublayers by this alone.
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name="attention",
         )
@@ -90,6 +92,7 @@ class TransformerBlock(keras.layers.Layer):
             activation=activation,
             dropout_rate=dropout_rate,
             seed=mlp_seed,
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name="mlp",
         )
@@ -98,12 +101,14 @@ class TransformerBlock(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)
+        return keras.layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name=name
+        )
 
     def _layer_scale(self, name):
         if self.layer_scale_init is None:
             return None
-        return LayerScale(self.layer_scale_init, dtype=self.dtype_policy, name=name)
+        return LayerScale(self.layer_scale_init, trainable=self.trainable, dtype=self.dtype_policy, name=name)
 
     def build(self, tokens_shape):
         for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):

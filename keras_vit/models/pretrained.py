@@ -14,7 +14,6 @@ from keras_vit.models.vit import DEFAULT_ACTIVATION, DEFAULT_IMAGE_SIZE, ViT
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.local import local_path
 
 logger = logging.getLogger("keras_vit")
 # The width of a head in every published ViT up to L, and in DeiT.
@@ -70,22 +69,52 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", image_size=384)  # doctest: +SKIP
     """
     row = zoo.find(os.fspath(path))
-    checkpoint = Checkpoint(zoo.fetch(row) if row else local_path(path, "from_pretrained"), source, grid, sha256)
+    checkpoint = Checkpoint(_local_path(path, row), source, grid, sha256)
     build, options, assumed = (
         _of_resnet(checkpoint)
         if not checkpoint.architecture.num_layers
-        else _of_vit(checkpoint, image_size, num_classes, num_heads)
+        else _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize)
     )
-    options |= {**checkpoint.preprocessing, "in_channels": checkpoint.architecture.in_channels}
+    if not checkpoint.says_preprocessing:
+        assumed["preprocessing"] = ", ".join(f"{key} {value}" for key, value in checkpoint.preprocessing.items())
+    options |= {**_of_channels(checkpoint.preprocessing, kwargs), "in_channels": checkpoint.architecture.in_channels}
+    if row is not None:
+        # What was assumed of the file is known of the checkpoint.
+        assumed.pop("preprocessing", None)
+        if row.source == "bit":
+            options["image_size"] = row.resolution
+            assumed.pop("image_size")
     options["num_classes"] = checkpoint.architecture.num_classes if num_classes is None else num_classes
     if image_size is not None:
         options["image_size"] = image_size
+        assumed.pop("image_size", None)
     model = build(**{**options, **kwargs})
-    allow = [name for name in ("activation", "layer_norm_epsilon") if name in kwargs]
+    allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in kwargs]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
     report.assumed.update({name: how for name, how in assumed.items() if name not in kwargs})
     logger.log(logging.WARNING if report.assumed else logging.INFO, "%s", report)
     return model
+
+
+def _local_path(path, row):
+    if row is not None:
+        return zoo.fetch(row)
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            "Invalid value received for argument `path`. Expected a file or folder of weights, or the name of a "
+            f'published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: {path!r}'
+        )
+    return path
+
+
+def _of_channels(preprocessing, kwargs):
+    """The constants for images of another number of channels than the weights': the mean of all channels for each."""
+    channels = kwargs.get("in_channels", 3)
+    return {
+        key: sum(value) / len(value) if isinstance(value, (tuple, list)) and len(value) not in (1, channels) else value
+        for key, value in preprocessing.items()
+    }
 
 
 def _of_resnet(checkpoint):
@@ -94,12 +123,17 @@ def _of_resnet(checkpoint):
         raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}. Received: {sizes}")
     # Any variant's name does, since its sizes are passed; it also names the model.
     variant = (sizes.name or "BiT-R50x1").removeprefix("BiT-")
-    return BiT, {"variant": variant, "stages": sizes.stages, "width_factor": sizes.width_factor}, {}
+    assumed = {
+        "image_size": f"{DEFAULT_IMAGE_SIZE}, which the file does not tell",
+        "pool_padding": "'lowest', which the file does not tell",
+    }
+    return BiT, {"variant": variant, "stages": sizes.stages, "width_factor": sizes.width_factor}, assumed
 
 
-def _of_vit(checkpoint, image_size, num_classes, num_heads):
+def _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize):
     """The builder, its arguments as the file has them, and {argument: how it was assumed}."""
     sizes, weights, assumed = checkpoint.architecture, checkpoint.weights, {}
+    any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
     unknown = [name for name in ("hidden_dim", "mlp_dim", "patch_size") if getattr(sizes, name) is None]
     if unknown:
         raise ValueError(f"Cannot tell {' and '.join(unknown)} from the shapes in {checkpoint.path!r}.")
@@ -114,6 +148,7 @@ def _of_vit(checkpoint, image_size, num_classes, num_heads):
         "class_token": has_class_token,
         "class_token_position": checkpoint.num_prefix_positions > 0,
         "distillation_token": "distillation_token/tokens" in weights,
+        "distillation_head": "head_dist/kernel" in weights or "head/kernel" not in weights,
         "num_registers": weights["registers/tokens"][1] if "registers/tokens" in weights else 0,
         "qk_norm": "block_00/attention/query_norm/gamma" in weights,
         "norm_after_pooling": "fc_norm/gamma" in weights,
@@ -127,10 +162,18 @@ def _of_vit(checkpoint, image_size, num_classes, num_heads):
         options["layer_scale_init"] = 1.0
     if "pre_logits/kernel" in weights and num_classes in (None, sizes.num_classes):
         options["representation_size"] = weights["pre_logits/kernel"][1]
-    if "pooling/probe" in weights:
-        options["pooling"] = "map"
-    else:
+    options["pooling"] = checkpoint.settings["pooling"]
+    if options["pooling"] is None:
         options["pooling"] = "token" if has_class_token and not options["norm_after_pooling"] else "gap"
+        assumed["pooling"] = f"{options['pooling']!r}, which the file does not tell"
+    elif options["pooling"] == "none":
+        options["pooling"] = None
+    if checkpoint.source.name == "timm" and not checkpoint.says_settings:
+        assumed["activation"] = f"{checkpoint.settings['activation']!r}, timm's usual one"
+    if any_size:
+        options |= {"grid_size": checkpoint.grid_size, "position_interpolation": position_resize}
+        if position_resize is None:
+            options["position_interpolation"] = checkpoint.position_resize
     if "position_embedding/embeddings" not in weights:
         options["position_embedding"] = "sincos2d" if checkpoint.source.name == "big_vision" else "none"
         assumed["position_embedding"] = f"{options['position_embedding']!r}, since the file has no table of positions"
@@ -152,6 +195,7 @@ def _num_heads(checkpoint, num_heads, assumed):
         return sizes.num_heads
     published = variants.num_heads_of(sizes.hidden_dim, sizes.num_layers, sizes.mlp_dim)
     if published is not None:
+        assumed["num_heads"] = f"{published}, those of the published size with these widths and depth"
         return published
     if sizes.hidden_dim % COMMON_HEAD_DIM:
         raise ValueError(
@@ -175,5 +219,7 @@ def _image_size(checkpoint, assumed):
             )
         assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, since the file has no table of positions"
         return DEFAULT_IMAGE_SIZE
+    if checkpoint.source.name == "keras" and not checkpoint.says_grid:
+        assumed["image_size"] = f"that of a grid of {checkpoint.grid_size[0]} x {checkpoint.grid_size[1]} patches"
     stride = 1 if sizes.stages is None else total_stride(sizes.stages)
     return tuple(n * patch * stride for n, patch in zip(checkpoint.grid_size, sizes.patch_size, strict=True))

@@ -40,9 +40,12 @@ def ViT(
     stages: Sequence[int] | None = None,
     width_factor: float = 1.0,
     position_embedding: str = "learned",
+    position_interpolation: str | None = None,
+    grid_size: tuple[int, int] | None = None,
     class_token: bool | None = None,
     class_token_position: bool = True,
     distillation_token: bool = False,
+    distillation_head: bool = True,
     return_both_heads: bool = False,
     num_registers: int = 0,
     norm_after_pooling: bool = False,
@@ -94,10 +97,16 @@ def ViT(
         width_factor: Float, a multiple of 0.5, the widths of that ResNet relative to a plain one's.
         position_embedding: "learned" (one vector a position), "learned2d" (one a row and one a column), "relative" (in
             each block's attention, by 1-D offset), "sincos2d" (fixed) or "none".
+        position_interpolation: How a model of any size resizes its table of positions at run time: "linear", "bicubic"
+            or "bicubic_antialias", as in `PositionEmbedding`. None takes the way of the weights' own code, and "linear"
+            without weights.
+        grid_size: (rows, columns) of that table in a model of any size. None takes the weights' own, and that of images
+            of 224 x 224 pixels without weights. Of a fixed size the images tell it.
         class_token: Bool, whether there is a class token; by default where `pooling` is "token" or None.
         class_token_position: Bool, whether the class and distillation tokens get a position embedding too.
         distillation_token: Bool, whether DeiT's distillation token stands behind the class token, with a head
             `head_dist` of its own. The output is the mean of the two heads' logits.
+        distillation_head: Bool; False builds no such head, and the class token's is the output.
         return_both_heads: Bool; True gives [logits of the class token, logits of the distillation token] instead.
         num_registers: Int, the number of register tokens, which get no position embedding.
         norm_after_pooling: Bool; True normalises the pooled vector, by a layer `fc_norm`, instead of all tokens.
@@ -169,10 +178,11 @@ def ViT(
             'Expected pooling="token", no representation_size and norm_after_pooling=False with distillation_token=True'
             f". Received: pooling={pooling!r}, representation_size={representation_size}, {norm_after_pooling=}"
         )
-    if return_both_heads and not (distillation_token and num_classes):
+    distillation_head = distillation_token and distillation_head
+    if return_both_heads and not (distillation_head and num_classes):
         raise ValueError(
-            "Expected distillation_token=True and num_classes above 0 with return_both_heads=True. "
-            f"Received: distillation_token={distillation_token}, num_classes={num_classes}"
+            "Expected distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True. "
+            f"Received: {distillation_token=}, {distillation_head=}, {num_classes=}"
         )
     if norm_after_pooling and pooling not in ("token", "gap"):
         raise ValueError(
@@ -188,9 +198,13 @@ def ViT(
     allow = () if activation is None else ("activation",)
     if activation is None:
         activation = (checkpoint and checkpoint.settings["activation"]) or DEFAULT_ACTIVATION
+    if position_interpolation is None:
+        position_interpolation = checkpoint.position_resize if checkpoint else "linear"
+    if not any_size and grid_size is not None:
+        raise ValueError(f"Expected grid_size=None with images of a known size. Received: {grid_size=}, {image_size=}")
     if any_size:
         # The grid of the weights is kept as it is: whatever the input's size, it is resized once and not twice.
-        grid_size = checkpoint and checkpoint.grid_size
+        grid_size = grid_size or (checkpoint and checkpoint.grid_size)
         grid_size = grid_size or token_grid((DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE), stages, patch_size)
     else:
         grid_size = token_grid(image_size, stages, patch_size)
@@ -214,6 +228,7 @@ def ViT(
             patch_size=patch_size,
             num_prefix_tokens=num_prefix_tokens,
             num_prefix_positions=num_prefix_positions if class_token_position else 0,
+            interpolation=position_interpolation,
             name="position_embedding",
         )
         x = position_layer(x, feature_map) if any_size else position_layer(x)
@@ -242,7 +257,12 @@ def ViT(
     tokens = x
     if pooling == "map":
         x = layers.AttentionPooling(
-            num_heads, mlp_dim, activation=activation, layer_norm_epsilon=layer_norm_epsilon, name="pooling"
+            num_heads,
+            mlp_dim,
+            activation=activation,
+            layer_norm_epsilon=layer_norm_epsilon,
+            num_prefix_tokens=num_prefix_tokens,
+            name="pooling",
         )(x)
     elif pooling is not None:
         x = layers.TokenPooling(pooling, num_prefix_tokens=num_prefix_tokens, name="pooling")(x)
@@ -261,7 +281,7 @@ def ViT(
     head_options = {"activation": classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
     if num_classes:
         x = keras.layers.Dense(num_classes, name="head", **head_options)(x)
-    if distillation_token:
+    if distillation_head:
         y = layers.TokenPooling("token", num_prefix_tokens=num_prefix_tokens, index=1, name="pooling_dist")(tokens)
         if num_classes:
             y = keras.layers.Dense(num_classes, name="head_dist", **head_options)(y)

@@ -29,7 +29,7 @@ class Architecture(NamedTuple):
         return variants.name_of(self)
 
     @property
-    def has_heads(self):
+    def heads(self):
         """(num_heads, head_dim)."""
         return self.num_heads, self.head_dim
 
@@ -120,6 +120,7 @@ def square_grid(count):
 
 # Tokens that stand before the patches and may have a position embedding, in their order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
+REGISTERS = ("registers/tokens",)
 
 
 def weights_of(model):
@@ -134,7 +135,7 @@ def weights_of(model):
     }
 
 
-SETTINGS = ("activation", "layer_norm_epsilon")
+SETTINGS = ("activation", "layer_norm_epsilon", "pooling")
 
 
 def settings_of(model):
@@ -144,10 +145,19 @@ def settings_of(model):
         return {}
     # Not from its config: to write one, Keras imports TensorFlow wherever that is installed.
     activation = block.mlp.activation
+    # A user's own function may be called as one of Keras' is.
+    known = getattr(activation, "__module__", "").startswith("keras")
     return {
-        "activation": getattr(activation, "__name__", repr(activation)),
+        "activation": activation.__name__ if known and hasattr(activation, "__name__") else repr(activation),
         "layer_norm_epsilon": block.layer_norm_epsilon,
+        "pooling": _pooling(model),
     }
+
+
+def _pooling(model):
+    """The builder's `pooling`, "none" for None."""
+    pooling = next((layer for layer in model.layers if layer.name == "pooling"), None)
+    return "none" if pooling is None else getattr(pooling, "method", "map")
 
 
 def differences(model, settings, allow):
@@ -168,15 +178,24 @@ def differences(model, settings, allow):
             f"Invalid value received for argument `allow`. Expected names out of {SETTINGS}. Received: {unknown}"
         )
     for name, here in settings_of(model).items():
-        there = settings[name]
+        there = settings.get(name)
         if name not in allow and there is not None and here != there:
             yield name, here, there
 
 
-def unwritten(model):
-    """Yields what a model computes that neither its weights nor their names show, so that no file can say it."""
+def unwritten(model, source):
+    """Yields what a model computes that neither its weights nor their names show, so that no file can say it.
+
+    Args:
+        model: A model of this package's builders.
+        source: Name of the source whose code is to read the file.
+    """
     found = {layer.name: layer for layer in model.layers}
-    if getattr(found.get("position_embedding"), "method", None) == "sincos2d":
-        yield 'position_embedding="sincos2d"'
+    method = getattr(found.get("position_embedding"), "method", "none")
+    # Without a table big_vision's code takes sines and cosines, and no other's does.
+    if "block_00" in found and method == ("none" if source == "big_vision" else "sincos2d"):
+        yield f'position_embedding="{method}"'
+    if "block_00" in found and _pooling(model) == "none":
+        yield "pooling=None"
     if getattr(found.get("pooling"), "method", None) == "gap" and "class_token" in found and "fc_norm" not in found:
         yield 'pooling="gap" beside a class token'

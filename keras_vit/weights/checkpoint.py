@@ -2,15 +2,30 @@
 
 import math
 import numbers
+import os
 from typing import NamedTuple
 
 from keras_vit.weights import architecture, names
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 from keras_vit.weights.read import check_sha256, open_checkpoint
 
-GRID_COMMENT = "keras_vit position grid"
-# transformers' names of activations, where they are others than Keras'.
-_HUGGINGFACE_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+# Other code's names of activations that Keras or this package has. Those of other slopes or forms are not among them.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+# What our own files say beside their arrays.
+_OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict}
+# timm's names of its poolings.
+_TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
 # Pillow's numbers of its filters.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
@@ -37,15 +52,16 @@ class Checkpoint:
         architecture: The Architecture.
         num_prefix_positions: How many of the position embeddings belong to prefix tokens.
         grid_size: (rows, columns) of the others; None if unknown.
-        settings: Dict of the `activation` and `layer_norm_epsilon` to compute with; None if unknown.
+        settings: Dict of the `activation`, `layer_norm_epsilon` and `pooling` to compute with; None if unknown.
+        position_resize: How its source resizes position embeddings.
         preprocessing: Dict of the image preprocessing constants.
         image_size: (height, width) that the file says its model is for; None where it says nothing.
     """
 
     def __init__(self, path, source=None, grid=None, sha256=None):
-        if sha256 is not None:
-            check_sha256(path, sha256)
         self.file = open_checkpoint(path)
+        if sha256 is not None:
+            _check_digest(self.file.path, sha256)
         self.path = self.file.path
         self.facts = self.file.facts
         self.source = self._source(source)
@@ -56,10 +72,19 @@ class Checkpoint:
         self.places = self._unstacked(canonical)
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
         self.weights = self._weights()
-        self.num_prefix_positions, self.grid_size = self._positions(grid)
-        self.settings = self._settings()
-        self.preprocessing = self._preprocessing()
         self.image_size = self._image_size()
+        # Whether the grid was said, by the caller or the file, or only worked out.
+        self.says_grid = False
+        self.num_prefix_positions, self.grid_size = self._positions(grid)
+        # Whether the file itself says how it computes, beside what its keys show.
+        self.says_settings = bool(self._config() or self._own_facts())
+        self.settings = self._settings()
+        self.says_preprocessing = True
+        self.preprocessing = self._preprocessing()
+        self.position_resize = self.source.position_resize
+        if self.source.name == "dinov2" and "registers/tokens" in self.weights:
+            # Its code antialiases where there are registers, and not where there are none.
+            self.position_resize = "bicubic_antialias"
         self.architecture = architecture.of_shapes(self.weights, self._heads(), self.grid_size)
 
     def _source(self, source):
@@ -119,11 +144,16 @@ class Checkpoint:
         table = self.weights.get("position_embedding/embeddings", ())
         if len(table) != 3:
             return 0, None
-        tokens = sum(
-            self.weights[name][1] for name in architecture.PREFIX_TOKENS if len(self.weights.get(name, ())) == 3
+        tokens, registers = (
+            sum(self.weights[name][1] for name in names if len(self.weights.get(name, ())) == 3)
+            for names in (architecture.PREFIX_TOKENS, architecture.REGISTERS)
         )
-        candidates = dict.fromkeys((tokens, 0) if self.source.class_token_position else (0, tokens))
-        said, where = (self._said_grid(), "the file's own comment") if grid is None else (grid, "argument `grid`")
+        order = (tokens, tokens + registers, 0) if self.source.class_token_position else (0, tokens)
+        candidates = dict.fromkeys(order)
+        said, where = (self._said_grid(), "what the file says") if grid is None else (grid, "argument `grid`")
+        if grid is None and said is None:
+            said = self._grid_of_image(table[1], candidates)
+        self.says_grid = said is not None
         if said is None:
             for prefix in candidates:
                 if architecture.square_grid(table[1] - prefix):
@@ -140,17 +170,36 @@ class Checkpoint:
         )
 
     def _said_grid(self):
-        if self.file.container == "npz":
-            return self.facts.get(GRID_COMMENT)
         return self._own_facts().get("grid")
+
+    def _grid_of_image(self, count, candidates):
+        """The grid of the image size that the file's config says, if so many patches are in the table."""
+        patch = self.weights.get("patch_embedding/kernel", (0, 0))[:2]
+        if self.image_size is None or 0 in patch or "root_conv/kernel" in self.weights:
+            return None
+        grid = tuple(side // size for side, size in zip(self.image_size, patch, strict=True))
+        return grid if any(grid[0] * grid[1] == count - prefix for prefix in candidates) else None
 
     def _own_facts(self):
         """What save_weights wrote into a file of this package's, {} in others."""
         facts = self.facts.get("keras_vit")
-        return facts if isinstance(facts, dict) else {}
+        if not isinstance(facts, dict):
+            return {}
+        for name, value in facts.items():
+            if name in _OWN_TYPES and not isinstance(value, _OWN_TYPES[name]):
+                raise ValueError(f"Cannot read weights from {self.path!r}: it says {name}={value!r}, which cannot be.")
+        return facts
 
-    def positions_for(self, grid):
-        """How many embeddings belong to prefix tokens, and the grid of the others, for a model with that grid."""
+    def positions_for(self, grid, num_prefix_positions):
+        """How many embeddings belong to prefix tokens, and the grid of the others, for a model with such a table.
+
+        A square number of embeddings is a square grid, also where it would fit the model's own as it is: 2 x 8 for
+        4 x 4. Only Keras' own files, which come from models such as this one and say nothing, are taken to be the
+        model's.
+        """
+        same = grid and self.weights["position_embedding/embeddings"][1] == grid[0] * grid[1] + num_prefix_positions
+        if same and not self.says_grid and self.source.name == "keras":
+            return num_prefix_positions, grid
         if self.grid_size is not None:
             return self.num_prefix_positions, self.grid_size
         count = self.weights["position_embedding/embeddings"][1] - self.num_prefix_positions
@@ -169,6 +218,7 @@ class Checkpoint:
         if norm is not None and len(norm) == 1 and width % norm[0] == 0:
             return width // norm[0], norm[0]
         number = self._config().get("num_attention_heads", self._own_facts().get("num_heads"))
+        number = self._model_args().get("num_heads", number)
         if isinstance(number, int) and number > 0 and width % number == 0:
             return number, width // number
         return None, None
@@ -183,29 +233,62 @@ class Checkpoint:
 
     def _settings(self):
         settings = {"activation": self.source.activation, "layer_norm_epsilon": self.source.layer_norm_epsilon}
-        config = self._config()
-        if isinstance(config.get("hidden_act"), str):
-            settings["activation"] = _HUGGINGFACE_ACTIVATIONS.get(config["hidden_act"], config["hidden_act"])
+        settings["pooling"] = self._pooling()
+        config = {**self._config(), **self._model_args()}
+        for key in ("hidden_act", "act_layer"):
+            if key in config:
+                settings["activation"] = self._known(key, config[key], ACTIVATIONS)
         if isinstance(config.get("layer_norm_eps"), (int, float)):
             settings["layer_norm_epsilon"] = float(config["layer_norm_eps"])
+        if "pre_logits/kernel" in self.weights:
+            self._known("pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
         own = self._own_facts()
         return {name: own.get(name, value) for name, value in settings.items()}
 
+    def _known(self, key, value, table):
+        if not isinstance(value, str) or value not in table:
+            raise ValueError(
+                f"Cannot load {self.path!r}: its config says {key}={value!r}, which no model here has. "
+                f"Expected one of {', '.join(map(repr, table))}."
+            )
+        return table[value]
+
+    def _model_args(self):
+        """The arguments of timm's builder that a folder of timm's was made with, where they are other than usual."""
+        found = self._config().get("model_args") if self.file.container == "timm" else None
+        return found if isinstance(found, dict) else {}
+
+    def _pooling(self):
+        """How the source's code pools tokens; None where neither keys nor config tell."""
+        if self.file.container == "timm" and "global_pool" in self._config():
+            return self._known("global_pool", self._config()["global_pool"], _TIMM_POOLINGS)
+        if self.source.name == "siglip" and "head/kernel" in self.weights:
+            # Its classifier takes the mean of the tokens, and no attention pooling, though that is in the file too.
+            return "gap"
+        if "pooling/probe" in self.weights:
+            return "map"
+        if "class_token/tokens" not in self.weights:
+            return "gap"
+        return None if self.source.name in ("timm", "deit", "keras") else "token"
+
     def _preprocessing(self):
         own = self._own_facts().get("preprocessing")
-        if isinstance(own, dict):
-            return own
+        if own is not None:
+            return {name: own.get(name, value) for name, value in OFFICIAL_PREPROCESSING.items()}
         if self.file.container == "timm":
             return _of_timm(self.facts.get("timm") or {})
         if self.file.container == "huggingface":
-            return _of_huggingface(self.facts.get("preprocessor"), self._config())
+            self.says_preprocessing = isinstance(self.facts.get("preprocessor"), dict)
+            return _of_huggingface(self.path, self.facts.get("preprocessor"), self._config())
         if self.source.name == "deit" and "block_00/layer_scale_1/gamma" in self.weights:
             # DeiT III is evaluated on whole images.
             return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}
         imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
         if self.source.name == "timm" and any(weight in self.weights for weight in imagenet):
             # DeiT, DeiT III and DINOv2, which a bare state dict names by nothing else.
+            self.says_preprocessing = False
             return IMAGENET_PREPROCESSING
+        self.says_preprocessing = self.source.name not in ("timm", "deit", "keras", "dinov2", "siglip", "huggingface")
         return self.source.preprocessing
 
     def _image_size(self):
@@ -252,11 +335,32 @@ def _of_timm(config):
     return {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
 
 
-def _of_huggingface(preprocessor, config):
+def _check_digest(path, expected):
+    if not isinstance(expected, str) or len(expected) != 64 or set(expected.lower()) - set("0123456789abcdef"):
+        raise ValueError(
+            f"Invalid value received for argument `sha256`. Expected 64 hexadecimal digits. Received: {expected!r}"
+        )
+    if os.path.isdir(path):
+        raise ValueError(
+            "Invalid value received for argument `sha256`. Expected None with a folder, whose files each have their "
+            f"own: lay <file>.sha256 beside them. Received: {expected!r} for {path!r}"
+        )
+    check_sha256(path, expected)
+
+
+def _of_huggingface(path, preprocessor, config):
     if not isinstance(preprocessor, dict):
         # What the published models of each kind come with.
         kind = str(config.get("model_type"))
         return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
+    if preprocessor.get("do_normalize", True) is False:
+        preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
+    factor = preprocessor.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, (int, float)) or abs(factor * 255 - 1) > 1e-3 or preprocessor.get("do_rescale") is False:
+        raise ValueError(
+            f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
+            f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
+        )
     size, crop = (_side(preprocessor.get(key)) for key in ("size", "crop_size"))
     cropped = preprocessor.get("do_center_crop") and size and crop
     return {

@@ -51,7 +51,8 @@ def load_weights(
             by the file's keys.
         skip: Names of layers to leave out on both sides, as in `skip=("head",)`. A skipped head becomes zero; any other
             skipped layer keeps the model's weights.
-        allow: Differences to permit that change what the weights compute: "activation" and "layer_norm_epsilon".
+        allow: Differences to permit that change what the weights compute: "activation", "layer_norm_epsilon" and
+            "pooling".
         grid: (rows, columns) of the file's position embeddings, where their number is no square or not that of a square
             image.
         position_resize: How position embeddings are resized: "linear", "bicubic" or "bicubic_antialias" (see
@@ -84,17 +85,35 @@ def load_weights(
 def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_resize=None):
     """Loads a Checkpoint that is open already; the rest is as in `load_weights`."""
     plan = _Plan(model, checkpoint, skip, position_resize)
-    for name, here, there in architecture.differences(model, checkpoint.settings, allow):
+    settings = dict(checkpoint.settings)
+    if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
+        # How tokens are pooled for a new head, or without the token that was pooled, is the model's own affair.
+        settings["pooling"] = None
+    for name, here, there in architecture.differences(model, settings, allow):
         raise ValueError(
             f"{checkpoint.path!r} was trained with {name}={there!r}, and model {model.name!r} was built with "
             f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or call "
             f"load_weights with allow=({name!r},) to load it all the same."
         )
-    values = plan.read()
-    for weight in list(values):
-        # Each array is laid out for the model when its turn comes, and let go as soon as the model has it.
-        plan.variables[weight].assign(values.pop(weight)())
+    _assign(plan.variables, plan.read())
     return plan.report
+
+
+def _assign(variables, values):
+    """Gives each variable its value, or, where that fails in the middle, leaves them all as they were.
+
+    Each array is laid out for the model when its turn comes and makes room for the value that was there before.
+    """
+    before = {}
+    try:
+        for weight in list(values):
+            value = values.pop(weight)()
+            before[weight] = np.array(keras.ops.convert_to_numpy(variables[weight]))
+            variables[weight].assign(value)
+    except BaseException:
+        for weight, value in before.items():
+            variables[weight].assign(value)
+        raise
 
 
 class _Plan:
@@ -103,7 +122,7 @@ class _Plan:
     def __init__(self, model, checkpoint, skip, position_resize):
         self.model = model
         self.checkpoint = checkpoint
-        self.position_resize = position_resize or checkpoint.source.position_resize
+        self.position_resize = position_resize or checkpoint.position_resize
         resize.check_method(self.position_resize)
         self.architecture = architecture.of_model(model)
         self.variables = architecture.weights_of(model)
@@ -113,7 +132,10 @@ class _Plan:
         # The file's rows for prefix tokens, kept until the tokens themselves have been read.
         self.prefix_rows = None
         if POSITIONS in checkpoint.weights:
-            self.prefix_there, self.grid_there = checkpoint.positions_for(self.architecture.grid_size)
+            here = next((layer for layer in model.layers if layer.name == "position_embedding"), None)
+            self.prefix_there, self.grid_there = checkpoint.positions_for(
+                self.architecture.grid_size, getattr(here, "num_prefix_positions", 0)
+            )
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, "holds no weights of the model"))
         self.dropped = self._dropped_layers(skip)
@@ -136,9 +158,15 @@ class _Plan:
         dropped = dict.fromkeys(skip, "skipped as asked")
         classes_here, classes_there = self.architecture.num_classes, self.checkpoint.architecture.num_classes
         if classes_here != classes_there:
-            for name in ("head", "head_dist"):
-                if name in there and name not in dropped:
-                    dropped[name] = f"{classes_there} classes in the file, {classes_here or 'no head'} in the model"
+            for name in {"head", "head_dist"} & (here | there) - set(dropped):
+                dropped[name] = f"{classes_there or 'no'} classes in the file, {classes_here or 'none'} in the model"
+        if "head_dist" in here and len({"head", "head_dist"} & set(dropped)) == 1:
+            raise ValueError(
+                "Invalid value received for argument `skip`. Expected both heads of a distilled model or none, since "
+                f"the mean with a zero head would be half the logits. Received: {skip}"
+            )
+        if self.checkpoint.source.name == "siglip" and "head" in there - set(dropped):
+            dropped.setdefault("pooling", "its own classifier leaves the attention pooling out")
         if "head" in dropped and "pre_logits" in there - here:
             dropped.setdefault("pre_logits", "goes with the head, since the model has no pre_logits")
         return dropped
@@ -158,7 +186,7 @@ class _Plan:
                 continue
             used.update(name.keys)
             self.rows[weight] = name
-            shape, heads = tuple(variable.shape), self.architecture.has_heads
+            shape, heads = tuple(variable.shape), self.architecture.heads
             there = tuple(shapes[key] for key in name.keys)
             if not name.codec.fits(there, shape, heads) and not self._adapts(weight, shape):
                 needed = name.codec.file_shapes(shape, heads)
@@ -171,7 +199,9 @@ class _Plan:
                 self.report.skipped[self._in_file(key)] = self.dropped[layer]
             elif key not in used:
                 unexpected.append(self._in_file(key))
-        if unexpected or missing or mismatched:
+        heads_there = self.checkpoint.architecture.num_heads
+        other_heads = heads_there not in (None, self.architecture.num_heads)
+        if unexpected or missing or mismatched or other_heads:
             raise WeightsMismatchError(
                 self.checkpoint.path,
                 self.model.name,
@@ -213,6 +243,9 @@ class _Plan:
         tokens = "class_token/tokens"
         if (tokens in self.checkpoint.weights) != (tokens in self.variables):
             yield 'Only one of the two has a class token: pass skip=("class_token",) to load_weights to leave it out.'
+        there, here = self.checkpoint.architecture.num_heads, self.architecture.num_heads
+        if there not in (None, here):
+            yield f"The file's blocks have {there} attention heads, the model's {here}."
         name = self.checkpoint.source.find(POSITIONS)
         if name and name.keys[0] in mismatched and self.grid_there is None:
             yield "The file does not tell the grid of its position embeddings: pass grid=(rows, columns)."
@@ -291,7 +324,10 @@ class _Plan:
         """Adds to the prefix tokens the positions that the file has for them and the model has no rows for."""
         if self.prefix_rows is None:
             return
-        here = self.model.get_layer("position_embedding").num_prefix_positions
-        for i, weight in enumerate(architecture.PREFIX_TOKENS[: self.prefix_there]):
-            if i >= here and weight in values:
-                values[weight] = partial(np.add, values[weight](), self.prefix_rows[:, i : i + 1])
+        here, start = self.model.get_layer("position_embedding").num_prefix_positions, 0
+        for weight in (*architecture.PREFIX_TOKENS, *architecture.REGISTERS):
+            count = self.checkpoint.weights.get(weight, (1, 0))[1]
+            rows = self.prefix_rows[:, start : start + count]
+            if rows.size and start >= here and weight in values:
+                values[weight] = partial(np.add, values[weight](), rows)
+            start += count

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from keras_vit.interpolation import POSITION_METHODS, resize_matrix
+
 
 def resize_positions(grid, rows, columns, method="linear"):
     """Resizes a grid of position embeddings as one of the code bases does.
@@ -30,80 +32,21 @@ def resize_positions(grid, rows, columns, method="linear"):
 
     Reference: `interpolate_posembed` of the official code; arXiv 2010.11929, section 3.2.
     """
-    matrix = POSITION_METHODS[check_method(method)]
+    check_method(method)
     x = np.asarray(grid, "float64")
-    x = np.einsum("rR,RCd->rCd", matrix(x.shape[0], rows), x)
-    x = np.einsum("cC,rCd->rcd", matrix(x.shape[1], columns), x)
+    x = np.einsum("rR,RCd->rCd", resize_matrix(x.shape[0], rows, method), x)
+    x = np.einsum("cC,rCd->rcd", resize_matrix(x.shape[1], columns, method), x)
     return x.astype(grid.dtype)
 
 
 def check_method(method):
-    """Returns `method`, or raises if it is none of POSITION_METHODS."""
+    """Returns `method`, or raises if it is no way to resize position embeddings."""
     if method not in POSITION_METHODS:
         raise ValueError(
             "Invalid value received for argument `position_resize`. "
             f"Expected one of {', '.join(map(repr, POSITION_METHODS))}. Received: {method!r}"
         )
     return method
-
-
-def _ends_aligned(old, new):
-    places = np.arange(new) * ((old - 1) / max(new - 1, 1))
-    return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)[None, :]))
-
-
-def _triangle(x):
-    return np.maximum(0, 1 - np.abs(x))
-
-
-def _cubic(a):
-    """Keys' cubic convolution kernel of parameter a."""
-
-    def kernel(x):
-        x = np.abs(x)
-        near = ((a + 2) * x - (a + 3)) * x * x + 1
-        far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-        return np.where(x <= 1, near, np.where(x < 2, far, 0))
-
-    return kernel
-
-
-def _centres(old, new):
-    """Where the centres of the new pixels lie among the old ones."""
-    return (np.arange(new) + 0.5) * (old / new) - 0.5
-
-
-def _border_repeated(kernel, reach):
-    """Resize matrices of a kernel of that reach, with the border pixels repeated outwards."""
-
-    def matrix(old, new):
-        padded = np.arange(-reach, old + reach)
-        weights = kernel(_centres(old, new)[:, None] - padded[None, :])
-        result = np.zeros((new, old))
-        for place, column in zip(np.clip(padded, 0, old - 1), weights.T, strict=True):
-            result[:, place] += column
-        return result
-
-    return matrix
-
-
-def _antialiased(kernel):
-    """Resize matrices of a kernel as wide as the larger pixel, normalised over the pixels inside the border."""
-
-    def matrix(old, new):
-        scale = max(old / new, 1)
-        weights = kernel((_centres(old, new)[:, None] - np.arange(old)[None, :]) / scale)
-        return weights / weights.sum(axis=1, keepdims=True)
-
-    return matrix
-
-
-POSITION_METHODS = {
-    "linear": _ends_aligned,
-    "bicubic": _border_repeated(_cubic(-0.75), reach=3),
-    "bicubic_antialias": _antialiased(_cubic(-0.5)),
-}
-_image_resize = _border_repeated(_triangle, reach=2)
 
 
 def resize_patches(kernel, patch_size):
@@ -127,7 +70,8 @@ def resize_patches(kernel, patch_size):
     Reference: FlexiViT (arXiv 2212.08013), section 3.4.
     """
     rows, columns = (
-        np.linalg.pinv(_image_resize(old, new).T) for old, new in zip(kernel.shape[:2], patch_size, strict=True)
+        np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
+        for old, new in zip(kernel.shape[:2], patch_size, strict=True)
     )
     x = np.einsum("rR,RCid->rCid", rows, np.asarray(kernel, "float64"))
     return np.einsum("cC,rCid->rcid", columns, x).astype(kernel.dtype)

@@ -9,8 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.weights import architecture, huggingface, names, write
-from keras_vit.weights.checkpoint import GRID_COMMENT
+from keras_vit.weights import architecture, huggingface_folder, names, write
 from keras_vit.weights.names.source import Source
 
 
@@ -23,24 +22,28 @@ class _Model(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """One row: whose code reads the format, how it is written, and whether it says settings itself."""
+    """One row: whose code reads the format, how it is written, and what that code can be told or cannot do."""
 
     source: Source
     write: Callable
+    # How many of the position embeddings must belong to prefix tokens, from the weights of the model.
+    num_prefix_positions: Callable
     says_settings: bool = False
+    # Whether its attention has heads that divide the width alone.
+    divides_heads: bool = False
+    unknown: tuple = ()
 
 
 def _write_npz(path, model):
-    write.write_npz(path, model.arrays, {GRID_COMMENT: model.sizes.grid_size})
+    write.write_npz(path, model.arrays, {"keras_vit": model.facts})
 
 
 def _write_big_vision(path, model):
-    arrays = {f"params/{key}": array for key, array in model.arrays.items()}
-    write.write_npz(path, arrays, {GRID_COMMENT: model.sizes.grid_size})
+    write.write_npz(path, {f"params/{key}": a for key, a in model.arrays.items()}, {"keras_vit": model.facts})
 
 
 def _write_bit(path, model):
-    write.write_npz(path, {f"resnet/{key}": array for key, array in model.arrays.items()}, {})
+    write.write_npz(path, {f"resnet/{key}": a for key, a in model.arrays.items()}, {"keras_vit": model.facts})
 
 
 def _write_timm(path, model):
@@ -48,16 +51,35 @@ def _write_timm(path, model):
 
 
 def _write_huggingface(path, model):
-    huggingface.write_folder(Path(path), model.arrays, model.sizes, model.facts)
+    huggingface_folder.write_folder(Path(path), model.arrays, model.sizes, model.facts)
+
+
+def _all_of_prefix(sizes, tokens, here):
+    return tokens
+
+
+def _all_or_none_of_prefix(sizes, tokens, here):
+    """timm's `no_embed_class`; its distilled models always have all."""
+    return tokens if here or "distillation_token/tokens" in sizes else 0
+
+
+def _all_of_square(sizes, tokens, here):
+    """big_vision has none, but its `load` adds a row too many to the class token where it can tell it by the number."""
+    grid = sizes["grid"]
+    return here if grid and grid[0] == grid[1] and tokens == 1 else 0
 
 
 FORMATS = {
-    "npz": _Format(names.OFFICIAL, _write_npz),
-    "big_vision": _Format(names.BIG_VISION, _write_big_vision),
-    "timm": _Format(names.TIMM, _write_timm),
-    "huggingface": _Format(names.HUGGINGFACE, _write_huggingface, says_settings=True),
+    "npz": _Format(names.OFFICIAL, _write_npz, _all_of_prefix),
+    "big_vision": _Format(names.BIG_VISION, _write_big_vision, _all_of_square),
+    "timm": _Format(
+        names.TIMM, _write_timm, _all_or_none_of_prefix, divides_heads=True, unknown=("pre_logits/kernel",)
+    ),
+    "huggingface": _Format(
+        names.HUGGINGFACE, _write_huggingface, _all_of_prefix, says_settings=True, divides_heads=True
+    ),
 }
-_BIT = _Format(names.BIT, _write_bit)
+_BIT = _Format(names.BIT, _write_bit, _all_of_prefix)
 
 
 def save_weights(
@@ -92,12 +114,39 @@ def save_weights(
     row = FORMATS[format] if sizes.num_layers or format != "npz" else _BIT
     variables = architecture.weights_of(model)
     _check(model, format, row, variables, allow)
-    row.write(path, _Model(_arrays(row.source, variables, sizes), sizes, _facts(model, sizes)))
+    values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
+    _fit_prefix_positions(values, sizes, row.num_prefix_positions)
+    row.write(path, _Model(_arrays(row.source, values, sizes), sizes, _facts(model, sizes)))
+
+
+def _fit_prefix_positions(values, sizes, wanted):
+    """Gives the table of positions the rows for prefix tokens that a format has, by ways that compute the same.
+
+    Rows that are missing are zeros, and rows too many are added to the tokens themselves.
+    """
+    table = values.get("position_embedding/embeddings")
+    if table is None:
+        return
+    names = [n for n in (*architecture.PREFIX_TOKENS, *architecture.REGISTERS) if n in values]
+    counts = [values[name].shape[1] for name in names]
+    here = table.shape[1] - sizes.grid_size[0] * sizes.grid_size[1]
+    there = wanted({**values, "grid": sizes.grid_size}, sum(counts), here)
+    if there > here:
+        table = np.insert(table, [here] * (there - here), 0, axis=1)
+    else:
+        start = 0
+        for name, count in zip(names, counts, strict=True):
+            rows = table[:, start : min(start + count, here)]
+            if start >= there and rows.size:
+                values[name] = values[name] + rows
+            start += count
+        table = np.delete(table, range(there, here), axis=1)
+    values["position_embedding/embeddings"] = table
 
 
 def _check(model, format, row, variables, allow):
     """Raises unless the format's code computes with the written weights what the model does."""
-    nameless = [weight for weight in variables if row.source.find(weight) is None]
+    nameless = [weight for weight in variables if row.source.find(weight) is None or weight in row.unknown]
     if nameless:
         raise ValueError(
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
@@ -106,8 +155,14 @@ def _check(model, format, row, variables, allow):
     missing = [weight for weight in row.source.required if weight not in variables]
     if missing:
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
-    for what in architecture.unwritten(model):
+    for what in architecture.unwritten(model, row.source.name):
         raise ValueError(f"The format {format!r} cannot say that model {model.name!r} has {what}. Nothing was written.")
+    sizes = architecture.of_model(model)
+    if row.divides_heads and sizes.num_layers and sizes.head_dim * sizes.num_heads != sizes.hidden_dim:
+        raise ValueError(
+            f"The format {format!r} needs heads that divide the width. Received: {sizes.num_heads} heads of "
+            f"{sizes.head_dim} in {sizes.hidden_dim} channels"
+        )
     settings = {"activation": row.source.activation, "layer_norm_epsilon": row.source.layer_norm_epsilon}
     if row.says_settings:
         settings = dict.fromkeys(settings)
@@ -118,13 +173,12 @@ def _check(model, format, row, variables, allow):
         )
 
 
-def _arrays(source, variables, sizes):
+def _arrays(source, values, sizes):
     """{canonical key: array}; parts of one array of the file are joined."""
     parts = {}
-    for weight, variable in variables.items():
+    for weight, value in values.items():
         name = source.find(weight)
-        value = np.asarray(ops.convert_to_numpy(ops.cast(variable, "float32")))
-        for key, array in zip(name.keys, name.codec.to_file(value, sizes.has_heads), strict=True):
+        for key, array in zip(name.keys, name.codec.to_file(value, sizes.heads), strict=True):
             parts.setdefault(key, {})[name.codec.part] = array
     return {
         key: np.concatenate([found[i] for i in sorted(found)]) if len(found) > 1 else found[min(found)]

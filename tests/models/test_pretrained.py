@@ -1,4 +1,6 @@
+import json
 import logging
+import shutil
 
 import keras
 import numpy as np
@@ -185,3 +187,92 @@ def _without_facts(path):
     checkpoint = open_checkpoint(path)
     write_safetensors(path.with_name("foreign.safetensors"), dict(checkpoint.read(checkpoint.entries)), {})
     return path.with_name("foreign.safetensors")
+
+
+# Settings that configs say ------------------------------------------------------------------------------------------
+
+
+def changed(folder, tmp_path, name="config.json", **changes):
+    """A copy of a Hugging Face folder with other settings."""
+    copy = shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
+    path = copy / name
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **changes}))
+    return copy
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"hidden_act": "quick_gelu"}, r"hidden_act='quick_gelu'.*Expected one of 'gelu'"),
+        ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'"),
+    ],
+)
+def test_a_config_that_no_model_here_follows_is_refused(shared, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_pretrained(changed(shared / "golden" / "hf_vit", tmp_path, **changes))
+
+
+def test_a_config_says_an_unsquare_image(tmp_path):
+    model = randomize(build(image_size=(8, 32), activation="gelu"))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    arrays = open_checkpoint(tmp_path / "folder")
+    write_safetensors(tmp_path / "folder" / "model.safetensors", dict(arrays.read(arrays.entries)), {})
+    again = keras_vit.from_pretrained(tmp_path / "folder")
+    assert again.get_layer("position_embedding").grid_size == (2, 8)
+    images = np.random.default_rng(0).normal(size=(1, 8, 32, 3)).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, again)))
+
+
+def test_a_preprocessor_that_does_not_normalise_or_scales_otherwise(shared, tmp_path):
+    folder = shared / "golden" / "hf_vit"
+    plain = changed(folder, tmp_path, "preprocessor_config.json", do_normalize=False)
+    config = keras_vit.from_pretrained(plain).get_layer("normalization").get_config()
+    assert (config["mean"], config["std"]) == ([0.0], [1.0])
+    with pytest.raises(ValueError, match="does not scale images by 1/255"):
+        keras_vit.from_pretrained(changed(folder, tmp_path, "preprocessor_config.json", rescale_factor=1.0))
+
+
+@pytest.mark.parametrize("global_pool, expected", [("token", "token"), ("avg", "gap"), ("max", None)])
+def test_a_timm_folder_says_how_it_pools(shared, tmp_path, global_pool, expected):
+    shutil.copy(shared / "golden" / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    config = {
+        "architecture": "vit",
+        "global_pool": global_pool,
+        "model_args": {"num_heads": 4, "act_layer": "gelu_tanh"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if expected is None:
+        with pytest.raises(ValueError, match="global_pool='max'"):
+            keras_vit.from_pretrained(tmp_path)
+        return
+    model = keras_vit.from_pretrained(tmp_path)
+    assert model.get_layer("pooling").method == expected and model.get_layer("block_00").attention.num_heads == 4
+    assert model.get_layer("block_00").get_config()["activation"] == "gelu_tanh"
+
+
+def test_a_model_of_any_size_resizes_the_files_own_table_once(shared, tmp_path):
+    fixed = randomize(build(image_size=48))
+    keras_vit.save_weights(fixed, tmp_path / "model.npz")
+    model = keras_vit.from_pretrained(tmp_path / "model.npz", image_size=(None, None))
+    images = np.random.default_rng(0).normal(size=(1, 48, 48, 3)).astype("float32")
+    np.testing.assert_allclose(*(keras.ops.convert_to_numpy(m(images)) for m in (model, fixed)), atol=1e-5)
+    assert model.get_layer("position_embedding").grid_size == (12, 12)
+
+
+@pytest.mark.parametrize("name", ["timm_vit.safetensors", "hf_vit"])
+def test_a_model_of_any_size_resizes_as_its_source_does(shared, name):
+    path, arguments = shared / "golden" / name, HEADS if name.startswith("timm") else {}
+    images = np.random.default_rng(0).normal(size=(1, 56, 40, 3)).astype("float32")
+    fixed = keras_vit.from_pretrained(path, image_size=(56, 40), **arguments)
+    model = keras_vit.from_pretrained(path, image_size=(None, None), **arguments)
+    np.testing.assert_allclose(*(keras.ops.convert_to_numpy(m(images)) for m in (model, fixed)), atol=1e-4)
+
+
+def test_other_channels_take_the_mean_of_the_constants(shared):
+    model = keras_vit.from_pretrained(shared / "golden" / "hf_deit_distilled", in_channels=4)
+    assert np.isclose(model.get_layer("normalization").mean[0], (0.485 + 0.456 + 0.406) / 3)
+
+
+def test_a_name_that_is_none_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`path`.*ViTB16\.imagnet21k"):
+        keras_vit.from_pretrained("ViTB16.imagnet21k")

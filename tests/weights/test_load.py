@@ -455,7 +455,7 @@ def real_file(tmp_path, model):
     arrays = {}
     for weight, variable in architecture.weights_of(model).items():
         name = source.find(weight)
-        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), sizes.has_heads), strict=True):
+        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), sizes.heads), strict=True):
             arrays[key if source is names.OFFICIAL else "resnet/" + key] = np.zeros(shape, "float16")
     np.savez_compressed(path, **arrays)
     return path
@@ -488,3 +488,77 @@ def test_a_file_of_another_digest_is_refused(tiny, tiny_file):
     keras_vit.load_weights(build(), tiny_file, sha256=digest)
     with pytest.raises(ValueError, match="SHA-256"):
         keras_vit.load_weights(build(), tiny_file, sha256="0" * 64)
+
+
+# What the same arrays could compute otherwise ------------------------------------------------------------------------
+
+
+def test_another_number_of_heads_than_the_config_says_is_refused(shared):
+    sizes = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "num_layers": 3, "mlp_dim": 128, "num_classes": 10}
+    model = keras_vit.ViT("B/16", num_heads=8, activation="gelu", layer_norm_epsilon=1e-12, **sizes)
+    with pytest.raises(WeightsMismatchError, match="4 attention heads, the model's 8"):
+        keras_vit.load_weights(model, shared / "golden" / "hf_vit")
+    with pytest.raises(WeightsMismatchError, match="4 attention heads"):
+        keras_vit.from_pretrained(shared / "golden" / "hf_vit", num_heads=8)
+
+
+def test_a_head_of_other_pooling_is_refused_unless_it_is_new(tmp_path):
+    keras_vit.save_weights(randomize(build(activation="gelu")), tmp_path / "token.safetensors", "timm")
+    model = build(pooling="gap", class_token=True, activation="gelu")
+    with pytest.raises(ValueError, match="trained with pooling='token'"):
+        keras_vit.load_weights(model, tmp_path / "token.safetensors")
+    keras_vit.load_weights(model, tmp_path / "token.safetensors", skip="head")
+    keras_vit.load_weights(model, tmp_path / "token.safetensors", allow="pooling")
+
+
+def test_one_head_of_a_distilled_model_is_not_skipped(tmp_path):
+    model = randomize(build(distillation_token=True))
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="both heads of a distilled model or none"):
+        keras_vit.load_weights(model, tmp_path / "model.weights.h5", skip="head_dist")
+    keras_vit.load_weights(model, tmp_path / "model.weights.h5", skip=("head", "head_dist"))
+    assert not logits(model, images(model)).any()
+
+
+def test_a_file_without_a_head_leaves_a_zero_one(tmp_path):
+    keras_vit.save_weights(randomize(build(num_classes=0)), tmp_path / "features.npz")
+    model = randomize(build(), seed=1)
+    report = keras_vit.load_weights(model, tmp_path / "features.npz")
+    assert not any(w.any() for w in model.get_layer("head").get_weights())
+    assert report.kept == {"head/kernel": "zero", "head/bias": "zero"}
+
+
+def test_our_own_file_of_an_unsquare_grid_fits_its_own_model(tmp_path):
+    model = randomize(build(image_size=(8, 32)))
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = build(image_size=(8, 32))
+    assert not keras_vit.load_weights(again, tmp_path / "model.weights.h5").resized
+    assert unchanged(again, model.get_weights())
+
+
+def test_rows_of_registers_are_added_to_the_registers(tmp_path):
+    model = randomize(build(num_registers=2, activation="gelu"))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    file = open_checkpoint(tmp_path / "model.safetensors")
+    assert file.entries["pos_embed"].shape == (1, 1 + 2 + 16, 12)
+    again = randomize(build(num_registers=2, activation="gelu"), seed=1)
+    keras_vit.load_weights(again, tmp_path / "model.safetensors")
+    x = images(model)
+    np.testing.assert_allclose(logits(again, x), logits(model, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_load_that_fails_between_two_weights_changes_none(tiny, tiny_file, monkeypatch, error):
+    model = randomize(build(), seed=1)
+    before, calls = model.get_weights(), []
+
+    def fail(self, arrays, shape):
+        calls.append(shape)
+        if len(calls) == 5:
+            raise error
+        return arrays[0].reshape(shape)
+
+    monkeypatch.setattr("keras_vit.weights.codecs.Same.to_model", fail)
+    with pytest.raises(error):
+        keras_vit.load_weights(model, tiny_file)
+    assert len(calls) == 5 and unchanged(model, before)

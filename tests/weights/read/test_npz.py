@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -102,8 +103,11 @@ def damages(tmp_path):
     for i, comment in enumerate(
         [b"[3, 5]", b"[0, 0]", b"[1e300, 1]", b"[Infinity, 1]", b"[-4, -4]", b"[3000, 3000]", b"4"]
     ):
-        text = b'{"keras_vit position grid": ' + comment + b"}"
-        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "the file's own comment"
+        text = b'{"keras_vit": {"grid": ' + comment + b"}}"
+        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "what the file says"
+    for name, value in (("activation", 3), ("layer_norm_epsilon", "x"), ("pooling", []), ("preprocessing", [0.5])):
+        text = json.dumps({"keras_vit": {name: value}}).encode()
+        yield f"comment_{name}", lambda d, c=text: with_comment(d, c), f"says {name}="
     yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "without a place"
 
 
@@ -184,7 +188,7 @@ def test_damage_is_refused_or_harmless(tmp_path, arrays):
 
 def test_a_flip_of_any_bit_of_our_own_comment_is_refused_or_harmless(tmp_path, arrays):
     path = tmp_path / "file.npz"
-    write_npz(path, arrays, {"keras_vit position grid": [4, 6]})
+    write_npz(path, arrays, {"keras_vit": {"grid": [4, 6]}})
     data, size = path.read_bytes(), len(NpzFile(path).comment)
     for place in range(len(data) - size, len(data)):
         for bit in range(8):
@@ -194,7 +198,7 @@ def test_a_flip_of_any_bit_of_our_own_comment_is_refused_or_harmless(tmp_path, a
             except ValueError as error:
                 assert "comment is damaged" in str(error)
             else:
-                assert facts["keras_vit position grid"] == [4, 6]
+                assert facts["keras_vit"] == {"grid": [4, 6]}
 
 
 def test_facts_are_the_comment_where_it_is_a_json_object(tmp_path, arrays):

@@ -6,7 +6,7 @@ from keras_vit.files import replacing
 from keras_vit.weights import write
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
-_RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
+_RESAMPLE = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bilinear": 2, "bicubic": 3, "area": 4}
 # Layers of the classifier, which do not belong to the backbone and its prefix.
 _HEADS = ("classifier.", "distillation_classifier.")
 
@@ -30,11 +30,6 @@ def write_folder(path, arrays, sizes, facts):
         )
     if sizes.num_classes and "pooler.dense.weight" in arrays:
         raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
-    if sizes.head_dim * sizes.num_heads != sizes.hidden_dim:
-        raise ValueError(
-            f"The format 'huggingface' needs heads that divide the width. Received: {sizes.num_heads} heads of "
-            f"{sizes.head_dim} in {sizes.hidden_dim} channels"
-        )
     path.mkdir(exist_ok=True)
     config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
     write.write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
@@ -62,7 +57,9 @@ def _config(kind, sizes, facts, has_pooler):
         architectures = ["DeiTForImageClassificationWithTeacher"]
     else:
         architectures = ["ViTForImageClassification" if sizes.num_classes else "ViTModel"]
-    height, width = (n * patch for n, patch in zip(sizes.grid_size, sizes.patch_size, strict=True))
+    height, width = facts["image_size"] or [
+        n * patch for n, patch in zip(sizes.grid_size, sizes.patch_size, strict=True)
+    ]
     patch = sizes.patch_size[0] if sizes.patch_size[0] == sizes.patch_size[1] else list(sizes.patch_size)
     config = {
         "architectures": architectures,
@@ -102,12 +99,20 @@ def _preprocessor(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        "resample": _RESAMPLE.get(preprocessing["interpolation"], _RESAMPLE["bilinear"]),
+        "resample": _RESAMPLE[preprocessing["interpolation"]],
     }
     if facts["image_size"] is not None:
-        height, width = facts["image_size"]
-        config["size"] = {"height": height, "width": width}
+        config["size"] = _size(facts["image_size"])
+        if preprocessing["crop_fraction"] < 1:
+            # The one that crops.
+            config["image_processor_type"] = "DeiTImageProcessor"
+            config |= {"do_center_crop": True, "crop_size": _size(facts["image_size"])}
+            config["size"] = _size(round(side / preprocessing["crop_fraction"]) for side in facts["image_size"])
     return config
+
+
+def _size(sides):
+    return dict(zip(("height", "width"), sides, strict=True))
 
 
 def _write_json(path, content):
