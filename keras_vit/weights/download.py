@@ -24,7 +24,7 @@ class DownloadError(OSError):
     """A file could not be had from its address. Nothing was left at its path."""
 
 
-def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, attempts=4, timeout=30.0, delay=0.5):
+def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None, attempts=4, timeout=30.0, delay=0.5):
     """Downloads a file once, however many processes ask for it at the same time.
 
     It comes under a temporary name beside `path`, is checked against the length that the server announced and every
@@ -38,6 +38,8 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, attempts=4
         sha256_prefix: The first digits of it, or None.
         pin: Path of a `sha256sum` file that remembers the hash of a file whose own was never published: written when
             the file first came, and checked ever after. None: `path` with ".sha256" added.
+        check: Function of a path that raises ValueError for a file that cannot be the right one; called, before the
+            file has its name, where no hash is known.
         attempts: Int, how many connections in a row may bring no further block before this gives up.
         timeout: Seconds of silence after which a connection counts as broken.
         delay: Seconds to wait after the first broken connection; the wait doubles with each that follows.
@@ -72,6 +74,11 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, attempts=4
                 _receive(transfer, expected, attempts, delay)
                 file.flush()
                 os.fsync(file.fileno())
+            if check is not None and not expected:
+                try:
+                    check(temporary)
+                except ValueError as error:
+                    raise DownloadError(f"What {url} sent is not the file that was expected: {error}") from error
             with _writing(path):
                 os.replace(temporary, path)
         finally:

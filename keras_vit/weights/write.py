@@ -1,15 +1,26 @@
 """Writes arrays to files, which appear whole or not at all."""
 
 import json
+import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 
 from keras_vit.files import replacing
+from keras_vit.weights.read.digest import sha256
 from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, DTYPES, FACTS, begin_digest
 
 _TAGS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+
+
+def _renew_sidecar(path):
+    """Writes the hash of the file anew where one lies beside it, which would call it damaged otherwise."""
+    sidecar = Path(f"{os.fspath(path)}.sha256")
+    if sidecar.exists():
+        with replacing(sidecar) as temporary:
+            temporary.write_text(f"{sha256(path)}  {Path(path).name}\n", encoding="ascii")
 
 
 def write_npz(path, arrays, comment):
@@ -25,6 +36,7 @@ def write_npz(path, arrays, comment):
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = json.dumps({**comment, CHECKSUM: comment_checksum(comment)}).encode()
+    _renew_sidecar(path)
 
 
 def write_safetensors(path, arrays, facts, metadata=None):
@@ -59,6 +71,7 @@ def write_safetensors(path, arrays, facts, metadata=None):
         file.write(len(text).to_bytes(8, "little") + text)
         for key, array in arrays.items():
             file.write(_data(array, header[key]["dtype"]))
+    _renew_sidecar(path)
 
 
 def _data(array, tag):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from keras_vit.weights.download import DownloadError, confirm, download
+from keras_vit.weights.read import open_checkpoint
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
 
@@ -366,7 +367,7 @@ def fetch(row: Row) -> str:
             confirm(place, **known)
             return str(place)
     try:
-        download(row.url, folder / row.filename, **known)
+        download(row.url, folder / row.filename, check=_check_readable, **known)
     except DownloadError as error:
         raise DownloadError(
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
@@ -374,6 +375,14 @@ def fetch(row: Row) -> str:
             f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'})."
         ) from error
     return str(folder / row.filename)
+
+
+def _check_readable(path):
+    """Raises ValueError unless the file is a whole checkpoint: keys can be read, and an archive's checksums hold."""
+    checkpoint = open_checkpoint(path)
+    if checkpoint.container == "npz":
+        for _ in checkpoint.read(checkpoint.entries):
+            pass
 
 
 def _provided(row):

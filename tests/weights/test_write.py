@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 
@@ -76,3 +77,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         with pytest.raises(TypeError, match="JSON"):
             write(path, ARRAYS, {"grid": object()})
         assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("write", [write_npz, write_safetensors])
+def test_a_hash_beside_the_file_is_renewed(tmp_path, write):
+    path = tmp_path / "file"
+    (tmp_path / "file.sha256").write_text(f"{'0' * 64}  file\n")
+    write(path, ARRAYS, {})
+    assert (tmp_path / "file.sha256").read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  file\n"
+    assert open_checkpoint(path).entries.keys() == ARRAYS.keys()

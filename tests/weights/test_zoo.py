@@ -1,15 +1,17 @@
 import functools
 import hashlib
+import io
 import os
 import re
 import socket
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.weights import zoo
+from keras_vit.weights import names, zoo
 from keras_vit.weights.download import DownloadError
 from tests.weights.http_server import Answer, running
 
@@ -49,7 +51,10 @@ def offline(monkeypatch):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(zoo, "download", functools.partial(zoo.download, timeout=0.3, delay=0.01))
+    archive = io.BytesIO()
+    np.savez(archive, **{"embedding/kernel": np.ones((2, 2, 3, 4), "float32")})
     with running() as server:
+        server.body = archive.getvalue()
         yield server
 
 
@@ -236,6 +241,30 @@ def test_downloads_once(server, home):
     assert zoo.fetch(row) == str(home / B16.filename)
     assert len(server.requests) == 1
     assert hashlib.sha256(server.body).hexdigest() in (home / f"{B16.filename}.sha256").read_text()
+
+
+@pytest.mark.parametrize("body", [b"<?xml version='1.0'?><Error/>", b"PK\x03\x04" + bytes(500), b""])
+def test_what_is_no_checkpoint_never_gets_its_name(server, home, body):
+    server.body = body
+    with pytest.raises(DownloadError):
+        zoo.fetch(B16._replace(url=server.url))
+    assert not (home / B16.filename).exists() and not (home / f"{B16.filename}.sha256").exists()
+
+
+def test_a_flipped_bit_of_an_archive_never_gets_its_name(server, home):
+    body = bytearray(server.body)
+    body[len(body) // 2] ^= 1
+    server.body = bytes(body)
+    with pytest.raises(DownloadError, match="not the file that was expected"):
+        zoo.fetch(B16._replace(url=server.url))
+    assert not (home / B16.filename).exists()
+
+
+@pytest.mark.parametrize("row", zoo.list_weights(), ids=lambda row: row.name)
+def test_a_row_says_what_its_source_does(row):
+    preprocessing = names.SOURCES[row.source].preprocessing
+    for key, value in preprocessing.items():
+        assert np.all(np.asarray(getattr(row, key)) == value), key
 
 
 def test_a_damaged_file_in_the_cache_is_refused_and_had_anew_when_deleted(server, home):
