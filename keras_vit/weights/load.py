@@ -6,6 +6,7 @@ from functools import partial
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vit.weights import architecture, resize
 from keras_vit.weights.checkpoint import Checkpoint
@@ -108,7 +109,9 @@ def _assign(variables, values):
     try:
         for weight in list(values):
             value = values.pop(weight)()
-            before[weight] = np.array(keras.ops.convert_to_numpy(variables[weight]))
+            held = ops.convert_to_tensor(variables[weight])
+            # JAX's are values, which no later write changes; the others write into the tensor that they gave.
+            before[weight] = held if keras.backend.backend() == "jax" else ops.copy(held)
             variables[weight].assign(value)
     except BaseException:
         for weight, value in before.items():
@@ -307,7 +310,7 @@ class _Plan:
             )
             prefix = np.zeros((1, layer.num_prefix_positions, embeddings.shape[-1]), "float32")
             if "class_token" in self.dropped:
-                prefix = np.asarray(keras.ops.convert_to_numpy(self.variables[weight]), "float32")
+                prefix = np.asarray(ops.convert_to_numpy(self.variables[weight]), "float32")
                 prefix = prefix[:, : layer.num_prefix_positions]
             elif layer.num_prefix_positions:
                 shared = min(layer.num_prefix_positions, self.prefix_there)
