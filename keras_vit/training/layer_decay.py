@@ -1,0 +1,131 @@
+"""Layer-wise learning-rate decay: the deeper a layer lies below the head, the slower it learns."""
+
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+from keras_vit.training.depth import layer_depths
+
+
+def layer_multipliers(model, decay=0.75):
+    """The factor of the learning rate for each layer: `decay` to the power of the layer's distance from the head.
+
+    Args:
+        model: A model of this package's builders.
+        decay: Float in (0, 1].
+
+    Returns:
+        A dict from layer names to factors: 1 for norm, pooling and head, `decay` for the last block, ..., `decay **
+        (num_layers + 1)` for the embeddings and tokens.
+
+    Raises:
+        ValueError: If `decay` is out of its range, or the model has no blocks.
+
+    Example:
+
+    >>> factors = layer_multipliers(keras_vit.ViT("Ti/16", num_layers=2), decay=0.5)
+    >>> [factors[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
+    [0.125, 0.25, 0.5, 1.0, 1.0]
+    """
+    if arguments.positive_number("decay", decay) > 1:
+        raise ValueError(
+            f"Invalid value received for argument `decay`. Expected a number in (0, 1]. Received: {decay!r}"
+        )
+    depths = layer_depths(model)
+    top = max(depths.values())
+    return {name: float(decay) ** (top - depth) for name, depth in depths.items()}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class LayerDecay(keras.optimizers.Optimizer):
+    """An optimizer whose steps are scaled layer by layer: weight decay as much as the gradient's part.
+
+    Any optimizer will do; for those whose step is proportional to the learning rate, as SGD and Adam in their variants,
+    it is the same as a learning rate for each layer. `learning_rate` is the wrapped one's, for schedules and callbacks;
+    clipping sees all gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer a layer, has neither.
+
+    Args:
+        optimizer: The `keras.optimizers.Optimizer` to wrap, without `use_ema`, whose average would be of other weights.
+        multipliers: A dict from the names of the model's layers to factors, as `layer_multipliers` gives.
+
+    Raises:
+        ValueError: If the optimizer has `use_ema`, or, when it is built, a weight belongs to no layer of `multipliers`.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=2)
+    >>> optimizer = LayerDecay(keras.optimizers.AdamW(1e-3), layer_multipliers(model, decay=0.65))
+    >>> model.compile(optimizer, "mse")
+
+    Reference: [arXiv 2106.08254](https://arxiv.org/abs/2106.08254), section 3.2.
+    """
+
+    def __init__(self, optimizer, multipliers, name="layer_decay"):
+        if optimizer.use_ema:
+            raise ValueError(
+                f"Expected an optimizer with use_ema=False. Received: {optimizer.name!r} with use_ema=True"
+            )
+        # Its own learning rate is never used.
+        super().__init__(learning_rate=0.0, name=name)
+        # The name by which Keras' callbacks look for a wrapped optimizer.
+        self.inner_optimizer = optimizer
+        self.multipliers = {layer: arguments.number(layer, factor) for layer, factor in multipliers.items()}
+
+    def build(self, variables):
+        for variable in variables:
+            if self._layer(variable) not in self.multipliers:
+                raise ValueError(
+                    f"Expected weights of the layers {', '.join(self.multipliers)}. Received: {variable.path!r}"
+                )
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            self.build(variables)
+        slowed = [(v, self.multipliers[self._layer(v)]) for v in variables]
+        slowed = [(v, factor, ops.copy(ops.stop_gradient(v))) for v, factor in slowed if factor != 1]
+        self.inner_optimizer.apply(grads, trainable_variables)
+        for variable, factor, before in slowed:
+            variable.assign(before + factor * (ops.stop_gradient(variable) - before))
+
+    @staticmethod
+    def _layer(variable):
+        return variable.path.split("/", 1)[0]
+
+    @property
+    def variables(self):
+        return [*super().variables, *self.inner_optimizer.variables]
+
+    def set_weights(self, weights):
+        num_own = len(super().variables)
+        super().set_weights(weights[:num_own])
+        self.inner_optimizer.set_weights(weights[num_own:])
+
+    @property
+    def iterations(self):
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self):
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def scale_loss(self, loss):
+        return self.inner_optimizer.scale_loss(loss)
+
+    def get_config(self):
+        return {
+            "optimizer": keras.optimizers.serialize(self.inner_optimizer),
+            "multipliers": self.multipliers,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        optimizer = keras.optimizers.deserialize(config["optimizer"], custom_objects)
+        return cls(**{**config, "optimizer": optimizer})

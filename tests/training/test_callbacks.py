@@ -1,0 +1,203 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.training import Resume
+
+EPOCHS = 3
+X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+Y = np.random.default_rng(1).integers(3, size=24)
+
+
+class StopAt(keras.callbacks.Callback):
+    """Interrupts like a Ctrl-C, before the checkpoint of its step is written."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.left = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def make_model(units=3, optimizer=None, metrics=("accuracy",), **options):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4)]
+    model = keras.Sequential([*layers, keras.layers.Dropout(0.1, seed=3), keras.layers.Dense(units)])
+    if optimizer is None:
+        rate = keras.optimizers.schedules.CosineDecay(0.02, 12, warmup_target=0.1, warmup_steps=3)
+        optimizer = keras.optimizers.AdamW(rate, use_ema=True, gradient_accumulation_steps=2)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # TensorFlow would take longer to compile than to train.
+    if keras.backend.backend() == "tensorflow":
+        options |= {"jit_compile": False, "run_eagerly": "steps_per_execution" not in options}
+    model.compile(optimizer, loss, metrics=list(metrics), **options)
+    return model
+
+
+def fit(model, folder, *callbacks, epochs=EPOCHS, x=X, every=2, **options):
+    """Six steps an epoch, of NumPy arrays that model.fit shuffles."""
+    resume = Resume(folder, every=every, **options)
+    return model.fit(x, Y, batch_size=4, epochs=epochs, callbacks=[*callbacks, resume], verbose=0)
+
+
+def interrupted(folder, step, **options):
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_model(), folder, StopAt(step), **options)
+
+
+def state(model):
+    """All numbers of a model and its optimizer."""
+    return [ops.convert_to_numpy(v) for v in model.variables + model.optimizer.variables]
+
+
+def assert_equal(first, second):
+    for a, b in zip(state(first), state(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run that nothing interrupts, and its history."""
+    model = make_model()
+    return model, fit(model, tmp_path_factory.mktemp("alone")).history
+
+
+# In the first epoch, before the first checkpoint, at an epoch's last step and first, in the middle of a later one.
+@pytest.mark.parametrize("steps", [(4, 6), (1,), (6,), (7,), (8, 1, 9)])
+def test_an_interrupted_run_ends_as_if_left_alone(tmp_path, alone, steps):
+    for step in steps:
+        interrupted(tmp_path, step)
+    model = make_model()
+    history = fit(model, tmp_path)
+    assert_equal(model, alone[0])
+    assert history.history == alone[1]
+    assert history.epoch == list(range(EPOCHS))
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, alone, capsys):
+    interrupted(tmp_path, 11)
+    newest, before = sorted(tmp_path.iterdir())[:-3:-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    model = make_model()
+    fit(model, tmp_path)
+    said = capsys.readouterr().out
+    assert f"{str(newest)!r} is damaged" in said
+    assert f"Resuming from {str(before)!r}: epoch 2 of 3, batch 2, step 8." in said
+    assert_equal(model, alone[0])
+
+
+def test_a_finished_run_is_loaded_and_may_go_on(tmp_path, alone, capsys):
+    fit(make_model(), tmp_path, epochs=2)
+    model = make_model()
+    assert len(fit(model, tmp_path, epochs=2).history["loss"]) == 2
+    assert "nothing is left to train" in capsys.readouterr().out
+    model = make_model()
+    assert fit(model, tmp_path).history == alone[1]
+    assert_equal(model, alone[0])
+
+
+def test_the_epoch_to_start_from_does_not_outlive_the_run(tmp_path):
+    # Without a moving average, which Keras on JAX leaves in the buffers of the weights for the next fit to fail on.
+    fit(make_model(optimizer="sgd"), tmp_path, epochs=2)
+    model = make_model(optimizer="sgd")
+    fit(model, tmp_path)
+    assert len(model.fit(X, Y, epochs=1, verbose=0).history["loss"]) == 1
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has no steps_per_execution on PyTorch")
+def test_several_steps_per_execution(tmp_path):
+    alone = make_model(steps_per_execution=3)
+    fit(alone, tmp_path / "alone", every=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_model(steps_per_execution=3), tmp_path / "run", StopAt(4), every=3)
+    resumed = make_model(steps_per_execution=3)
+    fit(resumed, tmp_path / "run", every=3)
+    assert_equal(resumed, alone)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_model(steps_per_execution=3), tmp_path / "other", StopAt(2), every=3)
+    with pytest.raises(ValueError, match="`steps_per_execution` to divide 3"):
+        fit(make_model(steps_per_execution=2), tmp_path / "other")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    x = X.copy()
+    x[np.random.default_rng(2).integers(24)] = np.nan
+    model = make_model()
+    before = model.get_weights()
+    history = fit(model, tmp_path, x=x, every=1)
+    assert len(history.history["loss"]) == 1
+    said = capsys.readouterr().out
+    assert "The loss is nan at step" in said
+    assert len(list(tmp_path.iterdir())) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1)
+    assert all(np.isfinite(a).all() for a in state(model))
+    if any(tmp_path.iterdir()):
+        assert not all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_weight_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                kernel = self.model.layers[-1].kernel
+                kernel.assign(kernel * np.inf)
+
+    model = make_model()
+    fit(model, tmp_path, Break())
+    assert "is not finite at step 4." in capsys.readouterr().out
+    assert [path.stem[-2:] for path in tmp_path.iterdir()] == ["02"]
+    assert all(np.isfinite(a).all() for a in state(model))
+
+
+def test_what_is_not_of_this_run_is_refused(tmp_path):
+    interrupted(tmp_path, 5)
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"another model: it has .*\[8, 3\].* where this one has .*\[8, 5\]"):
+        fit(make_model(units=5), tmp_path)
+    with pytest.raises(ValueError, match=r"step_0+4.npz' is of another optimizer: it has adam_w"):
+        fit(make_model(optimizer="sgd"), tmp_path)
+    with pytest.raises(ValueError, match="`seed` to be 0"):
+        fit(make_model(), tmp_path, seed=1)
+    with pytest.raises(ValueError, match="the 4 batches that"):
+        make_model().fit(X[:8], Y[:8], batch_size=4, epochs=1, callbacks=[Resume(tmp_path)], verbose=0)
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    if keras.backend.backend() == "tensorflow":
+        # The others build it before the callbacks are called.
+        with pytest.raises(ValueError, match="a built model"):
+            fit(unbuilt, tmp_path)
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_other_metrics_start_where_the_run_is_resumed(tmp_path, alone, capsys):
+    interrupted(tmp_path, 5)
+    model = make_model(metrics=["sparse_categorical_crossentropy"])
+    fit(model, tmp_path)
+    assert "metrics are not those" in capsys.readouterr().out
+    assert_equal(model, alone[0])
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypatch):
+    resume = Resume(tmp_path, every=2)
+    save, steps = resume.checkpoints.save, []
+
+    def full_at_step_4(step, facts, arrays):
+        steps.append(step)
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return save(step, facts, arrays)
+
+    monkeypatch.setattr(resume.checkpoints, "save", full_at_step_4)
+    model = make_model()
+    model.fit(X, Y, batch_size=4, epochs=EPOCHS, callbacks=[resume], verbose=0)
+    assert "No checkpoint could be written at step 4" in capsys.readouterr().out
+    assert_equal(model, alone[0])
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"slots": 0}])
+def test_bad_arguments_are_named(tmp_path, bad):
+    with pytest.raises(ValueError, match=f"`{next(iter(bad))}`"):
+        Resume(tmp_path, **bad)

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from keras_vit.training import checkpoint_slots
+from keras_vit.training.checkpoint_slots import CheckpointSlots
+
+ARRAYS = {
+    "a/0": np.arange(6, dtype="float32").reshape(2, 3),
+    "b": np.array(7, "int64"),
+    "c": np.zeros((0, 2), "float16"),
+    "d": np.asfortranarray(np.arange(6, dtype="uint32").reshape(2, 3)),
+}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(
+        first[k].dtype == second[k].dtype and np.array_equal(first[k], second[k]) for k in first
+    )
+
+
+def saved(folder, steps, slots=3):
+    checkpoints = CheckpointSlots(folder, slots)
+    checkpoints.open()
+    return checkpoints, [checkpoints.save(step, {"step": step}, {**ARRAYS, "step": np.array(step)}) for step in steps]
+
+
+def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
+    checkpoints, paths = saved(tmp_path / "deep" / "folder", (1, 5, 20, 100))
+    assert checkpoints.paths() == paths[1:]
+    slot = checkpoints.newest()
+    assert slot.path == paths[-1]
+    assert slot.facts == {"step": 100}
+    assert same(slot.arrays, {**ARRAYS, "step": np.array(100)})
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", "half", "more", "zeros"])
+def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, capsys, content):
+    checkpoints, paths = saved(tmp_path, (1, 2))
+    data = paths[1].read_bytes()
+    kinds = {"half": data[: len(data) // 2], "more": data[:-1], "zeros": bytes(len(data))}
+    paths[1].write_bytes(kinds.get(content, content))
+    assert checkpoints.newest().facts == {"step": 1}
+    assert f"{str(paths[1])!r} is damaged" in capsys.readouterr().out
+    paths[0].write_bytes(b"")
+    assert checkpoints.newest() is None
+
+
+def test_no_flipped_bit_goes_unseen(tmp_path):
+    checkpoints, paths = saved(tmp_path, (1, 2))
+    data = paths[1].read_bytes()
+    rng = np.random.default_rng(0)
+    fallen = 0
+    for bit in rng.choice(8 * len(data), 300, replace=False):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        paths[1].write_bytes(flipped)
+        slot = checkpoints.newest()
+        # A flip in what the archive holds twice changes nothing that is read.
+        assert same(slot.arrays, {**ARRAYS, "step": np.array(slot.facts["step"])})
+        fallen += slot.facts["step"] == 1
+    assert fallen > 150
+
+
+def test_arrays_swapped_for_others_are_seen(tmp_path):
+    checkpoints, paths = saved(tmp_path, (1, 2))
+    with np.load(paths[1]) as archive:
+        members = dict(archive)
+    np.savez(paths[1], **{**members, "arrays/b": np.array(8)})
+    assert checkpoints.newest().facts == {"step": 1}
+
+
+def test_nothing_is_unpickled(tmp_path, capsys):
+    class Bomb:
+        def __reduce__(self):
+            return pytest.fail, ("unpickled",)
+
+    checkpoints, paths = saved(tmp_path, (1, 2))
+    np.savez(paths[1], header=np.array([Bomb()], dtype=object), sha256=np.zeros(32, "uint8"))
+    assert checkpoints.newest().facts == {"step": 1}
+    assert "allow_pickle=False" in capsys.readouterr().out
+
+
+def test_a_killed_save_is_cleared_away(tmp_path):
+    checkpoints, paths = saved(tmp_path, (1,))
+    leftover = tmp_path / f".{paths[0].name}.12345"
+    leftover.write_bytes(b"half")
+    assert checkpoints.paths() == paths
+    checkpoints.open()
+    assert list(tmp_path.iterdir()) == paths
+
+
+def test_a_failed_save_leaves_the_others(tmp_path, monkeypatch):
+    checkpoints, paths = saved(tmp_path, (1,), slots=1)
+
+    def full(file, **arrays):
+        file.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_slots.np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(2, {}, ARRAYS)
+    assert list(tmp_path.iterdir()) == paths
+    assert checkpoints.newest().facts == {"step": 1}
+
+
+@pytest.mark.parametrize("slots", [0, 1.5, None])
+def test_bad_slots_are_named(tmp_path, slots):
+    with pytest.raises(ValueError, match="`slots`"):
+        CheckpointSlots(tmp_path, slots)

@@ -1,0 +1,90 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import Resume, fit
+from tests.training.test_callbacks import StopAt, X, Y, assert_equal, make_model
+
+tf = pytest.importorskip("tensorflow", reason="the pipelines are tf.data")
+
+
+def shuffled(epoch):
+    """Shuffled and changed by seeds that nobody gives."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(24).batch(4)
+    return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
+
+
+class Record(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_train_end(self, logs=None):
+        self.calls.append("end")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append((epoch, self.params["epochs"], self.params["steps"]))
+
+
+def test_it_is_model_fit(tmp_path):
+    def dataset(epoch=0):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+    plain, ours = make_model(), make_model()
+    expected = plain.fit(dataset(), epochs=3, validation_data=(X, Y), verbose=0, callbacks=[Resume(tmp_path / "a")])
+    record = Record()
+    history = fit(ours, dataset, 3, resume=tmp_path / "b", callbacks=[record], validation_data=(X, Y), verbose=0)
+    assert_equal(ours, plain)
+    assert history.history == expected.history
+    assert record.calls == ["begin", (0, 3, 6), (1, 3, 6), (2, 3, 6), "end"]
+
+
+def test_an_interrupted_run_ends_as_if_left_alone(tmp_path):
+    alone = make_model()
+    expected = fit(alone, shuffled, 3, resume=tmp_path / "alone", verbose=0)
+    # Each epoch has its own order.
+    orders = []
+    for epoch in (0, 1, 0):
+        Resume(tmp_path).set_seeds(epoch)
+        orders.append(np.concatenate([y for _, y in shuffled(epoch).as_numpy_iterator()]))
+    assert np.array_equal(orders[0], orders[2])
+    assert not np.array_equal(orders[0], orders[1])
+    for step in (5, 6):
+        with pytest.raises(KeyboardInterrupt):
+            fit(make_model(), shuffled, 3, resume=Resume(tmp_path / "run", 1), callbacks=[StopAt(step)], verbose=0)
+    model = make_model()
+    history = fit(model, shuffled, 3, resume=tmp_path / "run", verbose=0)
+    assert_equal(model, alone)
+    assert history.history == expected.history
+    again = make_model()
+    assert fit(again, shuffled, 3, resume=tmp_path / "run", verbose=0).history == expected.history
+    assert_equal(again, alone)
+
+
+def test_a_callback_can_stop_it(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    history = fit(make_model(), shuffled, 5, resume=tmp_path, callbacks=[Stop()], verbose=0)
+    assert history.epoch == [0, 1]
+    assert max(path.name for path in tmp_path.iterdir()) == "step_000000000012.npz"
+
+
+def test_killed_at_random_times():
+    if not hasattr(os, "fork"):
+        pytest.skip("the processes are forked")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.killed", "3"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert (counts["kills"], counts["resumed"], counts["damaged"], counts["equal"]) == (3, 3, 0, True), counts

@@ -1,0 +1,160 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import optimizers
+from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
+from keras_vit.training.sam import SAM
+from keras_vit.training.schedules import WarmupDecay
+from tests import tiny
+from tests.training.test_decay_groups import MODELS
+from tests.training.test_optimizers import IMAGES, LABELS, LOSS, fit, twins, values
+
+
+def vit():
+    return tiny.build(num_layers=1)
+
+
+def layer_of(variable):
+    return variable.path.split("/")[0]
+
+
+def test_multipliers():
+    factors = layer_multipliers(tiny.build(num_layers=3), decay=0.5)
+    names = ("class_token", "patch_embedding", "position_embedding", "block_00", "block_01", "block_02", "norm", "head")
+    assert [factors[name] for name in names] == [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_partition_the_variables(name):
+    """Each trainable variable belongs to one layer, and so to one factor; each factor is used."""
+    model = MODELS[name]()
+    factors = layer_multipliers(model, decay=0.5)
+    owners = {id(v): layer.name for layer in model.layers for v in layer.trainable_variables}
+    assert set(owners) == {id(v) for v in model.trainable_variables}
+    assert sum(len(layer.trainable_variables) for layer in model.layers) == len(model.trainable_variables)
+    assert all(layer_of(v) == owners[id(v)] for v in model.trainable_variables)
+    used = {factors[layer_of(v)] for v in model.trainable_variables}
+    assert used == set(factors.values())
+
+
+def test_a_step_equals_numpy():
+    """SGD with momentum and global clipping, three steps, each layer's step scaled."""
+    model = tiny.build()
+    factors = layer_multipliers(model, decay=0.6)
+    optimizer = LayerDecay(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0), factors)
+    weights = values(model.trainable_variables)
+    momenta = [0.0] * len(weights)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        grads = [rng.normal(size=w.shape).astype("float32") for w in weights]
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], model.trainable_variables)
+        norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in grads))
+        for i, v in enumerate(model.trainable_variables):
+            momenta[i] = 0.9 * momenta[i] - 0.1 * factors[layer_of(v)] * grads[i] / norm
+            weights[i] = weights[i] + momenta[i]
+    for v, expected in zip(model.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(values([v])[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_a_step_equals_a_learning_rate_for_each_layer(accumulation):
+    """With Adam, weight decay and a schedule."""
+    model, reference = twins(lambda: tiny.build(layer_scale_init=0.5))
+    factors = layer_multipliers(model, decay=0.5)
+
+    def adam(factor):
+        schedule = WarmupDecay(0.1 * factor, 20, 2, "linear", end=1e-5 * factor)
+        return optimizers.adam(schedule, weight_decay=0.5, gradient_accumulation_steps=accumulation)
+
+    start = values(model.trainable_variables)
+    wrapped, each = LayerDecay(adam(1), factors), {factor: adam(factor) for factor in set(factors.values())}
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        grads = {v.path: keras.ops.convert_to_tensor(rng.normal(size=v.shape), "float32") for v in model.weights}
+        wrapped.apply([grads[v.path] for v in model.trainable_variables], model.trainable_variables)
+        for factor, optimizer in each.items():
+            group = [v for v in reference.trainable_variables if factors[layer_of(v)] == factor]
+            optimizer.apply([grads[v.path] for v in group], group)
+    for a, b, before in zip(values(model.weights), values(reference.weights), start, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+        assert np.abs(a - before).max() > 1e-4
+
+
+def test_decay_of_one_changes_nothing():
+    plain, wrapped = twins(vit)
+    fit(plain, optimizers.sgd(0.1), epochs=2, batch_size=4)
+    fit(wrapped, LayerDecay(optimizers.sgd(0.1), layer_multipliers(wrapped, decay=1.0)), epochs=2, batch_size=4)
+    for a, b in zip(plain.get_weights(), wrapped.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_save_reload_and_go_on(tmp_path):
+    model = tiny.build(num_layers=1)
+    optimizer = LayerDecay(optimizers.adamw(WarmupDecay(0.01, 100)), layer_multipliers(model, decay=0.7))
+    fit(model, optimizer, batch_size=4)
+    model.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    assert isinstance(reloaded.optimizer, LayerDecay) and reloaded.optimizer.multipliers == optimizer.multipliers
+    assert int(reloaded.optimizer.iterations) == int(optimizer.iterations) == 2
+    for a, b in zip(values(optimizer.variables), values(reloaded.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for m in (model, reloaded):
+        m.fit(IMAGES, LABELS, shuffle=False, verbose=0)
+    for a, b in zip(model.get_weights(), reloaded.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_set_weights():
+    model = vit()
+    both = [LayerDecay(optimizers.adamw(0.01), layer_multipliers(model)) for _ in range(2)]
+    for optimizer in both:
+        optimizer.build(model.trainable_variables)
+    rng = np.random.default_rng(1)
+    weights = [rng.integers(9, size=v.shape).astype(v.dtype) for v in both[0].variables]
+    both[1].set_weights(weights)
+    for a, b in zip(values(both[1].variables), weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_learning_rate_is_the_wrapped_ones():
+    model = tiny.build()
+    model.compile(LayerDecay(keras.optimizers.SGD(0.1), layer_multipliers(model)), LOSS)
+    callback = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
+    history = model.fit(IMAGES, LABELS, epochs=2, verbose=0, callbacks=[callback])
+    assert history.history["learning_rate"] == [0.25, 0.125]
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.125
+
+
+def test_frozen_layers():
+    model = tiny.build()
+    model.get_layer("block_00").trainable = False
+    before = values(model.get_layer("block_00").weights)
+    fit(model, LayerDecay(optimizers.sgd(0.1), layer_multipliers(model)))
+    for a, b in zip(before, values(model.get_layer("block_00").weights), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_bad_arguments():
+    model = tiny.build()
+    for decay, message in ((0, "above 0"), (1.5, r"in \(0, 1\]")):
+        with pytest.raises(ValueError, match=f"`decay`.*{message}"):
+            layer_multipliers(model, decay)
+    with pytest.raises(ValueError, match="use_ema=False. Received: 'adamw' with use_ema=True"):
+        LayerDecay(keras.optimizers.AdamW(use_ema=True, name="adamw"), layer_multipliers(model))
+    with pytest.raises(ValueError, match="`head`.*finite number"):
+        LayerDecay(keras.optimizers.SGD(0.1), {"head": "slow"})
+    with pytest.raises(ValueError, match="Expected weights of the layers head. Received: 'patch_embedding/kernel'"):
+        LayerDecay(keras.optimizers.SGD(0.1), {"head": 1}).build(model.trainable_variables)
+
+
+def test_under_sam_and_loss_scaling():
+    """Decay of one is no decay there either."""
+    plain, wrapped = twins(vit)
+    for model, decay in ((plain, None), (wrapped, 1.0)):
+        optimizer = optimizers.sgd(0.1)
+        if decay:
+            optimizer = LayerDecay(optimizer, layer_multipliers(model, decay))
+        fit(SAM(model), keras.optimizers.LossScaleOptimizer(optimizer))
+    for a, b in zip(plain.get_weights(), wrapped.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

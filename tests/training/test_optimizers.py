@@ -1,0 +1,170 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import optimizers
+from keras_vit.training.decay_groups import decay_groups
+from keras_vit.training.schedules import WarmupDecay
+from tests import tiny
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def values(variables):
+    return [keras.ops.convert_to_numpy(v).copy() for v in variables]
+
+
+def fit(model, optimizer, epochs=1, batch_size=8, **kwargs):
+    model.compile(optimizer, LOSS, **kwargs)
+    model.fit(IMAGES, LABELS, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def small():
+    """A network that compiles faster than a ViT."""
+    layers = [keras.layers.Flatten(), keras.layers.Dense(8, "tanh"), keras.layers.Dense(5)]
+    return keras.Sequential([keras.Input((16, 16, 3)), *layers])
+
+
+def twins(build=small):
+    """Two models with the same weights."""
+    models = [build(), build()]
+    models[1].set_weights(models[0].get_weights())
+    return models
+
+
+def test_settings_of_the_papers():
+    adam, adamw, sgd = optimizers.adam(1e-3), optimizers.adamw(1e-3), optimizers.sgd(0.03)
+    assert (adam.beta_1, adam.beta_2, adam.epsilon, adam.weight_decay) == (0.9, 0.999, 1e-8, 0.1)
+    assert (adamw.beta_1, adamw.beta_2, adamw.epsilon, adamw.weight_decay) == (0.9, 0.999, 1e-8, 0.05)
+    assert (sgd.momentum, sgd.global_clipnorm, sgd.weight_decay, sgd.nesterov) == (0.9, 1.0, None, False)
+    assert optimizers.sgd(0.1, global_clipnorm=None).global_clipnorm is None
+
+
+def decayed_by_a_step(model, optimizer):
+    """The trainable variables that a step without gradients changes."""
+    before = values(model.trainable_variables)
+    zeros = [keras.ops.zeros(v.shape) for v in model.trainable_variables]
+    optimizer.apply(zeros, model.trainable_variables)
+    found = zip(model.trainable_variables, before, values(model.trainable_variables), strict=True)
+    return before, {v.path for v, old, new in found if not np.array_equal(old, new)}
+
+
+def test_decay_acts_on_kernels_alone_and_by_the_learning_rate():
+    model = tiny.randomize(tiny.build(layer_scale_init=0.1, num_registers=1))
+    before, changed = decayed_by_a_step(model, optimizers.adam(0.5, weight_decay=0.1))
+    assert changed == {v.path for v in decay_groups(model)[0]}
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        expected = old * (1 - 0.5 * 0.1) if variable.path in changed else old
+        np.testing.assert_allclose(values([variable])[0], expected, rtol=1e-6)
+
+
+def test_a_reloaded_optimizer_decays_the_same(tmp_path):
+    model = fit(small(), optimizers.adam(WarmupDecay(1e-3, 10)))
+    model.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    for a, b in zip(values(model.optimizer.variables), values(reloaded.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for m in (model, reloaded):
+        m.fit(IMAGES, LABELS, shuffle=False, verbose=0)
+    for a, b in zip(model.get_weights(), reloaded.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_with_no_kernel_to_train():
+    model = tiny.randomize(tiny.build())
+    for layer in model.layers:
+        layer.trainable = layer.name == "norm"
+    fit(model, optimizers.adam(1e-3))
+    _, changed = decayed_by_a_step(model, model.optimizer)
+    assert changed <= {"norm/gamma", "norm/beta"}
+
+
+def test_adam_equals_numpy():
+    """Two steps, with decoupled decay scaled by the learning rate."""
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    optimizer = optimizers.adam(0.01, weight_decay=0.1)
+    kernel = values([layer.kernel])[0].astype("float64")
+    mean = square = 0.0
+    for t in (1, 2):
+        gradient = RNG.normal(size=(3, 2))
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        update = (mean / (1 - 0.9**t)) / (np.sqrt(square / (1 - 0.999**t)) + 1e-8)
+        kernel = kernel - 0.01 * (update + 0.1 * kernel)
+        grads = [keras.ops.convert_to_tensor(g, "float32") for g in (gradient, np.zeros(2))]
+        optimizer.apply(grads, layer.trainable_variables)
+    np.testing.assert_allclose(values([layer.kernel])[0], kernel, atol=1e-6)
+
+
+def test_sgd_clips_all_gradients_together():
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    kernel, bias = values(layer.trainable_variables)
+    grads = [3 * RNG.normal(size=(3, 2)), 3 * RNG.normal(size=2)]
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    assert norm > 1
+    optimizers.sgd(0.1).apply([keras.ops.convert_to_tensor(g, "float32") for g in grads], layer.trainable_variables)
+    np.testing.assert_allclose(values([layer.kernel])[0], kernel - 0.1 * grads[0] / norm, rtol=1e-5)
+    np.testing.assert_allclose(values([layer.bias])[0], bias - 0.1 * grads[1] / norm, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [optimizers.adam, optimizers.sgd])
+def test_gradient_accumulation_equals_a_larger_batch(build):
+    large, small = twins()
+    fit(large, build(0.01), epochs=2, batch_size=8)
+    fit(small, build(0.01, gradient_accumulation_steps=4), epochs=2, batch_size=2)
+    for a, b in zip(large.get_weights(), small.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("build", [optimizers.adam, optimizers.sgd])
+def test_moving_average(build, tmp_path):
+    """The weights at the end are the average; and what comes after fit works, on JAX too."""
+    plain, averaged = twins()
+    path = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: path.append(plain.get_weights()))
+    plain.compile(build(0.01), LOSS)
+    plain.fit(IMAGES, LABELS, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
+    fit(averaged, build(0.01, use_ema=True, ema_momentum=0.6), epochs=3)
+    expected = [0.36 * a + 0.24 * b + 0.4 * c for a, b, c in zip(*path, strict=True)]
+    for a, b in zip(averaged.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    predictions = averaged.predict(IMAGES, verbose=0)
+    averaged.evaluate(IMAGES, LABELS, verbose=0)
+    averaged.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(reloaded.predict(IMAGES, verbose=0), predictions, atol=1e-6)
+    for model in (averaged, reloaded):
+        model.fit(IMAGES, LABELS, shuffle=False, verbose=0)
+    for a, b in zip(averaged.get_weights(), reloaded.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_average_is_validated_by_keras_own_callback():
+    model = small()
+    model.compile(optimizers.sgd(0.5, use_ema=True, ema_momentum=0.9), LOSS)
+    history = model.fit(
+        IMAGES,
+        LABELS,
+        batch_size=2,
+        epochs=2,
+        verbose=0,
+        validation_data=(IMAGES, LABELS),
+        callbacks=[keras.callbacks.SwapEMAWeights()],
+    )
+    assert model.evaluate(IMAGES, LABELS, verbose=0) == pytest.approx(history.history["val_loss"][-1], rel=1e-4)
+
+
+def test_momentum_of_the_average_is_that_of_an_update():
+    optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True, ema_momentum=0.9)
+    assert optimizer.ema_momentum**4 == pytest.approx(0.9)
+    assert optimizers.adam(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
+
+
+def test_on_pytorch_updates_are_fused():
+    """All weights go through the backend's own step, which PyTorch's optimizers of Keras have and a subclass loses."""
+    for ours, keras_own in ((optimizers.AdamW, keras.optimizers.AdamW), (optimizers.SGD, keras.optimizers.SGD)):
+        assert isinstance(ours(0.1), type(keras_own(0.1)))

@@ -1,0 +1,147 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import optimizers
+from keras_vit.training.sam import SAM
+from tests import tiny
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(16, 3)), RNG.normal(size=(16, 2))
+IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def linear():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def gradients(kernel, bias):
+    """Of the mean squared error of a linear model."""
+    error = X @ kernel + bias - Y
+    return X.T @ error * 2 / Y.size, error.sum(axis=0) * 2 / Y.size
+
+
+def numpy_sam(kernel, bias, rho, learning_rate, steps=1):
+    for _ in range(steps):
+        g, h = gradients(kernel, bias)
+        scale = rho / np.sqrt((g**2).sum() + (h**2).sum())
+        g, h = gradients(kernel + scale * g, bias + scale * h)
+        kernel, bias = kernel - learning_rate * g, bias - learning_rate * h
+    return kernel, bias
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_steps_equal_numpy(run_eagerly):
+    model = linear()
+    start = [w.astype("float64") for w in model.get_weights()]
+    trainer = SAM(model, rho=0.5)
+    trainer.compile(keras.optimizers.SGD(0.3), "mse", run_eagerly=run_eagerly)
+    history = trainer.fit(X, Y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    expected = numpy_sam(*start, rho=0.5, learning_rate=0.3, steps=3)
+    plain = numpy_sam(*start, rho=1e-9, learning_rate=0.3, steps=3)
+    for found, weight, other in zip(model.get_weights(), expected, plain, strict=True):
+        np.testing.assert_allclose(found, weight, atol=1e-5)
+        assert np.abs(weight - other).max() > 1e-2
+    # The loss shown is that before each step and not that at the worst point.
+    kernel, bias = numpy_sam(*start, rho=0.5, learning_rate=0.3, steps=2)
+    assert history.history["loss"][2] == pytest.approx(((X @ kernel + bias - Y) ** 2).mean(), rel=1e-4)
+
+
+def test_the_optimizer_sees_one_step_a_batch():
+    trainer = SAM(linear())
+    trainer.compile(optimizers.sgd(0.1, gradient_accumulation_steps=2), "mse")
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    assert int(trainer.optimizer._iterations) == 4
+    assert trainer.optimizer.momentum == 0.9
+
+
+def test_metrics_count_each_image_once():
+    trainer = SAM(linear())
+    counter = keras.metrics.MeanMetricWrapper(lambda y, y_pred: keras.ops.ones_like(y[:, 0]), name="ones")
+    trainer.compile("sgd", "mse", metrics=[counter])
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    assert float(counter.count) == 16
+
+
+def test_seeds_advance_once_and_both_gradients_see_the_same_dropout():
+    """With all but nothing dropped or kept alike, a second dropout mask would change the second gradient."""
+    results = []
+    for rho in (1e-6, None):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(2)])
+        model.set_weights([np.ones((3, 2)), np.ones(2)])
+        trainer = model if rho is None else SAM(model, rho=rho)
+        trainer.compile(keras.optimizers.SGD(0.1), "mse")
+        trainer.fit(X, Y, batch_size=4, epochs=1, shuffle=False, verbose=0)
+        seed = model.layers[0].seed_generator.state
+        results.append([*model.get_weights(), keras.ops.convert_to_numpy(seed)])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_a_weight_without_gradient_and_a_flat_loss():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+    trainer = SAM(model)
+    trainer.compile(keras.optimizers.SGD(0.1), "mse")
+    trainer.fit(X, np.zeros((16, 1)), verbose=0)
+    assert not np.any(model.get_weights()[0]) and np.isfinite(model.get_weights()[1]).all()
+
+
+def test_it_trains_a_vit_whose_file_knows_nothing_of_it(tmp_path):
+    model = tiny.build(num_layers=1, dropout_rate=0.1)
+    trainer = SAM(model, rho=0.1)
+    trainer.compile(optimizers.adamw(0.01), LOSS)
+    history = trainer.fit(
+        IMAGES, LABELS, batch_size=8, epochs=12, verbose=0, validation_data=(IMAGES, LABELS), shuffle=False
+    )
+    assert history.history["loss"][-1] < 0.6 * history.history["loss"][0]
+    assert history.history["val_loss"][-1] < 0.6 * history.history["loss"][0]
+    expected = trainer.predict(IMAGES, verbose=0)
+    model.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    assert type(reloaded) is type(model)
+    np.testing.assert_allclose(reloaded.predict(IMAGES, verbose=0), expected, atol=1e-5)
+
+
+def test_the_trainer_itself_can_be_saved(tmp_path):
+    trainer = SAM(tiny.build(num_layers=1), rho=0.1)
+    trainer.compile(optimizers.sgd(0.01), LOSS)
+    trainer.fit(IMAGES, LABELS, verbose=0)
+    trainer.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    assert reloaded.rho == 0.1
+    for t in (trainer, reloaded):
+        t.fit(IMAGES, LABELS, shuffle=False, verbose=0)
+    for a, b in zip(trainer.model.get_weights(), reloaded.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_frozen_weights_stay():
+    model = tiny.build(num_layers=1)
+    model.get_layer("block_00").trainable = False
+    before = [keras.ops.convert_to_numpy(w).copy() for w in model.get_layer("block_00").weights]
+    trainer = SAM(model)
+    trainer.compile("sgd", LOSS)
+    trainer.fit(IMAGES, LABELS, verbose=0)
+    for a, b in zip(before, model.get_layer("block_00").weights, strict=True):
+        np.testing.assert_array_equal(a, keras.ops.convert_to_numpy(b))
+
+
+def test_with_loss_scaling_in_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        trainer = SAM(linear(), rho=0.5)
+        start = [w.astype("float64") for w in trainer.model.get_weights()]
+        trainer.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.3), initial_scale=8.0), "mse")
+        trainer.fit(X, Y, batch_size=16, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for found, weight in zip(trainer.model.get_weights(), numpy_sam(*start, 0.5, 0.3), strict=True):
+        np.testing.assert_allclose(found, weight, atol=5e-3)
+
+
+def test_bad_rho():
+    with pytest.raises(ValueError, match="`rho`.*above 0"):
+        SAM(linear(), rho=0)

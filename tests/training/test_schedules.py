@@ -1,0 +1,107 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training import schedules
+from keras_vit.training.schedules import WarmupDecay
+
+
+def official(shared):
+    for name, case in json.loads((shared / "golden" / "lr_schedules_official.json").read_text()).items():
+        args = dict(case["args"])
+        options = {"end": args.pop("linear_end")} if "linear_end" in args else {}
+        yield name, args, options, np.array(case["steps"]), np.array(case["lr"])
+
+
+def test_functions_equal_the_official_code(shared):
+    cases = list(official(shared))
+    assert {args["decay_type"] for _, args, *_ in cases} == {"linear", "cosine"}
+    for name, args, options, steps, lr in cases:
+        decay = schedules.DECAYS[args["decay_type"]]
+        found = decay(steps, args["base"], args["total_steps"], args["warmup_steps"], **options)
+        np.testing.assert_allclose(found, lr, atol=1e-6, rtol=1e-6, err_msg=name)
+        one_by_one = [decay(int(s), args["base"], args["total_steps"], args["warmup_steps"], **options) for s in steps]
+        np.testing.assert_allclose(one_by_one, found, rtol=1e-12)
+
+
+def test_schedule_equals_the_official_code(shared):
+    for name, args, options, steps, lr in official(shared):
+        schedule = WarmupDecay(args["base"], args["total_steps"], args["warmup_steps"], args["decay_type"], **options)
+        found = [float(schedule(keras.ops.convert_to_tensor(s, "int32"))) for s in steps]
+        np.testing.assert_allclose(found, lr, atol=1e-6, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("decay", schedules.DECAYS)
+def test_kinds_of_steps_agree(decay):
+    function = schedules.DECAYS[decay]
+    steps = np.array([0, 3, 10, 500, 999, 1000, 2000])
+    expected = function(steps, 0.1, 1000, 10)
+    tensor = function(keras.ops.convert_to_tensor(steps, "float32"), 0.1, 1000, 10)
+    assert keras.ops.is_tensor(tensor)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(tensor), expected, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose([function(float(s), 0.1, 1000, 10) for s in steps], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("decay", schedules.DECAYS)
+def test_float32_is_enough_for_a_million_steps(decay):
+    steps = np.array([0, 9_999, 10_000, 10_001, 499_999, 999_998, 1_000_000])
+    exact = schedules.DECAYS[decay](steps.astype("float64"), 1e-3, 1_000_000, 10_000)
+    schedule = WarmupDecay(1e-3, 1_000_000, 10_000, decay)
+    found = [float(schedule(keras.ops.convert_to_tensor(s, "int32"))) for s in steps]
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-9)
+
+
+def test_rsqrt_warms_up_decays_and_cools_down():
+    schedule = WarmupDecay(1.0, 1000, 100, "rsqrt", timescale=100, cooldown_steps=50)
+    assert [float(schedule(s)) for s in (0, 50, 100, 400)] == pytest.approx([0, 0.5, 1, 0.5])
+    assert float(schedule(975)) == pytest.approx(0.5 / np.sqrt(9.75))
+    assert float(schedule(1000)) == float(schedule(1001)) == 0
+
+
+def test_constant_stays():
+    schedule = WarmupDecay(0.5, 100, 10, "constant")
+    assert [float(schedule(s)) for s in (0, 5, 10, 10**6)] == [0, 0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_in_a_compiled_train_step(jit_compile):
+    """The weight moves by the sum of the learning rates, under a gradient of 1."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    schedule = WarmupDecay(0.1, 8, 4, "linear", end=0.01)
+    # TorchDynamo needs a C++ compiler.
+    jit_compile = jit_compile and keras.backend.backend() != "torch"
+    model.compile(keras.optimizers.SGD(schedule), lambda y, y_pred: -y_pred, jit_compile=jit_compile)
+    model.fit(np.ones((6, 1)), np.ones((6, 1)), batch_size=1, epochs=1, verbose=0)
+    expected = sum(schedules.linear(step, 0.1, 8, 4, end=0.01) for step in range(6))
+    np.testing.assert_allclose(model.get_weights()[0], [[expected]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"decay": "linear", "end": 1e-4}, {"decay": "rsqrt", "timescale": 50}, {"decay": "constant"}]
+)
+def test_serialization(options):
+    schedule = WarmupDecay(0.1, 100, 10, **options)
+    optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(keras.optimizers.SGD(schedule)))
+    reloaded = optimizer._learning_rate
+    assert isinstance(reloaded, WarmupDecay) and reloaded.get_config() == schedule.get_config()
+    assert float(reloaded(70)) == float(schedule(70))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"peak": 0}, "`peak`.*above 0"),
+        ({"total_steps": 0}, "`total_steps`.*at least 1"),
+        ({"warmup_steps": -1}, "`warmup_steps`.*at least 0"),
+        ({"warmup_steps": 100}, "`warmup_steps`.*less than total_steps=100"),
+        ({"decay": "stair"}, "`decay`.*one of 'constant', 'linear', 'cosine', 'rsqrt'"),
+        ({"decay": "constant", "end": 0.1}, "none with decay='constant'. Received: end"),
+        ({"timescale": 3}, "no options but end with decay='cosine'. Received: timescale"),
+        ({"end": "low"}, "`end`.*finite number"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WarmupDecay(**{"peak": 0.1, "total_steps": 100, **arguments})
