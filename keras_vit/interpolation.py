@@ -57,7 +57,8 @@ def _antialiased(kernel):
 
     def matrix(old, new, xp):
         scale = max(old / new, 1) if xp is np else xp.maximum(old / xp.cast(new, "float32"), 1)
-        weights = kernel((_centres(old, new, xp)[:, None] - np.arange(old, dtype=_dtype(xp))[None, :]) / scale, xp)
+        places = np.arange(old, dtype=_dtype(xp))
+        weights = kernel((_centres(old, new, xp)[:, None] - places[None, :]) / scale, xp)
         return weights / xp.sum(weights, axis=1, keepdims=True)
 
     return matrix

@@ -21,6 +21,8 @@ def test_the_first_snippet_trains(tmp_path, monkeypatch):
     namespace = {}
     exec(snippets()[0], namespace)
     assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
+    exec(snippets()[1], namespace)
+    assert namespace["model"].history.history["accuracy"][-1] > 0.5 and list((tmp_path / "runs" / "digits").iterdir())
     assert keras.saving.load_model("digits.keras").output_shape == (None, 10)
 
 
@@ -30,7 +32,7 @@ def test_the_snippets_on_pretrained_weights_run(shared, tmp_path, monkeypatch, c
     images = np.load(shared / "weights" / "ViT-B_16-224.reference.npz")["images"][:2]
     namespace = {"images": images}
     exec("import keras\nimport keras_vit", namespace)
-    for snippet in snippets()[1:]:
+    for snippet in snippets()[2:]:
         exec(snippet, namespace)
     printed = capsys.readouterr().out
     assert "Egyptian_cat" in printed and "14 x 14 -> 20 x 12" in printed
