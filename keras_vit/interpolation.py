@@ -64,9 +64,9 @@ def _antialiased(kernel):
     return matrix
 
 
-# "linear": linear with the end points aligned, as the official code and big_vision do: scipy.ndimage.zoom of order 1.
-# "bicubic": cubic convolution with a = -0.75 about pixel centres, as DeiT and Hugging Face do. "bicubic_antialias": with
-# a = -0.5 and a kernel that widens where it shrinks the grid, as timm does.
+# "linear": linear with the end points aligned, as the official code and big_vision do: scipy.ndimage.zoom, order 1.
+# "bicubic": cubic convolution with a = -0.75 about pixel centres, as DeiT and Hugging Face do. "bicubic_antialias":
+# with a = -0.5 and a kernel that widens where it shrinks the grid, as timm does.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(_cubic(-0.75), reach=3),
