@@ -1,0 +1,26 @@
+"""Images for `model.fit`, on tf.data whatever the backend: from TFDS, folders and tables."""
+
+from keras_vit.data.augment import POLICIES, Policy, RandAugment
+from keras_vit.data.broken import BrokenImages
+from keras_vit.data.crop import Crop
+from keras_vit.data.folder import from_directory
+from keras_vit.data.frame import from_dataframe
+from keras_vit.data.load import load
+from keras_vit.data.mix import Mix
+from keras_vit.data.pipeline import Source, pipeline
+from keras_vit.data.vtab import VTAB
+
+__all__ = [
+    "POLICIES",
+    "VTAB",
+    "BrokenImages",
+    "Crop",
+    "Mix",
+    "Policy",
+    "RandAugment",
+    "Source",
+    "from_dataframe",
+    "from_directory",
+    "load",
+    "pipeline",
+]

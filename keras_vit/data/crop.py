@@ -1,0 +1,213 @@
+import dataclasses
+import io
+
+import numpy as np
+
+JPEG = b"\xff\xd8\xff"
+CROPS = ("pretrain", "finetune", "eval")
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+# What the paper's code resizes to before it crops; other sizes keep the 8/7 of the common 256 to 224.
+RESIZE = {384: 448, 480: 512}
+
+
+@dataclasses.dataclass(frozen=True)
+class Crop:
+    """Decodes an encoded image and cuts an image of one size out of it.
+
+    A JPEG is decoded only where the crop lies, in one step. What an image is is read from its first bytes, whatever the
+    file is called: JPEG, PNG, GIF (its first frame) or BMP. Its header is checked before anything is decoded.
+
+    Args:
+        image_size: (height, width) of the result, in pixels.
+        kind: "pretrain": a random part of the image, of `scale` of its area and an aspect ratio of 3/4 to 4/3.
+            "finetune": the whole image resized to `resize_size`, then a random crop. "eval": the whole image resized,
+            or its centre where `crop_fraction` is below 1.
+        flip: Bool, mirror half of the images.
+        channels: Integer. Pictures are decoded to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels whatever they have;
+            arrays must have as many.
+        scale: (smallest, largest) share of the area that "pretrain" keeps.
+        resize_size: (height, width) that "finetune" resizes to; None: 448 for 384, 512 for 480, else 8/7 of the size.
+        interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
+        antialias: Bool, filter before shrinking, as Pillow does and the official code does not.
+        crop_fraction: Float in (0, 1]: the share of the largest centred window that "eval" keeps.
+        max_pixels: Integer, height x width that an image may have.
+        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images.
+
+    Call arguments:
+        encoded: Scalar string tensor, the bytes of a file.
+        seed: Integer tensor (2,); the same seed cuts the same crop.
+
+    Returns:
+        Float32 tensor (height, width, channels); a picture's values are 0..255.
+
+    Raises:
+        tf.errors.OpError: If the image is broken or too large.
+
+    Example:
+
+    >>> import keras_vit.data, tensorflow as tf
+    >>> png = tf.io.encode_png(np.zeros((40, 30, 1), "uint8"))
+    >>> keras_vit.data.Crop((16, 16), "finetune")(png, seed=(0, 1)).shape
+    (16, 16, 3)
+
+    Reference: arXiv 2010.11929, appendix B.1; the random window is that of Inception (arXiv 1409.4842), section 6.
+    """
+
+    image_size: tuple[int, int]
+    kind: str = "pretrain"
+    flip: bool = False
+    channels: int = 3
+    scale: tuple[float, float] = (0.05, 1.0)
+    resize_size: tuple[int, int] | None = None
+    interpolation: str = "bilinear"
+    antialias: bool = False
+    crop_fraction: float = 1.0
+    max_pixels: int = 50_000_000
+    arrays: bool = False
+
+    def __post_init__(self):
+        for name, allowed in (("kind", CROPS), ("interpolation", INTERPOLATIONS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"Expected `{name}` to be one of {allowed}. Received: {getattr(self, name)!r}")
+        if not 0 < self.crop_fraction <= 1:
+            raise ValueError(f"Expected `crop_fraction` in (0, 1]. Received: {self.crop_fraction!r}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"Expected `scale` as (smallest, largest) in (0, 1]. Received: {self.scale!r}")
+        if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
+            raise ValueError(f"Expected `resize_size` of at least {self.image_size}. Received: {self.resize_size!r}")
+
+    def __call__(self, encoded, seed):
+        import tensorflow as tf
+
+        encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
+        image = self._array(encoded, seed) if self.arrays else self._picture(encoded, seed)
+        image = tf.ensure_shape(image, (*self._size(), self.channels))
+        if self.kind == "finetune":
+            image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
+        return image
+
+    def _picture(self, encoded, seed):
+        """A resized window of a picture."""
+        import tensorflow as tf
+
+        def whole():
+            height, width = self._allowed(*self._header(encoded))
+            image = tf.io.decode_image(encoded, self.channels, expand_animations=False)
+            return self._resize(_cut(image, self._window(height, width, seed)), seed)
+
+        def window():
+            height, width, _ = tf.unstack(tf.image.extract_jpeg_shape(encoded))
+            window = self._window(*self._allowed(height, width), seed)
+            return self._resize(tf.image.decode_and_crop_jpeg(encoded, window, self.channels), seed)
+
+        if self.channels == 4:
+            return whole()
+        # Decoding stops below the window. Where the end marker is missing the file may be cut off, and is decoded
+        # whole, or it would fail in some epochs only.
+        complete = (tf.strings.substr(encoded, 0, 3) == JPEG) & (tf.strings.substr(encoded, -2, 2) == b"\xff\xd9")
+        return tf.cond(complete, window, whole)
+
+    def _array(self, encoded, seed):
+        """A resized window of an array, or of a picture where that is what it is."""
+        import tensorflow as tf
+
+        def load(data):
+            # Bytes in a graph, an array that holds them outside.
+            data = data if isinstance(data, bytes) else data.item()
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+            if array.ndim != 3 or array.shape[-1] != self.channels:
+                raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
+            return array.astype("float32")
+
+        def window():
+            array = tf.numpy_function(load, [encoded], "float32")
+            height, width = self._allowed(tf.shape(array)[0], tf.shape(array)[1])
+            return self._resize(_cut(array, self._window(height, width, seed)), seed)
+
+        if self.channels not in (1, 3, 4):
+            return window()
+        is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
+        return tf.cond(is_array, window, lambda: self._picture(encoded, seed))
+
+    def _header(self, encoded):
+        """The (height, width) that the header of a picture says."""
+        import tensorflow as tf
+
+        def integers(position, count, dtype, little_endian=True):
+            part = tf.strings.substr(encoded, position, count)
+            width, height = tf.unstack(tf.cast(tf.io.decode_raw(part, dtype, little_endian), "int32")[:2], num=2)
+            return tf.stack([tf.abs(height), width])
+
+        start = tf.strings.substr(encoded, 0, 3)
+
+        def unknown():
+            message = "Expected a JPEG, PNG, GIF or BMP. Received bytes that start"
+            with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[message, start])]):
+                return tf.zeros(2, "int32")
+
+        size = tf.case(
+            [
+                (start == JPEG, lambda: tf.image.extract_jpeg_shape(encoded)[:2]),
+                (start == b"\x89PN", lambda: integers(16, 8, tf.int32, little_endian=False)),
+                (start == b"GIF", lambda: integers(6, 4, tf.uint16)),
+                (tf.strings.substr(encoded, 0, 2) == b"BM", lambda: integers(18, 8, tf.int32)),
+            ],
+            default=unknown,
+        )
+        return tf.unstack(tf.ensure_shape(size, (2,)))
+
+    def _allowed(self, height, width):
+        """The same (height, width), unless they are too many pixels."""
+        import tensorflow as tf
+
+        pixels = tf.cast(height, "int64") * tf.cast(width, "int64")
+        message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
+        allowed = (pixels > 0) & (pixels <= self.max_pixels) & (height > 0)
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=allowed, data=[message, height, "x", width])]):
+            return tf.identity(height), tf.identity(width)
+
+    def _window(self, height, width, seed):
+        """The (y, x, height, width) to decode of an image."""
+        import tensorflow as tf
+
+        size = tf.stack([height, width])
+        if self.kind == "pretrain":
+            start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+                tf.concat([size, [self.channels]], 0),
+                tf.zeros((0, 0, 4)),
+                seed,
+                min_object_covered=0.0,
+                aspect_ratio_range=(3 / 4, 4 / 3),
+                area_range=self.scale,
+                use_image_if_no_bounding_boxes=True,
+            )
+            return tf.concat([start[:2], extent[:2]], 0)
+        if self.kind == "eval" and self.crop_fraction < 1:
+            target = tf.constant(self.image_size, "float32")
+            ratio = tf.reduce_min(tf.cast(size, "float32") / target) * self.crop_fraction
+            extent = tf.maximum(tf.cast(tf.round(target * ratio), "int32"), 1)
+            return tf.concat([(size - extent) // 2, extent], 0)
+        return tf.concat([[0, 0], size], 0)
+
+    def _size(self):
+        """What an image is resized to."""
+        if self.kind != "finetune":
+            return self.image_size
+        return self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in self.image_size)
+
+    def _resize(self, image, seed):
+        import tensorflow as tf
+
+        image.set_shape((None, None, self.channels))
+        if self.flip:
+            # Here, since a byte is a quarter of what it becomes.
+            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
+        image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
+        image = tf.cast(image, "float32")
+        overshoots = self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4)
+        return tf.clip_by_value(image, 0.0, 255.0) if overshoots else image
+
+
+def _cut(image, window):
+    y, x, height, width = window[0], window[1], window[2], window[3]
+    return image[y : y + height, x : x + width]

@@ -1,0 +1,116 @@
+from pathlib import Path
+
+import numpy as np
+
+from keras_vit.data.pipeline import Source, pipeline
+
+# What operating systems leave in folders; hidden files are passed over as well.
+CLUTTER = {"thumbs.db", "desktop.ini"}
+
+
+def from_directory(path, *, class_names=None, validation_split=None, subset="training", seed=0, **options):
+    """Makes (images, labels) out of a folder that holds one folder of images for each class.
+
+    All files count, whatever they are called; one that is no image is skipped and named after the epoch.
+
+    Args:
+        path: The folder.
+        class_names: The classes in the order of their labels; None: all the folders, sorted by name.
+        validation_split: Float in (0, 1), the share of each class that is kept for validation; at least one image.
+            None takes all images.
+        subset: "training", "validation" or "both": what to return of a split. The validation images are only resized
+            and keep their order, unless `training` says otherwise.
+        seed: Integer, of the split, the order and the augmentation.
+        **options: The other arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ...
+
+    Returns:
+        A dataset, as `keras_vit.data.pipeline` describes it; two for "both". It also has `file_paths`, in the order
+        that the folder has.
+
+    Raises:
+        FileNotFoundError: If the folder does not exist.
+        ValueError: If it has fewer than two classes, or a class has no images or too few to split.
+
+    Example:
+
+    >>> import keras, keras_vit.data, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (folder / name).mkdir()
+    ...     keras.utils.save_img(folder / name / "0.png", np.zeros((20, 20, 3)))
+    >>> data = keras_vit.data.from_directory(folder, image_size=16, batch_size=2)
+    >>> data.class_names, next(iter(data))[0].shape
+    (['cat', 'dog'], (2, 16, 16, 3))
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"Expected `path` to be a folder with a folder for each class. Received: {str(path)!r}")
+    if subset not in ("training", "validation", "both"):
+        raise ValueError(f"Expected `subset` to be 'training', 'validation' or 'both'. Received: {subset!r}")
+    if validation_split is None and subset != "training":
+        raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")
+    if validation_split is not None and not 0 < validation_split < 1:
+        raise ValueError(f"Expected `validation_split` in (0, 1). Received: {validation_split!r}")
+    found = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = found if class_names is None else list(class_names)
+    if unknown := sorted(set(names) - set(found)):
+        raise ValueError(f"Expected a folder for each of `class_names` in {str(path)!r}. There is none for: {unknown}")
+    if len(names) < 2:
+        raise ValueError(f"Expected folders of two classes or more in {str(path)!r}. Received: {names}")
+
+    files, labels, validation = [], [], []
+    rng = np.random.default_rng(seed)
+    for label, name in enumerate(names):
+        members = sorted(str(f) for f in (path / name).rglob("*") if f.is_file() and not _clutter(f.relative_to(path)))
+        if not members:
+            raise ValueError(f"Expected images of each class. There is none in {str(path / name)!r}")
+        chosen = np.zeros(len(members), bool)
+        if validation_split is not None:
+            count = max(1, round(len(members) * validation_split))
+            if count == len(members):
+                raise ValueError(f"Expected two images or more of each class to split. {name!r} has {len(members)}")
+            chosen[rng.permutation(len(members))[:count]] = True
+        files += members
+        labels += [label] * len(members)
+        validation += chosen.tolist()
+    check_arrays(files)
+
+    def part(for_validation):
+        chosen = [i for i, v in enumerate(validation) if v == for_validation]
+        source = file_source([files[i] for i in chosen], [labels[i] for i in chosen], "int", names, len(names))
+        data = pipeline(source, seed=seed, **{"training": not for_validation, **options})
+        data.file_paths = [files[i] for i in chosen]
+        return data
+
+    return (part(False), part(True)) if subset == "both" else part(subset == "validation")
+
+
+def file_source(files, labels, kind, class_names, num_classes):
+    """A `Source` of files and their labels."""
+    import tensorflow as tf
+
+    records = {"name": np.array(files, object), "image": np.array(files, object)}
+    if kind is not None:
+        records["label"] = np.array(labels, "int32" if kind == "int" else "float32")
+    records = tf.data.Dataset.from_tensor_slices(records)
+    arrays = any(file.endswith(".npy") for file in files)
+    return Source(records, len(files), True, kind, tuple(class_names), num_classes, arrays)
+
+
+def check_arrays(files):
+    """Raises if the `.npy` files have different numbers of channels, which no pipeline could make one of."""
+    channels = {}
+    for file in (f for f in files if f.endswith(".npy")):
+        try:
+            shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
+        except (OSError, ValueError, EOFError):
+            # A broken file is skipped and named like any other.
+            continue
+        channels.setdefault(shape[-1] if len(shape) == 3 else f"no, of shape {shape}", file)
+    if len(channels) > 1:
+        received = ", ".join(f"{count} in {file!r}" for count, file in channels.items())
+        raise ValueError(f"Expected arrays of one number of channels. Received: {received}")
+
+
+def _clutter(path):
+    return any(part.startswith(".") for part in path.parts) or path.name.lower() in CLUTTER

@@ -1,0 +1,152 @@
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit.data import Crop
+from tests.data.images import HUGE_PNG, jpeg, picture
+
+
+def test_evaluation_resizes_as_the_official_code_does():
+    image = picture(100, (40, 30, 3))
+    png = tf.io.encode_png(image)
+    np.testing.assert_allclose(Crop((16, 12), "eval")(png, (0, 1)), tf.image.resize(image, (16, 12)), atol=1e-4)
+
+
+def test_evaluation_crops_the_centre():
+    image = np.zeros((40, 80, 1), "uint8")
+    image[10:30, 30:50] = 255
+    assert tf.reduce_min(Crop((8, 8), "eval", channels=1, crop_fraction=0.5)(tf.io.encode_png(image), (0, 1))) == 255
+    assert tf.reduce_min(Crop((8, 8), "eval", channels=1, crop_fraction=0.6)(tf.io.encode_png(image), (0, 1))) < 255
+
+
+def test_finetuning_resizes_and_then_crops():
+    image = picture(100, (50, 40, 3))
+    resized = tf.image.resize(image, (20, 20)).numpy()
+    crop = Crop((16, 16), "finetune", resize_size=(20, 20))(tf.io.encode_png(image), (3, 4)).numpy()
+    places = [
+        (y, x) for y in range(5) for x in range(5) if np.allclose(resized[y : y + 16, x : x + 16], crop, atol=1e-3)
+    ]
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize(("size", "resized"), [(384, 448), (480, 512), (224, 256)])
+def test_finetuning_sizes_of_the_paper(size, resized, monkeypatch):
+    sizes = []
+    resize = tf.image.resize
+    monkeypatch.setattr(tf.image, "resize", lambda x, to, *rest, **options: sizes.append([*to]) or resize(x, to))
+    assert Crop((size, size), "finetune")(jpeg(7), (0, 1)).shape == (size, size, 3)
+    assert sizes and all(size == [resized, resized] for size in sizes)
+
+
+def test_pretraining_keeps_its_share_of_the_area_and_covers_the_image():
+    # Each pixel holds its place, so that a crop shows its own window.
+    rows, columns = np.meshgrid(np.arange(200), np.arange(200), indexing="ij")
+    png = tf.io.encode_png(np.stack([rows, columns, rows], -1).astype("uint8"))
+    areas, centres = [], []
+    for seed in range(200):
+        crop = Crop((32, 32), scale=(0.2, 0.6))(png, (seed, 0)).numpy()
+        height, width = (float(np.ptp(crop[..., c])) * 32 / 31 for c in (0, 1))
+        assert 0.6 < width / height < 1.6
+        areas.append(height * width / 200**2)
+        centres.append(crop[..., :2].mean((0, 1)))
+    assert 0.17 < min(areas) < 0.25 and 0.5 < max(areas) < 0.65
+    np.testing.assert_allclose(np.mean(centres, 0), 100, atol=8)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "finetune", "eval"])
+def test_a_jpeg_gives_what_its_decoded_pixels_give(kind):
+    crop = Crop((16, 16), kind, crop_fraction=0.8)
+    # Smooth, since the two ways interpolate the colours differently at a window's edge.
+    ramp = np.linspace(0, 255, 64)[:, None, None] * np.linspace(0, 1, 48)[None, :, None] * np.ones(3)
+    encoded = tf.io.encode_jpeg(ramp.astype("uint8"), quality=100)
+    png = tf.io.encode_png(tf.io.decode_jpeg(encoded))
+    for seed in range(5):
+        np.testing.assert_allclose(crop(encoded, (seed, 1)), crop(png, (seed, 1)), atol=3)
+
+
+def test_flips_half_of_the_images():
+    ramp = np.tile(np.arange(32, dtype="uint8")[None, :, None], (32, 1, 1))
+    crop = Crop((8, 8), "eval", flip=True, channels=1)
+    flipped = [float(crop(tf.io.encode_png(ramp), (seed, 0))[0, 0, 0]) > 16 for seed in range(200)]
+    assert 70 < sum(flipped) < 130
+
+
+def encodings():
+    gray, rgba = picture(9, (20, 20, 1)), picture(9, (20, 20, 4))
+    return {
+        "gray jpeg": tf.io.encode_jpeg(gray),
+        "gray png": tf.io.encode_png(gray),
+        "rgba png": tf.io.encode_png(rgba),
+        "16 bit png": tf.io.encode_png(gray.astype("uint16") * 256),
+        "npy": _npy(picture(9, (20, 20, 3))),
+    }
+
+
+def _npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_any_picture_becomes_rgb(name):
+    image = Crop((8, 8), "eval", arrays=True)(encodings()[name], (0, 1))
+    assert image.shape == (8, 8, 3) and float(tf.reduce_min(image)) >= 0 and 5 < float(tf.reduce_max(image)) < 60
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_gray_and_rgba(channels):
+    png = tf.io.encode_png(picture(50, (20, 20, channels)))
+    assert Crop((8, 8), channels=channels)(png, (0, 1)).shape == (8, 8, channels)
+
+
+def test_arrays_of_many_channels():
+    array = np.random.default_rng(0).normal(size=(12, 10, 13)).astype("float32")
+    image = Crop((6, 5), "eval", channels=13, arrays=True)(_npy(array), (0, 1))
+    np.testing.assert_allclose(image, tf.image.resize(array, (6, 5)), atol=1e-5)
+
+
+JPEG = jpeg(3)
+BROKEN = {
+    "empty": b"",
+    "text": b"not an image",
+    "truncated": JPEG[: len(JPEG) // 2],
+    "only its last bytes lost": JPEG[:-40],
+    "header only": JPEG[:20],
+    "huge": HUGE_PNG,
+    "array of other channels": _npy(np.zeros((5, 5, 2))),
+    "pickle": _npy(np.array([[[{}]]], object)),
+    "truncated array": _npy(np.zeros((5, 5, 3)))[:-10],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("kind", ["pretrain", "finetune", "eval"])
+def test_broken_images_are_errors(name, kind):
+    crop = Crop((8, 8), kind, arrays=True)
+    for seed in range(3):
+        with pytest.raises((tf.errors.OpError, ValueError, OSError)):
+            crop(BROKEN[name], (seed, 1))
+
+
+def test_the_limit_on_pixels():
+    Crop((8, 8), max_pixels=24 * 20)(JPEG, (0, 1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="max_pixels=479"):
+        Crop((8, 8), max_pixels=24 * 20 - 1)(JPEG, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "random"}, "`kind` to be one of .*'random'"),
+        ({"interpolation": "cubic"}, "`interpolation` to be one of .*'cubic'"),
+        ({"crop_fraction": 0}, r"`crop_fraction` in \(0, 1\]. Received: 0"),
+        ({"scale": (0.5, 0.2)}, "`scale` as"),
+        ({"resize_size": (4, 4)}, r"`resize_size` of at least \(8, 8\)"),
+    ],
+)
+def test_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Crop((8, 8), **changes)

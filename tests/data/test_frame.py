@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from keras_vit.data import from_dataframe
+from tests.data.images import batches, equal, write_classes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    write_classes(folder, 6, num_classes=2)
+    return folder
+
+
+PATHS = [f"class{i % 2}/{i:03d}.jpg" for i in range(6)]
+NAMES = ["cat", "dog"] * 3
+
+
+class Frame:
+    """What a DataFrame is to this package."""
+
+    def __init__(self, columns):
+        self.content, self.columns = columns, list(columns)
+
+    def __getitem__(self, name):
+        return np.array(self.content[name], object)
+
+
+def make(table, folder, **options):
+    return from_dataframe(table, directory=folder, **{"image_size": 8, "batch_size": 6, "training": False, **options})
+
+
+def labels(data):
+    return next(iter(data))[1].numpy().tolist()
+
+
+def test_a_csv_file_a_frame_and_a_dict_are_the_same(folder, tmp_path):
+    (tmp_path / "a.csv").write_text("path,label\n" + "".join(f"{p},{n}\n" for p, n in zip(PATHS, NAMES, strict=True)))
+    table = {"path": PATHS, "label": NAMES}
+    found = [make(t, folder) for t in (tmp_path / "a.csv", Frame(table), table)]
+    assert labels(found[0]) == [0, 1] * 3 and found[0].class_names == ["cat", "dog"]
+    assert equal(batches(found[0]), batches(found[1])) and equal(batches(found[0]), batches(found[2]))
+    assert found[0].file_paths == [str(folder / p) for p in PATHS]
+
+
+def test_paths_start_at_the_csv_file(folder):
+    (folder / "train.csv").write_text("path,label\nclass0/000.jpg,1\nclass1/001.jpg,0\n")
+    data = from_dataframe(folder / "train.csv", image_size=8, training=False)
+    assert labels(data) == [1, 0] and data.num_classes == 2 and data.class_names == []
+
+
+def test_kinds_of_labels(folder):
+    def of(column, **options):
+        return make({"path": PATHS, "label": column}, folder, **options)
+
+    assert labels(of([0, 2, 1, 0, 0, 2], num_classes=4, labels="one_hot"))[1] == [0, 0, 1, 0]
+    assert labels(of(NAMES, class_names=["dog", "cat"])) == [1, 0] * 3
+    multi = of(["cat dog", "", None, "dog", "bird", float("nan")], label_separator=" ")
+    assert multi.class_names == ["bird", "cat", "dog"]
+    assert labels(multi) == [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0]]
+    columns = {"path": PATHS, "cat": [0, 1, 1, 0, 1, 0], "dog": ["1", "0", "1", "0", "1", "1"]}
+    multi = make(columns, folder, label_column=["cat", "dog"])
+    assert labels(multi)[:3] == [[0, 1], [1, 0], [1, 1]] and multi.class_names == ["cat", "dog"]
+    assert next(iter(multi))[1].dtype == "float32"
+
+
+def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
+    data = from_dataframe({"path": PATHS}, directory=folder, label_column=None, image_size=8, batch_size=6)
+    images = next(iter(data)).numpy()
+    assert images.shape == (6, 8, 8, 3)
+    reordered = from_dataframe({"path": PATHS[::-1]}, directory=folder, label_column=None, image_size=8, batch_size=6)
+    np.testing.assert_array_equal(next(iter(reordered)).numpy(), images[::-1])
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ("path,label\na.jpg,0\nb.jpg\nc.jpg,1,2\n", {}, "2 cells, as in the header.* line 3: 1 cells; line 4: 3 cells"),
+        (b"path,label\n\xff\xfe\x00,0\n", {}, "a CSV file in UTF-8"),
+        ("", {}, r"no \['path', 'label'\] among \[\]"),
+        ("path,label\n", {}, "a row or more"),
+        ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\]"),
+        ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
+        ({"path": PATHS, "label": NAMES[:5]}, {}, "columns of one length"),
+        ({"path": PATHS, "label": [0, 1, 5, -1, 0, 1]}, {"num_classes": 5}, "5 classes. Received: row 2: 5; row 3: -1"),
+        ({"path": PATHS, "label": NAMES}, {"class_names": ["cat", "bird"]}, "2 classes. Received: row 1: 'dog'; row 3"),
+        (
+            {"path": PATHS, "label": ["cat", "", None, "dog", "cat", "cat"]},
+            {},
+            "a label. Received: row 1: ''; row 2: None",
+        ),
+        ({"path": PATHS, "label": ["cat"] * 6}, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
+        ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
+        ({"path": PATHS, "label": NAMES}, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
+        ({"path": PATHS, "label": NAMES}, {"label_separator": " ", "policy": "deit"}, "multi-label data without"),
+        ({"path": PATHS}, {"label_column": None, "policy": "light2"}, "one-hot labels for a policy"),
+    ],
+)
+def test_clear_errors_before_training(folder, tmp_path, table, options, message):
+    if not isinstance(table, dict):
+        (tmp_path / "a.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
+        table = tmp_path / "a.csv"
+    with pytest.raises(ValueError, match=message):
+        make(table, folder, **options)
+
+
+def test_missing_files_are_named(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="images. Received: row 1: .*nowhere.jpg"):
+        make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
+    with pytest.raises(FileNotFoundError, match="There is no file '.*none.csv'"):
+        from_dataframe(tmp_path / "none.csv")
+
+
+def test_no_image_that_decodes(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"text")
+    with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*start"):
+        make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)

@@ -1,0 +1,85 @@
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit.data import load
+from tests.data.images import batches, picture
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset in TFDS format, of gray images whose brightness is their number."""
+    folder = tmp_path_factory.mktemp("tfds")
+
+    def rows(numbers, labels=True):
+        signature = {"image": tf.TensorSpec((20, 20, 1), tf.uint8), "label": tf.TensorSpec((), tf.int64)}
+        made = [{"image": picture(i, (20, 20, 1)), "label": i % 3 if labels else -1} for i in numbers]
+        return tf.data.Dataset.from_generator(lambda: iter(made), output_signature=signature)
+
+    features = {
+        "image": tfds.features.Image(shape=(20, 20, 1)),
+        "label": tfds.features.ClassLabel(names=["a", "b", "c"]),
+    }
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="tiny",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        split_datasets={"train": rows(range(30)), "test": rows(range(6)), "unlabelled": rows(range(6), labels=False)},
+        data_dir=str(folder),
+        disable_shuffling=True,
+    )
+    return folder
+
+
+def test_images_and_labels(folder):
+    data = load("tiny", "test", data_dir=folder, image_size=8, batch_size=6, normalize=False)
+    images, labels = next(iter(data))
+    assert (images.shape, labels.dtype) == ((6, 8, 8, 3), "int32")
+    assert labels.numpy().tolist() == [0, 1, 2, 0, 1, 2] and data.class_names == ["a", "b", "c"]
+    np.testing.assert_array_equal(images[..., 0], images[..., 2])
+    gray = load("tiny", "test", data_dir=folder, image_size=20, batch_size=6, normalize=False, channels=1)
+    np.testing.assert_allclose(next(iter(gray))[0][5], picture(5, (20, 20, 1)), atol=1e-4)
+
+
+def test_training_splits_are_shuffled(folder):
+    data = load("tiny", "train[:50%]", data_dir=folder, image_size=8, batch_size=15)
+    again = load("tiny", "train[:50%]", data_dir=folder, image_size=8, batch_size=15)
+    first, second = next(iter(data)), next(iter(again))
+    np.testing.assert_array_equal(first[0], second[0])
+    assert data.num_images == 15 and first[1].numpy().tolist() != [0, 1, 2] * 5
+    assert load("tiny", "train", data_dir=folder, image_size=8, policy="light2").element_spec[1].shape == (None, 3)
+
+
+def test_shards_are_apart_and_complete(folder):
+    parts = [
+        load("tiny", "test", data_dir=folder, image_size=8, num_shards=2, shard_index=i, normalize=False)
+        for i in range(2)
+    ]
+    assert [labels.tolist() for part in parts for _, labels in batches(part)] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_clear_errors_before_training(folder, tmp_path):
+    for name in ("cifar10", "vtab/dtd", "no_such_dataset"):
+        with pytest.raises(FileNotFoundError, match=f"to be prepared in '{tmp_path}'.*download_and_prepare"):
+            load(name, "train800" if "/" in name else "train", data_dir=tmp_path)
+    with pytest.raises(ValueError, match="a task of VTAB-1k, one of caltech101, .*'vtab/mnist'"):
+        load("vtab/mnist", "test", data_dir=tmp_path)
+    with pytest.raises(ValueError, match="`split` of 'tiny' to be a part of .*'train': 30.* Received: 'validation'"):
+        load("tiny", "validation", data_dir=folder)
+    with pytest.raises(ValueError, match="a label of 0 to 2 for each image of split 'unlabelled' .* Received: -1"):
+        load("tiny", "unlabelled", data_dir=folder)
+
+
+def test_a_broken_record_is_named(folder, caplog, monkeypatch):
+    """TFDS checks what it stores, so that the damage is done on the way."""
+    # The function hides its module.
+    module = importlib.import_module("keras_vit.data.load")
+    monkeypatch.setattr(module, "_scaled", lambda image, gain: tf.where(tf.strings.length(image) % 2 == 0, image, b"x"))
+    data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle_buffer=7)
+    count = sum(len(labels) for _, labels in batches(data))
+    assert 0 < count < 30 and len(data.broken) == 30 - count
+    assert all(name.startswith("tiny-train.tfrecord-00000-of-00001__") for name in data.broken)
