@@ -12,6 +12,11 @@ import hypothesis
 import keras
 import pytest
 
+# What computes in NumPy alone, or not at all, need not be tried on each backend: TensorFlow's run does it.
+BACKEND_FREE = ("read", "names", "test_codecs.py", "test_download.py", "test_resize.py", "test_write.py", "test_zoo.py")
+if keras.backend.backend() != "tensorflow":
+    collect_ignore = [f"weights/{name}" for name in BACKEND_FREE]
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # JAX compiles each operation for each new shape, which takes it ten times as long as the others.

@@ -14,7 +14,7 @@ MODULES = ["keras_vit", *(m.name for m in pkgutil.walk_packages(keras_vit.__path
 # One template makes the examples of the named builders, and one model of half a gigabyte to 7 GB shows no more than
 # a small one.
 TOO_LARGE = {"ViTL16", "ViTL32", "ViTH14", "ViTg14", "ViTG14", "R26ViTB32", "R50ViTB32", "R50ViTL32", "BiTR50x2"}
-TOO_LARGE |= {"BiTR50x3", "BiTR101x3", "BiTR152x1", "BiTR152x2", "BiTR152x4", "BiTR200x3"}
+TOO_LARGE |= {"BiTR50x3", "BiTR101x1", "BiTR101x3", "BiTR152x1", "BiTR152x2", "BiTR152x4", "BiTR200x3"}
 TOO_LARGE |= {"DeiT3L16", "DINOv2L14", "SigLIPL16", "SigLIPSO400M14", "ViTSO400M14"}
 # How TensorFlow and PyTorch write a shape.
 SHAPE = re.compile(r"(?:TensorShape|torch\.Size)\(\[([\d, ]*)\]\)")

@@ -80,8 +80,8 @@ def BiT(
     Example:
 
     >>> model = keras_vit.BiT("R50x1", image_size=128, num_classes=10)
-    >>> model(np.zeros((1, 128, 128, 3))).shape
-    (1, 10)
+    >>> model.output_shape
+    (None, 10)
 
     Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
     """

@@ -143,8 +143,8 @@ def ViT(
     Example:
 
     >>> model = keras_vit.ViT("B/16", num_classes=10)
-    >>> model(np.zeros((1, 224, 224, 3))).shape
-    (1, 10)
+    >>> model.output_shape
+    (None, 10)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929).
     """
