@@ -26,6 +26,11 @@ def test_parameter_count(shared, count_params, name):
     assert count_params(getattr(keras_vit, name)) == counts[PARAMETERS[name]]
 
 
+def test_parameter_count_at_another_resolution(shared, count_params):
+    counts = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+    assert count_params(lambda: keras_vit.DeiTB16(image_size=384)) == counts["deit_base_patch16_384"]
+
+
 def test_a_distilled_model_keeps_the_contract():
     images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype("float32")
     check_model(distilled(activation="gelu"), images)
