@@ -11,9 +11,10 @@ from keras_vit.layers import arguments
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import bit_body, stage_sizes
 from keras_vit.variants import decode_resnet
-from keras_vit.weights.checkpoint import Checkpoint, preprocessing_of
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.local import local_path
+from keras_vit.weights.preprocessing import preprocessing_of
 
 logger = logging.getLogger("keras_vit")
 

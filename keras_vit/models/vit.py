@@ -11,9 +11,10 @@ from keras_vit.layers import arguments
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid
 from keras_vit.variants import decode_variant
-from keras_vit.weights.checkpoint import Checkpoint, preprocessing_of
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.local import local_path
+from keras_vit.weights.preprocessing import preprocessing_of
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)

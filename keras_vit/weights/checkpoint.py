@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from keras_vit.weights import architecture, names
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
+from keras_vit.weights.preprocessing import of_huggingface, of_timm
 from keras_vit.weights.read import check_sha256, open_checkpoint
 
 # Other code's names of activations that Keras or this package has. Those of other slopes or forms are not among them.
@@ -26,8 +27,6 @@ ACTIVATIONS = {
 _OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict}
 # timm's names of its poolings.
 _TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
-# Pillow's numbers of its filters.
-_RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
 class Place(NamedTuple):
@@ -276,10 +275,10 @@ class Checkpoint:
         if own is not None:
             return {name: own.get(name, value) for name, value in OFFICIAL_PREPROCESSING.items()}
         if self.file.container == "timm":
-            return _of_timm(self.facts.get("timm") or {})
+            return of_timm(self.facts.get("timm") or {})
         if self.file.container == "huggingface":
             self.says_preprocessing = isinstance(self.facts.get("preprocessor"), dict)
-            return _of_huggingface(self.path, self.facts.get("preprocessor"), self._config())
+            return of_huggingface(self.path, self.facts.get("preprocessor"), self._config())
         if self.source.name == "deit" and "block_00/layer_scale_1/gamma" in self.weights:
             # DeiT III is evaluated on whole images.
             return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}
@@ -311,30 +310,6 @@ class Checkpoint:
                 yield name, array if index is None else array[index]
 
 
-def preprocessing_of(checkpoint, **given):
-    """The image preprocessing constants of a model: as given, else those of its weights, else the official ones.
-
-    Args:
-        checkpoint: A Checkpoint, or None.
-        **given: `mean`, `std`, `interpolation` and `crop_fraction`, None where not given.
-
-    Returns:
-        Dict of the four.
-    """
-    own = OFFICIAL_PREPROCESSING if checkpoint is None else checkpoint.preprocessing
-    return {name: own[name] if value is None else value for name, value in given.items()}
-
-
-def _of_timm(config):
-    found = {
-        "mean": config.get("mean"),
-        "std": config.get("std"),
-        "interpolation": config.get("interpolation"),
-        "crop_fraction": config.get("crop_pct"),
-    }
-    return {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
-
-
 def _check_digest(path, expected):
     if not isinstance(expected, str) or len(expected) != 64 or set(expected.lower()) - set("0123456789abcdef"):
         raise ValueError(
@@ -346,37 +321,6 @@ def _check_digest(path, expected):
             f"own: lay <file>.sha256 beside them. Received: {expected!r} for {path!r}"
         )
     check_sha256(path, expected)
-
-
-def _of_huggingface(path, preprocessor, config):
-    if not isinstance(preprocessor, dict):
-        # What the published models of each kind come with.
-        kind = str(config.get("model_type"))
-        return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
-    if preprocessor.get("do_normalize", True) is False:
-        preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
-    factor = preprocessor.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, (int, float)) or abs(factor * 255 - 1) > 1e-3 or preprocessor.get("do_rescale") is False:
-        raise ValueError(
-            f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
-            f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
-        )
-    size, crop = (_side(preprocessor.get(key)) for key in ("size", "crop_size"))
-    cropped = preprocessor.get("do_center_crop") and size and crop
-    return {
-        "mean": preprocessor.get("image_mean", OFFICIAL_PREPROCESSING["mean"]),
-        "std": preprocessor.get("image_std", OFFICIAL_PREPROCESSING["std"]),
-        "interpolation": _RESAMPLE.get(preprocessor.get("resample"), OFFICIAL_PREPROCESSING["interpolation"]),
-        "crop_fraction": min(crop / size, 1.0) if cropped else 1.0,
-    }
-
-
-def _side(size):
-    """The shorter side of a size as transformers writes it: a number, or a dict of sides."""
-    if isinstance(size, dict):
-        sides = [side for side in size.values() if isinstance(side, int) and side > 0]
-        return min(sides, default=None)
-    return size if isinstance(size, int) and size > 0 else None
 
 
 def describe(checkpoint):

@@ -1,0 +1,75 @@
+"""The image preprocessing constants that checkpoints come with: said by a config, or their source's own."""
+
+from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
+
+# Pillow's numbers of its filters.
+_RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
+
+
+def preprocessing_of(checkpoint, **given):
+    """The image preprocessing constants of a model: as given, else those of its weights, else the official ones.
+
+    Args:
+        checkpoint: A Checkpoint, or None.
+        **given: `mean`, `std`, `interpolation` and `crop_fraction`, None where not given.
+
+    Returns:
+        Dict of the four.
+    """
+    own = OFFICIAL_PREPROCESSING if checkpoint is None else checkpoint.preprocessing
+    return {name: own[name] if value is None else value for name, value in given.items()}
+
+
+def of_timm(config):
+    """Reads the constants from timm's pretrained_cfg; what it does not say is the official code's."""
+    found = {
+        "mean": config.get("mean"),
+        "std": config.get("std"),
+        "interpolation": config.get("interpolation"),
+        "crop_fraction": config.get("crop_pct"),
+    }
+    return {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
+
+
+def of_huggingface(path, preprocessor, config):
+    """Reads the constants from transformers' preprocessor_config.json, or takes those usual for the kind of model.
+
+    Args:
+        path: Path of the folder, for errors.
+        preprocessor: Dict of that file, or None where there is none.
+        config: Dict of config.json.
+
+    Returns:
+        Dict of `mean`, `std`, `interpolation` and `crop_fraction`.
+
+    Raises:
+        ValueError: If it scales images otherwise than by 1/255.
+    """
+    if not isinstance(preprocessor, dict):
+        # What the published models of each kind come with.
+        kind = str(config.get("model_type"))
+        return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
+    if preprocessor.get("do_normalize", True) is False:
+        preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
+    factor = preprocessor.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, (int, float)) or abs(factor * 255 - 1) > 1e-3 or preprocessor.get("do_rescale") is False:
+        raise ValueError(
+            f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
+            f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
+        )
+    size, crop = (_side(preprocessor.get(key)) for key in ("size", "crop_size"))
+    cropped = preprocessor.get("do_center_crop") and size and crop
+    return {
+        "mean": preprocessor.get("image_mean", OFFICIAL_PREPROCESSING["mean"]),
+        "std": preprocessor.get("image_std", OFFICIAL_PREPROCESSING["std"]),
+        "interpolation": _RESAMPLE.get(preprocessor.get("resample"), OFFICIAL_PREPROCESSING["interpolation"]),
+        "crop_fraction": min(crop / size, 1.0) if cropped else 1.0,
+    }
+
+
+def _side(size):
+    """The shorter side of a size as transformers writes it: a number, or a dict of sides."""
+    if isinstance(size, dict):
+        sides = [side for side in size.values() if isinstance(side, int) and side > 0]
+        return min(sides, default=None)
+    return size if isinstance(size, int) and size > 0 else None
