@@ -32,6 +32,13 @@ def pair(name, value):
     return positive_int(name, both[0]), positive_int(name, both[1])
 
 
+def image_size(value):
+    """Returns `value` as (height, width), or (None, None) where it says any size at run time."""
+    if isinstance(value, (tuple, list)) and tuple(value) == (None, None):
+        return None, None
+    return pair("image_size", value)
+
+
 def rate(name, value):
     """Returns `value` as a float, or raises if it is not a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < 1:

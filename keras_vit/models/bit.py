@@ -91,8 +91,7 @@ def BiT(
     width_factor = variant_width_factor if width_factor is None else width_factor
     arguments.one_of("pool_padding", pool_padding, ("lowest", "zeros"))
     arguments.non_negative_int("num_classes", num_classes)
-    any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
-    image_size = (None, None) if any_size else arguments.pair("image_size", image_size)
+    image_size = arguments.image_size(image_size)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
     preprocessing = preprocessing_of(
         checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction

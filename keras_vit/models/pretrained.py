@@ -133,7 +133,7 @@ def _of_resnet(checkpoint):
 def _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize):
     """The builder, its arguments as the file has them, and {argument: how it was assumed}."""
     sizes, weights, assumed = checkpoint.architecture, checkpoint.weights, {}
-    any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
+    any_size = image_size is not None and arguments.image_size(image_size) == (None, None)
     unknown = [name for name in ("hidden_dim", "mlp_dim", "patch_size") if getattr(sizes, name) is None]
     if unknown:
         raise ValueError(f"Cannot tell {' and '.join(unknown)} from the shapes in {checkpoint.path!r}.")

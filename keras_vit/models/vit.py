@@ -168,8 +168,8 @@ def ViT(
         )
     if stages is None and width_factor != 1:
         raise ValueError(f"Expected width_factor=1 where there is no ResNet. Received: width_factor={width_factor}")
-    any_size = isinstance(image_size, (tuple, list)) and tuple(image_size) == (None, None)
-    image_size = (None, None) if any_size else arguments.pair("image_size", image_size)
+    image_size = arguments.image_size(image_size)
+    any_size = image_size == (None, None)
     if class_token is None:
         class_token = pooling in ("token", None)
     if pooling == "token" and not class_token:

@@ -123,6 +123,24 @@ PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
 
+def rows_of_tokens(rows, counts, kept):
+    """Yields (weight, its rows) for the prefix tokens whose positions a table has no room for.
+
+    To add the rows to the tokens themselves computes the same.
+
+    Args:
+        rows: The positions of prefix tokens, (1, positions, hidden_dim).
+        counts: Dict from the weights of the prefix tokens, in their order, to how many tokens each holds.
+        kept: Int, how many of the positions, from the first, the table keeps.
+    """
+    start = 0
+    for weight, count in counts.items():
+        own = rows[:, start : start + count]
+        if start >= kept and own.size:
+            yield weight, own
+        start += count
+
+
 def weights_of(model):
     """Returns {path: variable}, as in {"block_00/attention/qkv/kernel": ...}, for each weight of the model.
 

@@ -327,10 +327,9 @@ class _Plan:
         """Adds to the prefix tokens the positions that the file has for them and the model has no rows for."""
         if self.prefix_rows is None:
             return
-        here, start = self.model.get_layer("position_embedding").num_prefix_positions, 0
-        for weight in (*architecture.PREFIX_TOKENS, *architecture.REGISTERS):
-            count = self.checkpoint.weights.get(weight, (1, 0))[1]
-            rows = self.prefix_rows[:, start : start + count]
-            if rows.size and start >= here and weight in values:
+        tokens = (*architecture.PREFIX_TOKENS, *architecture.REGISTERS)
+        counts = {name: self.checkpoint.weights[name][1] for name in tokens if name in self.checkpoint.weights}
+        here = self.model.get_layer("position_embedding").num_prefix_positions
+        for weight, rows in architecture.rows_of_tokens(self.prefix_rows, counts, here):
+            if weight in values:
                 values[weight] = partial(np.add, values[weight](), rows)
-            start += count

@@ -26,7 +26,8 @@ class _Format(NamedTuple):
 
     source: Source
     write: Callable
-    # How many of the position embeddings must belong to prefix tokens, from the weights of the model.
+    # How many of the position embeddings are to belong to prefix tokens, from the number of each token by its weight,
+    # how many the model has, and the grid.
     num_prefix_positions: Callable
     says_settings: bool = False
     # Whether its attention has heads that divide the width alone.
@@ -54,19 +55,18 @@ def _write_huggingface(path, model):
     huggingface_folder.write_folder(Path(path), model.arrays, model.sizes, model.facts)
 
 
-def _all_of_prefix(sizes, tokens, here):
-    return tokens
+def _all_of_prefix(counts, here, grid):
+    return sum(counts.values())
 
 
-def _all_or_none_of_prefix(sizes, tokens, here):
+def _all_or_none_of_prefix(counts, here, grid):
     """timm's `no_embed_class`; its distilled models always have all."""
-    return tokens if here or "distillation_token/tokens" in sizes else 0
+    return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
 
 
-def _all_of_square(sizes, tokens, here):
+def _all_of_square(counts, here, grid):
     """big_vision has none, but its `load` adds a row too many to the class token where it can tell it by the number."""
-    grid = sizes["grid"]
-    return here if grid and grid[0] == grid[1] and tokens == 1 else 0
+    return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
 
 
 FORMATS = {
@@ -113,7 +113,7 @@ def save_weights(
     sizes = architecture.of_model(model)
     row = FORMATS[format] if sizes.num_layers or format != "npz" else _BIT
     variables = architecture.weights_of(model)
-    _check(model, format, row, variables, allow)
+    _check(model, format, row, sizes, variables, allow)
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     _fit_prefix_positions(values, sizes, row.num_prefix_positions)
     row.write(path, _Model(_arrays(row.source, values, sizes), sizes, _facts(model, sizes)))
@@ -127,24 +127,20 @@ def _fit_prefix_positions(values, sizes, wanted):
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
-    names = [n for n in (*architecture.PREFIX_TOKENS, *architecture.REGISTERS) if n in values]
-    counts = [values[name].shape[1] for name in names]
+    tokens = (*architecture.PREFIX_TOKENS, *architecture.REGISTERS)
+    counts = {name: values[name].shape[1] for name in tokens if name in values}
     here = table.shape[1] - sizes.grid_size[0] * sizes.grid_size[1]
-    there = wanted({**values, "grid": sizes.grid_size}, sum(counts), here)
+    there = wanted(counts, here, sizes.grid_size)
     if there > here:
         table = np.insert(table, [here] * (there - here), 0, axis=1)
     else:
-        start = 0
-        for name, count in zip(names, counts, strict=True):
-            rows = table[:, start : min(start + count, here)]
-            if start >= there and rows.size:
-                values[name] = values[name] + rows
-            start += count
+        for name, rows in architecture.rows_of_tokens(table[:, :here], counts, there):
+            values[name] = values[name] + rows
         table = np.delete(table, range(there, here), axis=1)
     values["position_embedding/embeddings"] = table
 
 
-def _check(model, format, row, variables, allow):
+def _check(model, format, row, sizes, variables, allow):
     """Raises unless the format's code computes with the written weights what the model does."""
     nameless = [weight for weight in variables if row.source.find(weight) is None or weight in row.unknown]
     if nameless:
@@ -157,7 +153,6 @@ def _check(model, format, row, variables, allow):
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
     for what in architecture.unwritten(model, row.source.name):
         raise ValueError(f"The format {format!r} cannot say that model {model.name!r} has {what}. Nothing was written.")
-    sizes = architecture.of_model(model)
     if row.divides_heads and sizes.num_layers and sizes.head_dim * sizes.num_heads != sizes.hidden_dim:
         raise ValueError(
             f"The format {format!r} needs heads that divide the width. Received: {sizes.num_heads} heads of "
