@@ -54,6 +54,8 @@ class Checkpoint:
         settings: Dict of the `activation`, `layer_norm_epsilon` and `pooling` to compute with; None if unknown.
         position_resize: How its source resizes position embeddings.
         preprocessing: Dict of the image preprocessing constants.
+        own: Dict of what `save_weights` wrote beside the arrays; {} in files of others.
+        config: Dict of the folder's config.json; {} where there is none.
         image_size: (height, width) that the file says its model is for; None where it says nothing.
     """
 
@@ -63,6 +65,8 @@ class Checkpoint:
             _check_digest(self.file.path, sha256)
         self.path = self.file.path
         self.facts = self.file.facts
+        self.own = self._own_facts()
+        self.config = self._config()
         self.source = self._source(source)
         try:
             canonical, self.ignored = self.source.canonical_keys(self.file.entries)
@@ -76,7 +80,7 @@ class Checkpoint:
         self.says_grid = False
         self.num_prefix_positions, self.grid_size = self._positions(grid)
         # Whether the file itself says how it computes, beside what its keys show.
-        self.says_settings = bool(self._config() or self._own_facts())
+        self.says_settings = bool(self.config or self.own)
         self.settings = self._settings()
         self.says_preprocessing = True
         self.preprocessing = self._preprocessing()
@@ -149,7 +153,7 @@ class Checkpoint:
         )
         order = (tokens, tokens + registers, 0) if self.source.class_token_position else (0, tokens)
         candidates = dict.fromkeys(order)
-        said, where = (self._said_grid(), "what the file says") if grid is None else (grid, "argument `grid`")
+        said, where = (self.own.get("grid"), "what the file says") if grid is None else (grid, "argument `grid`")
         if grid is None and said is None:
             said = self._grid_of_image(table[1], candidates)
         self.says_grid = said is not None
@@ -167,9 +171,6 @@ class Checkpoint:
             f"Expected {where} to be the (rows, columns) of the {table[1] - next(iter(candidates))} position "
             f"embeddings of patches in {self.path!r}. Received: {said!r}"
         )
-
-    def _said_grid(self):
-        return self._own_facts().get("grid")
 
     def _grid_of_image(self, count, candidates):
         """The grid of the image size that the file's config says, if so many patches are in the table."""
@@ -216,7 +217,7 @@ class Checkpoint:
         norm = self.weights.get("block_00/attention/query_norm/gamma")
         if norm is not None and len(norm) == 1 and width % norm[0] == 0:
             return width // norm[0], norm[0]
-        number = self._config().get("num_attention_heads", self._own_facts().get("num_heads"))
+        number = self.config.get("num_attention_heads", self.own.get("num_heads"))
         number = self._model_args().get("num_heads", number)
         if isinstance(number, int) and number > 0 and width % number == 0:
             return number, width // number
@@ -233,7 +234,7 @@ class Checkpoint:
     def _settings(self):
         settings = {"activation": self.source.activation, "layer_norm_epsilon": self.source.layer_norm_epsilon}
         settings["pooling"] = self._pooling()
-        config = {**self._config(), **self._model_args()}
+        config = {**self.config, **self._model_args()}
         for key in ("hidden_act", "act_layer"):
             if key in config:
                 settings["activation"] = self._known(key, config[key], ACTIVATIONS)
@@ -241,8 +242,7 @@ class Checkpoint:
             settings["layer_norm_epsilon"] = float(config["layer_norm_eps"])
         if "pre_logits/kernel" in self.weights:
             self._known("pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
-        own = self._own_facts()
-        return {name: own.get(name, value) for name, value in settings.items()}
+        return {name: self.own.get(name, value) for name, value in settings.items()}
 
     def _known(self, key, value, table):
         if not isinstance(value, str) or value not in table:
@@ -254,13 +254,13 @@ class Checkpoint:
 
     def _model_args(self):
         """The arguments of timm's builder that a folder of timm's was made with, where they are other than usual."""
-        found = self._config().get("model_args") if self.file.container == "timm" else None
+        found = self.config.get("model_args") if self.file.container == "timm" else None
         return found if isinstance(found, dict) else {}
 
     def _pooling(self):
         """How the source's code pools tokens; None where neither keys nor config tell."""
-        if self.file.container == "timm" and "global_pool" in self._config():
-            return self._known("global_pool", self._config()["global_pool"], _TIMM_POOLINGS)
+        if self.file.container == "timm" and "global_pool" in self.config:
+            return self._known("global_pool", self.config["global_pool"], _TIMM_POOLINGS)
         if self.source.name == "siglip" and "head/kernel" in self.weights:
             # Its classifier takes the mean of the tokens, and no attention pooling, though that is in the file too.
             return "gap"
@@ -271,14 +271,14 @@ class Checkpoint:
         return None if self.source.name in ("timm", "deit", "keras") else "token"
 
     def _preprocessing(self):
-        own = self._own_facts().get("preprocessing")
+        own = self.own.get("preprocessing")
         if own is not None:
             return {name: own.get(name, value) for name, value in OFFICIAL_PREPROCESSING.items()}
         if self.file.container == "timm":
             return of_timm(self.facts.get("timm") or {})
         if self.file.container == "huggingface":
             self.says_preprocessing = isinstance(self.facts.get("preprocessor"), dict)
-            return of_huggingface(self.path, self.facts.get("preprocessor"), self._config())
+            return of_huggingface(self.path, self.facts.get("preprocessor"), self.config)
         if self.source.name == "deit" and "block_00/layer_scale_1/gamma" in self.weights:
             # DeiT III is evaluated on whole images.
             return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}
@@ -291,7 +291,7 @@ class Checkpoint:
         return self.source.preprocessing
 
     def _image_size(self):
-        said = self._own_facts().get("image_size") or self._config().get("image_size")
+        said = self.own.get("image_size") or self.config.get("image_size")
         if self.file.container == "timm":
             said = ((self.facts.get("timm") or {}).get("input_size") or (None,))[1:]
         if isinstance(said, int):
