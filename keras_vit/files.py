@@ -20,7 +20,8 @@ def replacing(path):
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # It ends as `path` does, since Keras chooses a format by that.
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield temporary
         os.replace(temporary, path)

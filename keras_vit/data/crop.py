@@ -77,38 +77,75 @@ class Crop:
             raise ValueError(f"Expected `resize_size` of at least {self.image_size}. Received: {self.resize_size!r}")
 
     def __call__(self, encoded, seed):
+
+        return self.resize(self.decode(encoded, seed), seed)
+
+    def decode(self, encoded, seed):
+        """Does the part that fails where an image is broken.
+
+        Args:
+            encoded: As in the call.
+            seed: As in the call.
+
+        Returns:
+            The pixels of a window, (height, width, channels): uint8, or float32 where there are arrays.
+        """
         import tensorflow as tf
 
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
-        image = self._array(encoded, seed) if self.arrays else self._picture(encoded, seed)
-        image = tf.ensure_shape(image, (*self._size(), self.channels))
+        return self._array(encoded, seed) if self.arrays else self._picture(encoded, seed)
+
+    def resize(self, image, seed):
+        """Does the other part.
+
+        Args:
+            image: What `decode` returns.
+            seed: The same one.
+
+        Returns:
+            Float32 tensor, as the call.
+        """
+        import tensorflow as tf
+
+        seed = tf.cast(seed, "int64")
+        image.set_shape((None, None, self.channels))
+        if self.flip:
+            # Here, since a byte is a quarter of what it becomes.
+            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
+        image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
+        image = tf.cast(image, "float32")
+        if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
+            # They overshoot.
+            image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "finetune":
             image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
-        return image
+        return tf.ensure_shape(image, (*self.image_size, self.channels))
 
     def _picture(self, encoded, seed):
-        """A resized window of a picture."""
+        """A window of a picture."""
         import tensorflow as tf
 
         def whole():
-            height, width = self._allowed(*self._header(encoded))
+            size = self._allowed(self._header(encoded))
             image = tf.io.decode_image(encoded, self.channels, expand_animations=False)
-            return self._resize(_cut(image, self._window(height, width, seed)), seed)
+            return _cut(image, self._window(size, seed))
 
         def window():
-            height, width, _ = tf.unstack(tf.image.extract_jpeg_shape(encoded))
-            window = self._window(*self._allowed(height, width), seed)
-            return self._resize(tf.image.decode_and_crop_jpeg(encoded, window, self.channels), seed)
+            window = self._window(self._allowed(tf.image.extract_jpeg_shape(encoded)[:2]), seed)
+            return tf.image.decode_and_crop_jpeg(encoded, window, self.channels)
 
         if self.channels == 4:
             return whole()
         # Decoding stops below the window. Where the end marker is missing the file may be cut off, and is decoded
         # whole, or it would fail in some epochs only.
         complete = (tf.strings.substr(encoded, 0, 3) == JPEG) & (tf.strings.substr(encoded, -2, 2) == b"\xff\xd9")
+        if not tf.executing_eagerly():
+            # As one node of the graph, since each node of the branch that is not taken costs time too.
+            whole = tf.function(whole, autograph=False, experimental_attributes={"_noinline": True})
         return tf.cond(complete, window, whole)
 
     def _array(self, encoded, seed):
-        """A resized window of an array, or of a picture where that is what it is."""
+        """A window of an array, or of a picture where that is what it is."""
         import tensorflow as tf
 
         def load(data):
@@ -121,16 +158,15 @@ class Crop:
 
         def window():
             array = tf.numpy_function(load, [encoded], "float32")
-            height, width = self._allowed(tf.shape(array)[0], tf.shape(array)[1])
-            return self._resize(_cut(array, self._window(height, width, seed)), seed)
+            return _cut(array, self._window(self._allowed(tf.shape(array)[:2]), seed))
 
         if self.channels not in (1, 3, 4):
             return window()
         is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
-        return tf.cond(is_array, window, lambda: self._picture(encoded, seed))
+        return tf.cond(is_array, window, lambda: tf.cast(self._picture(encoded, seed), "float32"))
 
     def _header(self, encoded):
-        """The (height, width) that the header of a picture says."""
+        """The (height, width) that the header of a picture says, as a tensor."""
         import tensorflow as tf
 
         def integers(position, count, dtype, little_endian=True):
@@ -154,23 +190,22 @@ class Crop:
             ],
             default=unknown,
         )
-        return tf.unstack(tf.ensure_shape(size, (2,)))
+        return tf.ensure_shape(size, (2,))
 
-    def _allowed(self, height, width):
+    def _allowed(self, size):
         """The same (height, width), unless they are too many pixels."""
         import tensorflow as tf
 
-        pixels = tf.cast(height, "int64") * tf.cast(width, "int64")
+        pixels = tf.reduce_prod(tf.cast(size, "float32"))
         message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
-        allowed = (pixels > 0) & (pixels <= self.max_pixels) & (height > 0)
-        with tf.control_dependencies([tf.raw_ops.Assert(condition=allowed, data=[message, height, "x", width])]):
-            return tf.identity(height), tf.identity(width)
+        allowed = (pixels > 0) & (pixels <= self.max_pixels)
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=allowed, data=[message, size])]):
+            return tf.identity(size)
 
-    def _window(self, height, width, seed):
-        """The (y, x, height, width) to decode of an image."""
+    def _window(self, size, seed):
+        """The (y, x, height, width) to decode of an image of (height, width)."""
         import tensorflow as tf
 
-        size = tf.stack([height, width])
         if self.kind == "pretrain":
             start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
                 tf.concat([size, [self.channels]], 0),
@@ -194,18 +229,6 @@ class Crop:
         if self.kind != "finetune":
             return self.image_size
         return self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in self.image_size)
-
-    def _resize(self, image, seed):
-        import tensorflow as tf
-
-        image.set_shape((None, None, self.channels))
-        if self.flip:
-            # Here, since a byte is a quarter of what it becomes.
-            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
-        image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
-        image = tf.cast(image, "float32")
-        overshoots = self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4)
-        return tf.clip_by_value(image, 0.0, 255.0) if overshoots else image
 
 
 def _cut(image, window):

@@ -64,6 +64,7 @@ def pipeline(
     num_shards=1,
     shard_index=0,
     skip_batches=0,
+    num_batches=None,
     num_parallel_calls=None,
 ):
     """Makes batches for `model.fit` out of a source: the one chain behind `load`, `from_directory`, `from_dataframe`.
@@ -101,6 +102,7 @@ def pipeline(
             processes want `repeat=True` and `steps_per_epoch`.
         skip_batches: Integer, the batches of an interrupted run: the dataset starts after them, without reading
             them. Each broken image among them shifts the start by one image.
+        num_batches: Integer, the batches to give; None: those of an epoch, or of endless ones with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Returns:
@@ -118,7 +120,7 @@ def pipeline(
     policy = _policy(policy)
     mixes = bool(policy.mixup or policy.cutmix or policy.label_smoothing)
     labels = _labels(source, labels, mixes, policy)
-    _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, shuffle_buffer)
+    _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, num_batches, shuffle_buffer)
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
     constants = [np.reshape(np.array(c, "float32"), -1) for c in (mean, std)]
@@ -195,31 +197,32 @@ def pipeline(
     augment = RandAugment(*policy.randaugment, policy.magnitude_std) if policy.randaugment else None
     erase = seeded("RandomErasing", factor=(policy.erasing, policy.erasing)) if policy.erasing else None
 
-    def image_of(record, image_seed):
+    def decode(epoch, position, record):
+        image_seed = tf.stack([epoch[1], position])
         encoded = tf.io.read_file(record["image"]) if files else record["image"]
-        image = cut(encoded, image_seed)
+        return epoch[0], position, cut.decode(encoded, image_seed), record.get("label", ()), image_seed
+
+    def prepare(epoch, position, image, label, image_seed):
+        image = cut.resize(image, image_seed)
         if augment:
             image = augment(image, tf.random.fold_in(image_seed, 1))
         if erase:
             image = erase(image, tf.random.fold_in(image_seed, 2))
         # In this form, and not as x * a + b, -1 and 1 come out exact.
         image = (image - offset) / divisor if normalize else image
-        return tf.ensure_shape(image, (*image_size, channels))
-
-    def prepare(epoch, position, record):
-        image_seed = tf.stack([epoch[1], position])
-        return epoch[0], position, image_of(record, image_seed), record.get("label", ()), image_seed
+        return epoch, position, image, label, image_seed
 
     broken = BrokenImages(
         lambda epoch: tf.data.Dataset.from_tensors(tf.constant(epoch, "int64")).flat_map(order),
-        lambda record: image_of(record, tf.zeros(2, "int64")),
+        lambda record: decode(tf.zeros(2, "int64"), tf.zeros((), "int64"), record)[2],
         num_distinct,
         policy.repeats,
         (first_epoch, start),
         0 if repeat else batch_size,
     )
     broken.check(source.records, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
-    data = data.map(prepare, parallel, deterministic=True).ignore_errors()
+    # Two steps, since tf.data makes one of `map` and `batch` only where nothing stands between them.
+    data = data.map(decode, parallel, deterministic=True).ignore_errors().map(prepare, parallel, deterministic=True)
     data = data.batch(batch_size, drop_remainder=repeat)
 
     def watch(epochs, positions, *rest):
@@ -251,14 +254,22 @@ def pipeline(
     options = tf.data.Options()
     options.autotune.enabled = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    data = data.map(finish, parallel, deterministic=True).prefetch(tf.data.AUTOTUNE).with_options(options)
+    data = data.map(finish, parallel, deterministic=True)
+    if num_batches is not None:
+        data = data.take(num_batches)
+    data = data.prefetch(tf.data.AUTOTUNE).with_options(options)
     data.class_names, data.num_classes = list(source.class_names), source.num_classes
     data.num_images, data.broken = size, broken
-    if not repeat:
+    if not repeat or num_batches is not None:
         # For `len` and the progress bar of Keras, which warns where it is not told. TensorFlow's own assertion of it
         # would be an error as soon as an image is broken.
+        most = math.inf if num_batches is None else num_batches
         rounded = (lambda n: n // batch_size) if drop_remainder else (lambda n: -(-n // batch_size))
-        data.cardinality = lambda: tf.constant(rounded(size - len(broken) * policy.repeats), "int64")
+
+        def length():
+            return most if repeat else min(most, rounded(size - len(broken) * policy.repeats))
+
+        data.cardinality = lambda: tf.constant(length(), "int64")
     return data
 
 
@@ -310,8 +321,9 @@ def _labels(source, labels, mixes, policy):
     return None if source.labels is None else labels or ("one_hot" if mixes else "int")
 
 
-def _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, shuffle_buffer):
+def _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, num_batches, shuffle_buffer):
     counts = {"batch_size": batch_size, "channels": channels, "num_shards": num_shards}
+    counts |= {} if num_batches is None else {"num_batches": num_batches}
     counts |= {"shuffle_buffer": shuffle_buffer, "image_size": min(image_size, default=0), "skip_batches": skip_batches}
     for name, count in counts.items():
         least = int(name != "skip_batches")
