@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 
 def _list(args):
@@ -30,6 +31,41 @@ def _predict(args):
 
     model = keras_vit.from_pretrained(args.weights, image_size=args.image_size, num_heads=args.num_heads)
     print(table(args.images, classify(model, args.images, args.top)))
+
+
+def _recipes(args):
+    from keras_vit import training
+
+    if args.name:
+        print(training.recipe(args.name).describe())
+    else:
+        print("\n".join(f"{name:24}{recipe.expected}" for name, recipe in training.RECIPES.items()))
+
+
+def _train(args):
+    from keras_vit import data, inspection, training
+
+    recipe = training.recipe(args.recipe).replace(dict(args.set))
+    make_dataset = data.splits(
+        args.data,
+        data_dir=args.data_dir,
+        train_split=recipe.train_split,
+        test_split=recipe.test_split,
+        holdout=args.holdout,
+    )
+    result = training.run(
+        recipe, make_dataset, args.out, weights=args.weights, seed=args.seed, save_every=args.save_every
+    )
+    inspection.plot_history(result.history, args.out / "history.png")
+    print(f"Wrote model.keras, results.json, history.csv and history.png to {args.out}")
+    print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
+
+
+def _setting(text):
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, received {text!r}")
+    return key, value
 
 
 def build_parser():
@@ -67,6 +103,24 @@ def build_parser():
     action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
     action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
     action.set_defaults(run=_predict)
+
+    action = commands.add_parser("recipes", help="the papers' training runs, or the settings of one")
+    action.add_argument("name", nargs="?", help="the recipe (default: all, with what they reached)")
+    action.set_defaults(run=_recipes)
+
+    action = commands.add_parser("train", help="train a model as a recipe says; again, to go on where it was")
+    action.add_argument("--recipe", required=True, help="a name out of `recipes`")
+    action.add_argument("--data", required=True, help="a folder of class folders, or the name of a TFDS dataset")
+    action.add_argument("--data-dir", help="where TFDS datasets are prepared (default: TFDS' own)")
+    action.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: runs/train)")
+    action.add_argument("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
+    action.add_argument(
+        "--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="change a setting"
+    )
+    action.add_argument("--holdout", type=float, default=0.2, help="share of a folder to test on (default: 0.2)")
+    action.add_argument("--save-every", type=int, default=500, help="steps between checkpoints (default: 500)")
+    action.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    action.set_defaults(run=_train)
     return parser
 
 

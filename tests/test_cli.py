@@ -47,9 +47,34 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
     assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
 
 
+def test_recipes_are_listed_and_shown(capsys):
+    status, out, _ = run(capsys, "recipes")
+    assert status == 0 and "finetune_pets" in out and len(out.splitlines()) >= 10
+    status, out, _ = run(capsys, "recipes", "finetune_pets")
+    assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
+
+
+def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
+    for name, value in (("cat", 50), ("dog", 200)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(4):
+            keras.utils.save_img(tmp_path / "images" / name / f"{i}.png", np.full((9, 9, 3), value), scale=False)
+    options = ["--recipe", "finetune_pets", "--data", tmp_path / "images", "--out", tmp_path / "run", "--holdout", 0.5]
+    for setting in ("variant=Ti/4", "model.hidden_dim=12", "model.num_layers=2", "model.num_heads=3"):
+        options += ["--set", setting]
+    options += ["--set", "model.mlp_dim=20", "--set", "image_size=16", "--set", "steps=4", "--set", "batch_size=4"]
+    status, out, _ = run(capsys, "train", *options, "--weights", file)
+    assert status == 0 and "accuracy" in out.splitlines()[-1]
+    assert {f.name for f in (tmp_path / "run").iterdir()} >= {"model.keras", "results.json", "history.png"}
+    status, _, err = run(capsys, "train", *options, "--weights", "none")
+    assert status == 1 and "weights=" in err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["recipes", "nothing"], "Expected a recipe"),
+        (["train", "--recipe", "deit_tiny", "--data", "./nowhere"], "nowhere"),
         (["weights", "show", "nowhere.npz"], "nowhere.npz"),
         (["weights", "list", "ViTX"], "Expected one of"),
         (["weights", "convert", "FILE", "out.safetensors", "--to", "timm"], "activation"),
@@ -62,7 +87,7 @@ def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments
 
 
 def test_help_names_every_command(capsys):
-    for command in ([], ["weights"], ["weights", "convert"], ["predict"]):
+    for command in ([], ["weights"], ["weights", "convert"], ["predict"], ["recipes"], ["train"]):
         with pytest.raises(SystemExit) as end:
             cli.main([*command, "--help"])
         assert end.value.code == 0

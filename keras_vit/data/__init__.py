@@ -8,6 +8,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.load import load
 from keras_vit.data.mix import Mix
 from keras_vit.data.pipeline import Source, pipeline
+from keras_vit.data.splits import splits
 from keras_vit.data.vtab import VTAB
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "from_directory",
     "load",
     "pipeline",
+    "splits",
 ]

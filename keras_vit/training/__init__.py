@@ -8,14 +8,18 @@ from keras_vit.training.freezing import count_parameters, freeze, unfreeze
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.lora import enable_lora, merge_lora
 from keras_vit.training.optimizers import SGD, AdamW, adam, adamw, sgd
+from keras_vit.training.recipes import RECIPES, Recipe, recipe
+from keras_vit.training.run import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 
 __all__ = [
+    "RECIPES",
     "SAM",
     "SGD",
     "AdamW",
     "LayerDecay",
+    "Recipe",
     "Resume",
     "WarmupDecay",
     "adam",
@@ -28,6 +32,8 @@ __all__ = [
     "layer_depths",
     "layer_multipliers",
     "merge_lora",
+    "recipe",
+    "run",
     "sgd",
     "unfreeze",
 ]
