@@ -1,0 +1,156 @@
+"""DeiT's two distillation losses, as pure functions and as Keras losses.
+
+Keras' `keras.distillation.LogitsDistillation` is another loss: its divergence is not divided by the number of classes,
+takes probabilities clipped at 1e-7, and knows no hard labels.
+
+Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4.
+"""
+
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+
+
+def hard_distillation(teacher_logits, logits):
+    """The cross entropy of each image to the class that the teacher holds most likely.
+
+    Args:
+        teacher_logits: Floats, (batch, num_classes).
+        logits: The student's, likewise.
+
+    Returns:
+        Float32, (batch,).
+
+    Example:
+
+    >>> loss = hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))
+    >>> round(float(loss[0]), 4)
+    0.6931
+
+    Reference: arXiv 2012.12877, equation 3.
+    """
+    teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
+    # As a product with one-hot labels, since gathering by index is slow in XLA.
+    labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
+    return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
+
+
+def soft_distillation(teacher_logits, logits, temperature=3.0):
+    """The divergence of the student's softened distribution from the teacher's, of each image.
+
+    Args:
+        teacher_logits: Floats, (batch, num_classes).
+        logits: The student's, likewise.
+        temperature: Float above 0, by which both are divided; its square multiplies the loss, which keeps the size of
+            the gradients.
+
+    Returns:
+        Float32, (batch,): the Kullback-Leibler divergence in nats, times the square of the temperature, divided by the
+        number of classes. The division is that of the official code, whose mean is over all numbers of the logits; the
+        paper's equation 2 has none.
+
+    Example:
+
+    >>> logits = np.array([[0.0, 3.0]])
+    >>> float(soft_distillation(logits, logits)[0])
+    0.0
+
+    Reference: arXiv 2012.12877, equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531).
+    """
+    teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
+    student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
+    divergence = ops.sum(ops.exp(teacher_log) * (teacher_log - student_log), axis=-1)
+    return divergence * (temperature**2 / logits.shape[-1])
+
+
+def weighted_loss(base_loss, distillation_loss, alpha):
+    """The whole loss: `(1 - alpha) * base_loss + alpha * distillation_loss`.
+
+    Args:
+        base_loss: The loss on the labels.
+        distillation_loss: The loss on the teacher's answers.
+        alpha: Float in [0, 1], the share of the latter.
+
+    Returns:
+        The sum, of the same type.
+
+    Example:
+
+    >>> weighted_loss(2.0, 4.0, 0.25)
+    2.5
+
+    Reference: arXiv 2012.12877, equation 2, whose lambda alpha is; equation 3 has 0.5.
+    """
+    return (1 - alpha) * base_loss + alpha * distillation_loss
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class HardDistillation(keras.losses.Loss):
+    """`hard_distillation` as a Keras loss: the mean over the batch, with sample weights.
+
+    Args:
+        name: String.
+        **kwargs: Other arguments of `keras.losses.Loss`.
+
+    Call arguments:
+        y_true: The teacher's logits, (batch, num_classes).
+        y_pred: The student's, likewise.
+        sample_weight: Floats, (batch,), or None.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+
+    >>> round(float(HardDistillation()(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))), 4)
+    0.6931
+    """
+
+    def __init__(self, name="hard_distillation", **kwargs):
+        super().__init__(name=name, **kwargs)
+
+    def call(self, y_true, y_pred):
+        return hard_distillation(y_true, y_pred)
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class SoftDistillation(keras.losses.Loss):
+    """`soft_distillation` as a Keras loss: the mean over the batch, with sample weights.
+
+    Args:
+        temperature: Float above 0.
+        name: String.
+        **kwargs: Other arguments of `keras.losses.Loss`.
+
+    Call arguments:
+        y_true: The teacher's logits, (batch, num_classes).
+        y_pred: The student's, likewise.
+        sample_weight: Floats, (batch,), or None.
+
+    Returns:
+        A float32 scalar.
+
+    Raises:
+        ValueError: If the temperature is not above 0.
+
+    Example:
+
+    >>> logits = np.array([[0.0, 3.0]])
+    >>> float(SoftDistillation(temperature=2.0)(logits, logits))
+    0.0
+    """
+
+    def __init__(self, temperature=3.0, name="soft_distillation", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.temperature = arguments.positive_number("temperature", temperature)
+
+    def call(self, y_true, y_pred):
+        return soft_distillation(y_true, y_pred, self.temperature)
+
+    def get_config(self):
+        return {**super().get_config(), "temperature": self.temperature}
+
+
+def _as_logits(x):
+    return ops.cast(ops.convert_to_tensor(x), "float32")
