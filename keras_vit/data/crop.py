@@ -4,7 +4,7 @@ import io
 import numpy as np
 
 JPEG = b"\xff\xd8\xff"
-CROPS = ("pretrain", "finetune", "eval")
+CROPS = ("pretrain", "finetune", "pad", "eval")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 # What the paper's code resizes to before it crops; other sizes keep the 8/7 of the common 256 to 224.
 RESIZE = {384: 448, 480: 512}
@@ -20,8 +20,9 @@ class Crop:
     Args:
         image_size: (height, width) of the result, in pixels.
         kind: "pretrain": a random part of the image, of `scale` of its area and an aspect ratio of 3/4 to 4/3.
-            "finetune": the whole image resized to `resize_size`, then a random crop. "eval": the whole image resized,
-            or its centre where `crop_fraction` is below 1.
+            "finetune": the whole image resized to `resize_size`, then a random crop. "pad": the whole image resized to
+            `image_size`, then a random crop of it with an eighth of black around, as is usual for images of 32 pixels.
+            "eval": the whole image resized, or its centre where `crop_fraction` is below 1.
         flip: Bool, mirror half of the images.
         channels: Integer. Pictures are decoded to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels whatever they have;
             arrays must have as many.
@@ -117,7 +118,9 @@ class Crop:
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
             # They overshoot.
             image = tf.clip_by_value(image, 0.0, 255.0)
-        if self.kind == "finetune":
+        if self.kind == "pad":
+            image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
+        if self.kind in ("finetune", "pad"):
             image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
         return tf.ensure_shape(image, (*self.image_size, self.channels))
 

@@ -81,7 +81,7 @@ def pipeline(
         image_size: Integer, or (height, width), in pixels.
         batch_size: Integer, images a batch.
         training: Bool, which sets the defaults: True crops at random, flips and shuffles, False only resizes.
-        crop: "pretrain", "finetune" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
+        crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
             `antialias`, `crop_fraction` and `max_pixels`.
         flip: Bool, mirror half of the images; None: as `training` says.
         policy: The name of an augmentation, or a `Policy`.
@@ -222,7 +222,7 @@ def pipeline(
     )
     broken.check(source.records, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
     # Two steps, since tf.data makes one of `map` and `batch` only where nothing stands between them.
-    data = data.map(decode, parallel, deterministic=True).ignore_errors().map(prepare, parallel, deterministic=True)
+    data = data.map(decode, parallel).ignore_errors().map(prepare, parallel)
     data = data.batch(batch_size, drop_remainder=repeat)
 
     def watch(epochs, positions, *rest):
@@ -252,9 +252,9 @@ def pipeline(
         return mix(images, label, tf.random.fold_in(image_seeds[0], 3)) if mixes else (images, label)
 
     options = tf.data.Options()
-    options.autotune.enabled = True
+    options.deterministic = options.autotune.enabled = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    data = data.map(finish, parallel, deterministic=True)
+    data = data.map(finish, parallel)
     if num_batches is not None:
         data = data.take(num_batches)
     data = data.prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -28,7 +28,7 @@ class Recipe:
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates and the head).
         lora_rank: The rank of the updates.
         dtype: The policy, "float32", "mixed_bfloat16" or "mixed_float16".
-        crop: "pretrain", "finetune" or "eval" (no crop), of the training images.
+        crop: "pretrain", "finetune", "pad" or "eval" (no crop), of the training images.
         crop_scale: The least share of the area that "pretrain" keeps.
         policy: The name of the augmentation; see `keras_vit.data.POLICIES`.
         label_smoothing: Share of a label spread over the classes, where the policy has none.
@@ -100,7 +100,7 @@ class Recipe:
             ("train", ("all", "head", "lora")),
             ("loss", ("softmax", "sigmoid")),
             ("optimizer", ("adam", "adamw", "sgd")),
-            ("crop", ("pretrain", "finetune", "eval")),
+            ("crop", ("pretrain", "finetune", "pad", "eval")),
         ):
             if getattr(self, key) not in allowed:
                 raise ValueError(f"Expected `{key}` to be one of {allowed}. Received: {getattr(self, key)!r}")
@@ -338,11 +338,11 @@ RECIPES = {
                 "mlp_dim": 256,
                 "pooling": "gap",
             },
-            crop="finetune",
+            crop="pad",
             batch_size=128,
             epochs=10,
             optimizer="adam",
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             weight_decay=0.1,
             warmup_epochs=1,
         ),

@@ -55,6 +55,18 @@ def test_pretraining_keeps_its_share_of_the_area_and_covers_the_image():
     np.testing.assert_allclose(np.mean(centres, 0), 100, atol=8)
 
 
+def test_pad_shifts_the_image_by_up_to_an_eighth_over_black():
+    pixels = np.random.default_rng(0).integers(1, 256, (16, 24, 1), np.uint8)
+    padded = np.pad(pixels, ((2, 2), (3, 3), (0, 0)))
+    crop, places = Crop((16, 24), "pad", channels=1), set()
+    for seed in range(20):
+        image = crop(tf.io.encode_png(pixels), (0, seed)).numpy()
+        fits = [(y, x) for y in range(5) for x in range(7) if (padded[y : y + 16, x : x + 24] == image).all()]
+        assert len(fits) == 1
+        places.update(fits)
+    assert len(places) > 10
+
+
 @pytest.mark.parametrize("kind", ["pretrain", "finetune", "eval"])
 def test_a_jpeg_gives_what_its_decoded_pixels_give(kind):
     crop = Crop((16, 16), kind, crop_fraction=0.8)
