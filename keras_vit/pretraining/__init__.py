@@ -1,0 +1,17 @@
+"""Self-supervised pre-training: a plain ViT learns from images without labels."""
+
+from keras_vit.pretraining.mae import MAE
+from keras_vit.pretraining.masked_image_model import Reconstruction
+from keras_vit.pretraining.masked_patch import MaskedPatchPrediction
+from keras_vit.pretraining.plots import plot_reconstructions
+from keras_vit.pretraining.simmim import SimMIM
+from keras_vit.pretraining.tensorboard import TensorBoardReconstructions
+
+__all__ = [
+    "MAE",
+    "MaskedPatchPrediction",
+    "Reconstruction",
+    "SimMIM",
+    "TensorBoardReconstructions",
+    "plot_reconstructions",
+]

@@ -1,0 +1,124 @@
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import PatchDropout, PatchEmbedding, PositionEmbedding, PrefixTokens, TransformerBlock
+from keras_vit.layers.patch_embedding import unfold
+from keras_vit.models.preprocessing import normalization_of
+
+
+class Encoder:
+    """Runs a plain ViT's own layers in their order, so that tokens can be changed on the way.
+
+    A ViT of this package is a chain: images, a stem (normalization, and a ResNet in hybrids), `patch_embedding`, prefix
+    tokens, positions, dropout, blocks, `norm`, and a head that pre-training leaves alone. Nothing is copied: these are
+    the backbone's layers and weights. It is no layer itself, so that a model that holds it saves them once.
+
+    Args:
+        backbone: A ViT of this package's builders for images of a fixed size.
+
+    Raises:
+        ValueError: If the backbone is no such ViT, takes images of any size, or drops patches by itself.
+    """
+
+    def __init__(self, backbone):
+        layers = list(getattr(backbone, "layers", ()))
+        start = next((i for i, layer in enumerate(layers) if isinstance(layer, PatchEmbedding)), None)
+        blocks = [i for i, layer in enumerate(layers) if isinstance(layer, TransformerBlock)]
+        if start is None or not blocks or not isinstance(backbone, keras.Model):
+            raise ValueError(
+                "Expected `backbone` to be a ViT of this package's builders, with layers patch_embedding, block_00, "
+                f"... Received: {backbone!r}. Where one of its layers holds the ViT, pass that: model.get_layer(...)."
+            )
+        height, width, self.channels = backbone.inputs[0].shape[1:]
+        if height is None or width is None:
+            raise ValueError(
+                "Expected a `backbone` for images of a fixed size. Received: model "
+                f"{backbone.name!r} with image_size=(None, None). Build it with an image_size; its weights load into "
+                "one of any size."
+            )
+        dropped = [layer.name for layer in layers if isinstance(layer, PatchDropout)]
+        if dropped:
+            raise ValueError(
+                f"Expected a `backbone` with patch_dropout_rate=0. Received: model {backbone.name!r} with a layer "
+                f"{dropped[0]!r}, which would leave out patches that are to be predicted."
+            )
+        self.normalization = normalization_of(backbone)
+        self.patch_embedding = layers[start]
+        # Where the pooled vector alone is normalised there is no `norm` behind the blocks.
+        end = next((i for i, layer in enumerate(layers) if layer.name == "norm"), blocks[-1])
+        chain = layers[start + 1 : end + 1]
+        is_token_layer = [isinstance(layer, (PrefixTokens, PositionEmbedding)) for layer in chain]
+        self.token_layers = [layer for layer, is_token in zip(chain, is_token_layer, strict=True) if is_token]
+        self.block_layers = [layer for layer, is_token in zip(chain, is_token_layer, strict=True) if not is_token]
+        self.blocks = [layers[i] for i in blocks]
+        self.stem = keras.Model(backbone.inputs[0], self.patch_embedding.input, name="stem")
+        used = {id(v) for layer in (*self.stem.layers, self.patch_embedding, *chain) for v in layer.variables}
+        self.unused_variables = [v for v in backbone.variables if id(v) not in used]
+        self.num_prefix_tokens = sum(layer.num_tokens for layer in chain if isinstance(layer, PrefixTokens))
+        self.hidden_dim = self.patch_embedding.hidden_dim
+
+        map_height, map_width = self.patch_embedding.input.shape[1:3]
+        if height % map_height or width % map_width:
+            raise ValueError(
+                "Expected images that the ResNet below the patches divides into equal parts. Received: images of "
+                f"{height} x {width} pixels and a feature map of {map_height} x {map_width}"
+            )
+        ph, pw = self.patch_embedding.patch_size
+        # In pixels of the image, whatever lies between.
+        self.patch_size = (height // map_height * ph, width // map_width * pw)
+        self.grid = (map_height // ph, map_width // pw)
+        self.num_patches = self.grid[0] * self.grid[1]
+
+    @property
+    def has_stem(self):
+        """Whether there is a ResNet below the patches, through which pixels reach their neighbours' patches."""
+        return any(layer.variables for layer in self.stem.layers)
+
+    def embed(self, images, training=None):
+        """Patch embeddings of images, (batch, num_patches, hidden_dim), without positions."""
+        return self.patch_embedding(self.stem(images, training=training))
+
+    def add_positions(self, patches):
+        """Puts the prefix tokens before patches and adds positions, (batch, prefix + num_patches, hidden_dim)."""
+        for layer in self.token_layers:
+            patches = layer(patches)
+        return patches
+
+    def run_blocks(self, tokens, training=None):
+        """Dropout, blocks and norm: of the same shape as the tokens."""
+        for layer in self.block_layers:
+            tokens = layer(tokens, training=training)
+        return tokens
+
+    def encode_patches(self, patches, training=None):
+        """Encodes all patch embeddings and leaves the prefix tokens out, (batch, num_patches, hidden_dim)."""
+        return self.run_blocks(self.add_positions(patches), training)[:, self.num_prefix_tokens :]
+
+    def cut(self, images):
+        """Flattened patches of pixels, (batch, num_patches, patch_height * patch_width * channels)."""
+        return unfold(images, self.patch_size)
+
+    def normalized(self, images):
+        """Images as the backbone's blocks see them: what `preprocess_input` makes of raw ones, in float32."""
+        return self.normalization(images)
+
+    def raw(self, images):
+        """Images of 0..255 again, the constants of the `normalization` layer undone, in float32."""
+        images = ops.cast(images, "float32")
+        if self.normalization.apply:
+            return images
+        mean, std = (
+            ops.convert_to_tensor([255 * c for c in constants], "float32")
+            for constants in (self.normalization.mean, self.normalization.std)
+        )
+        return images * std + mean
+
+    def raw_patches(self, patches):
+        """Patches of 0..255 out of flattened normalised ones, in NumPy."""
+        num_pixels = self.patch_size[0] * self.patch_size[1]
+        mean, std = (
+            np.tile(np.broadcast_to(constants, self.channels), num_pixels)
+            for constants in (self.normalization.mean, self.normalization.std)
+        )
+        return 255 * (patches * std + mean)

@@ -1,0 +1,140 @@
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import arguments
+from keras_vit.pretraining import masking
+from keras_vit.pretraining.masked_image_model import MaskedImageModel, token_initializer
+
+BITS = 3
+LEVELS = 2**BITS
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class MaskedPatchPrediction(MaskedImageModel):
+    """Pre-trains a ViT by the mean colour of corrupted patches: the self-supervision of the ViT paper.
+
+    Half of the patch embeddings are corrupted, before positions are added: 80% of those become a learned mask
+    embedding, 10% the embedding of another patch of the image, 10% stay. For each corrupted patch, also those that
+    stay, the mean colour is predicted, 3 bits a channel, 512 classes in all. The loss is the mean cross-entropy over
+    the corrupted patches.
+
+    Images of C channels have 8 ** C classes up to three channels. Above that, where these would be too many, there is
+    one classification of 8 levels for each channel, and the loss is the mean over the channels.
+
+    Args:
+        backbone: A ViT of this package's builders, for images of a fixed size, with a head or without. Its
+            `normalization` layer tells how to undo the scaling of the images, from which the colours are taken.
+        mask_ratio: Float in (0, 1), the share of the patches that is corrupted (see `masking.corruption`).
+        masked_share: Float in [0, 1], the share of the corrupted patches that become the mask embedding.
+        swapped_share: Float in [0, 1], the share of those that become another patch; the rest stays.
+        seed: Int or None, the random seed of the corruption.
+
+    Call arguments:
+        images: (batch, height, width, channels), as the backbone takes them.
+        training: Bool.
+        hidden: What is corrupted, as `draw` returns it; drawn anew by default.
+
+    Returns:
+        A dict: "prediction", logits in float32 of shape (batch, num_patches, 1, classes), or (batch, num_patches,
+        channels, 8) above three channels; "mask", (batch, num_patches), True for corrupted patches; "kind" and
+        "source" as in `masking.corruption`.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the backbone is no plain ViT of a fixed size.
+
+    Example:
+
+    >>> backbone = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=0)
+    >>> model = MaskedPatchPrediction(backbone)
+    >>> model.compile("adam")
+    >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
+    >>> backbone.predict(np.zeros((1, 32, 32, 3)), verbose=0).shape
+    (1, 192)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The bits of a colour are the upper
+    three of the mean of 8-bit pixels: 0 to below 32, 32 to below 64, and so on.
+    """
+
+    def __init__(self, backbone, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1, seed=None, **kwargs):
+        super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
+        shares = [arguments.number("masked_share", masked_share), arguments.number("swapped_share", swapped_share)]
+        if min(shares) < 0 or sum(shares) > 1 + 1e-6:
+            raise ValueError(
+                "Expected `masked_share` and `swapped_share` to be at least 0 and together at most 1. Received: "
+                f"masked_share={masked_share!r}, swapped_share={swapped_share!r}"
+            )
+        self.masked_share, self.swapped_share = shares
+        if self.encoder.num_patches < 2:
+            raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1, which has no other to become")
+        channels = self.encoder.channels
+        # (classifications, classes) of a patch.
+        self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
+        hidden_dim = self.encoder.hidden_dim
+        self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
+        self.head = keras.layers.Dense(
+            self.head_shape[0] * self.head_shape[1],
+            dtype="float32",
+            name="colour_head",
+        )
+        self.head.build((None, None, hidden_dim))
+        self.built = True
+
+    def draw(self, batch_size, seed):
+        kind, source = masking.corruption(
+            batch_size, self.encoder.num_patches, seed, self.mask_ratio, self.masked_share, self.swapped_share
+        )
+        return {"mask": kind != masking.UNTOUCHED, "kind": kind, "source": source}
+
+    def predict_hidden(self, images, hidden, training=None):
+        patches = self.corrupt(self.encoder.embed(images, training), hidden)
+        logits = self.head(self.encoder.encode_patches(patches, training))
+        return ops.reshape(logits, (-1, self.encoder.num_patches, *self.head_shape))
+
+    def corrupt(self, patches, hidden):
+        """Patch embeddings after the corruption, (batch, num_patches, hidden_dim)."""
+        others = ops.take_along_axis(patches, hidden["source"][:, :, None], axis=1)
+        kind = hidden["kind"][:, :, None]
+        patches = ops.where(kind == masking.SWAPPED, others, patches)
+        return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
+
+    def colours(self, images):
+        """The classes of the patches' mean colours, (batch, num_patches, classifications), as int32.
+
+        The first channel counts most: of three it is 64 * red + 8 * green + blue.
+        """
+        encoder = self.encoder
+        patches = ops.reshape(encoder.cut(encoder.raw(images)), (-1, encoder.num_patches, *self._patch_shape()))
+        # Of whole numbers, as pixels are before they are scaled, the sum is exact: no colour depends on rounding.
+        pixels = ops.clip(ops.round(patches), 0, 255)
+        mean = ops.sum(pixels, axis=2) / pixels.shape[2]
+        levels = ops.cast(ops.floor(mean / (256 // LEVELS)), "int32")
+        if self.head_shape[0] > 1:
+            return levels
+        weights = LEVELS ** np.arange(encoder.channels - 1, -1, -1, dtype="int32")
+        return ops.sum(levels * ops.convert_to_tensor(weights, "int32"), axis=-1, keepdims=True)
+
+    def _patch_shape(self):
+        return self.encoder.patch_size[0] * self.encoder.patch_size[1], self.encoder.channels
+
+    def prediction_loss(self, images, outputs):
+        losses = ops.sparse_categorical_crossentropy(self.colours(images), outputs["prediction"], from_logits=True)
+        mask = ops.cast(outputs["mask"], "float32")
+        return ops.sum(ops.mean(losses, axis=-1) * mask) / ops.maximum(ops.sum(mask), 1.0)
+
+    def masked_pixels(self, patches, outputs):
+        kind = outputs["kind"][..., None]
+        others = np.take_along_axis(patches, outputs["source"][..., None], axis=1)
+        return np.where(kind == masking.MASKED, 127.5, np.where(kind == masking.SWAPPED, others, patches))
+
+    def predicted_pixels(self, images, outputs):
+        levels = outputs["prediction"].argmax(axis=-1)
+        if self.head_shape[0] == 1:
+            shifts = LEVELS ** np.arange(self.encoder.channels - 1, -1, -1)
+            levels = levels // shifts % LEVELS
+        # The middle of a level's range.
+        colours = (levels + 0.5) * (256 // LEVELS)
+        return np.tile(colours, (1, 1, self._patch_shape()[0]))
+
+    def get_config(self):
+        return {**super().get_config(), "masked_share": self.masked_share, "swapped_share": self.swapped_share}

@@ -1,0 +1,91 @@
+import keras
+from keras import ops
+
+from keras_vit.layers import arguments
+from keras_vit.pretraining import masking
+from keras_vit.pretraining.masked_image_model import MaskedImageModel, token_initializer
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class SimMIM(MaskedImageModel):
+    """Pre-trains a ViT by the pixels of masked squares, predicted by one linear layer.
+
+    Squares of 32 x 32 pixels are drawn, 60% of them. The embeddings of their patches become a learned mask token,
+    before positions are added. From the encoder's output a linear head predicts the pixels of each patch, as
+    the model takes them after normalization. The loss is the mean absolute difference over the masked pixels.
+
+    In hybrids the ResNet below the patches sees the masked pixels, and tells some of them to their neighbours.
+
+    Args:
+        backbone: A ViT of this package's builders, for images of a fixed size, with a head or without.
+        mask_ratio: Float in (0, 1), the share of the squares that is masked.
+        mask_unit: Int or (height, width), the size of a square in pixels, whole patches. Squares at the right and
+            bottom that the image does not fill are cut off. For small images 32 is large: take a quarter of them or so.
+        seed: Int or None, the random seed of the masks.
+
+    Call arguments:
+        images: (batch, height, width, channels), as the backbone takes them.
+        training: Bool.
+        hidden: What is masked, as `draw` returns it; drawn anew by default.
+
+    Returns:
+        A dict: "prediction", normalised pixels in float32, (batch, num_patches, patch_height * patch_width * channels);
+        "mask", (batch, num_patches), True for masked patches.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the backbone is no plain ViT of a fixed size.
+
+    Example:
+
+    >>> backbone = keras_vit.ViT("Ti/16", image_size=64, num_layers=1, num_classes=0)
+    >>> model = SimMIM(backbone)
+    >>> model.compile("adam")
+    >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
+    >>> backbone.predict(np.zeros((1, 64, 64, 3)), verbose=0).shape
+    (1, 192)
+
+    Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). The loss is divided as in its official code: by the
+    number of masked pixels plus 1e-5, then by the channels.
+    """
+
+    def __init__(self, backbone, mask_ratio=0.6, mask_unit=32, seed=None, **kwargs):
+        super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
+        self.mask_unit = arguments.pair("mask_unit", mask_unit)
+        patch_size = self.encoder.patch_size
+        if any(side % patch for side, patch in zip(self.mask_unit, patch_size, strict=True)):
+            raise ValueError(
+                "Invalid value received for argument `mask_unit`. Expected whole patches, which are "
+                f"{patch_size[0]} x {patch_size[1]} pixels. Received: {mask_unit!r}"
+            )
+        hidden_dim = self.encoder.hidden_dim
+        self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
+        self.head = keras.layers.Dense(
+            patch_size[0] * patch_size[1] * self.encoder.channels,
+            dtype="float32",
+            name="pixel_head",
+        )
+        self.head.build((None, None, hidden_dim))
+        self.built = True
+
+    def draw(self, batch_size, seed):
+        unit = [side // patch for side, patch in zip(self.mask_unit, self.encoder.patch_size, strict=True)]
+        return {"mask": masking.unit_mask(batch_size, self.encoder.grid, unit, self.mask_ratio, seed)}
+
+    def predict_hidden(self, images, hidden, training=None):
+        patches = self.encoder.embed(images, training)
+        patches = ops.where(hidden["mask"][:, :, None], ops.cast(self.mask_token, patches.dtype), patches)
+        return self.head(self.encoder.encode_patches(patches, training))
+
+    def prediction_loss(self, images, outputs):
+        targets = self.encoder.cut(self.encoder.normalized(images))
+        mask = ops.cast(outputs["mask"], "float32")
+        channels = self.encoder.channels
+        num_pixels = ops.sum(mask) * (targets.shape[-1] // channels)
+        differences = ops.sum(ops.abs(outputs["prediction"] - targets), axis=-1)
+        return ops.sum(differences * mask) / (num_pixels + 1e-5) / channels
+
+    def predicted_pixels(self, images, outputs):
+        return self.encoder.raw_patches(outputs["prediction"])
+
+    def get_config(self):
+        return {**super().get_config(), "mask_unit": list(self.mask_unit)}

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.examples import scripts
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+pytest.importorskip("matplotlib", reason="the examples draw figures")
+tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and reads folders")
+
+SMALL = ("--epochs", "1", "--hidden-dim", "32", "--num-layers", "1", "--image-size", "16", "--batch-size", "256")
+
+
+def test_pretrains_on_digits_saves_and_draws(tmp_path):
+    out = tmp_path / "run"
+    output = scripts.run("pretrain.py", *SMALL, "--epochs", 2, "--method", "simmim", "--out", out, "--tensorboard")
+    assert sorted(file.name for file in out.iterdir()) == ["backbone.npz", "logs", "reconstructions.png"]
+    words = output.strip().splitlines()[-1].split()
+    assert words[0] == "loss" and float(words[1]) > float(words[4])
+    # The file loads into a classifier.
+    size = {"hidden_dim": 32, "num_layers": 1, "num_heads": 1, "mlp_dim": 64}
+    keras_vit.ViT(
+        "Ti/16",
+        image_size=16,
+        patch_size=4,
+        in_channels=1,
+        num_classes=10,
+        weights=out / "backbone.npz",
+        **size,
+    )
+
+
+@pytest.mark.parametrize("method", ["masked_patch", "mae"])
+def test_pretrains_on_a_folder(method, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            image = tf.io.encode_png(rng.integers(0, 256, (20, 20, 3)).astype("uint8"))
+            (tmp_path / "images" / name / f"{i}.png").write_bytes(image.numpy())
+    options = ("--dataset", str(tmp_path / "images"), "--out", str(tmp_path / "run"), "--batch-size", "4")
+    scripts.load("pretrain.py").main([*SMALL, *options, "--method", method])
+    assert (tmp_path / "run" / "reconstructions.png").stat().st_size > 0
+    assert f"by {method}" in capsys.readouterr().out
+
+
+def test_help_explains(capsys):
+    scripts.check_help(scripts.load("pretrain.py"), capsys)
