@@ -51,13 +51,12 @@ def _train(args):
         data_dir=args.data_dir,
         train_split=recipe.train_split,
         test_split=recipe.test_split,
-        holdout=args.holdout,
+        holdout=recipe.holdout,
     )
-    result = training.run(
-        recipe, make_dataset, args.out, weights=args.weights, seed=args.seed, save_every=args.save_every
-    )
-    inspection.plot_history(result.history, args.out / "history.png")
-    print(f"Wrote model.keras, results.json, history.csv and history.png to {args.out}")
+    out = args.out or Path("runs", recipe.name)
+    result = training.run(recipe, make_dataset, out, weights=args.weights, seed=args.seed, save_every=args.save_every)
+    inspection.plot_history(result.history, out / "history.png")
+    print(f"Wrote model.keras, results.json, history.csv and history.png to {out}")
     print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
 
 
@@ -112,13 +111,14 @@ def build_parser():
     action.add_argument("--recipe", required=True, help="a name out of `recipes`")
     action.add_argument("--data", required=True, help="a folder of class folders, or the name of a TFDS dataset")
     action.add_argument("--data-dir", help="where TFDS datasets are prepared (default: TFDS' own)")
-    action.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: runs/train)")
+    action.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     action.add_argument("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
     action.add_argument(
         "--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="change a setting"
     )
-    action.add_argument("--holdout", type=float, default=0.2, help="share of a folder to test on (default: 0.2)")
-    action.add_argument("--save-every", type=int, default=500, help="steps between checkpoints (default: 500)")
+    action.add_argument(
+        "--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)"
+    )
     action.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
     action.set_defaults(run=_train)
     return parser
@@ -129,7 +129,7 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"keras-vit: {error}", file=sys.stderr)
         return 1
     return 0

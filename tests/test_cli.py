@@ -59,10 +59,11 @@ def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(4):
             keras.utils.save_img(tmp_path / "images" / name / f"{i}.png", np.full((9, 9, 3), value), scale=False)
-    options = ["--recipe", "finetune_pets", "--data", tmp_path / "images", "--out", tmp_path / "run", "--holdout", 0.5]
+    options = ["--recipe", "finetune_pets", "--data", tmp_path / "images", "--out", tmp_path / "run"]
     for setting in ("variant=Ti/4", "model.hidden_dim=12", "model.num_layers=2", "model.num_heads=3"):
         options += ["--set", setting]
-    options += ["--set", "model.mlp_dim=20", "--set", "image_size=16", "--set", "steps=4", "--set", "batch_size=4"]
+    for setting in ("model.mlp_dim=20", "image_size=16", "steps=4", "batch_size=4", "holdout=0.5", "warmup_steps=1"):
+        options += ["--set", setting]
     status, out, _ = run(capsys, "train", *options, "--weights", file)
     assert status == 0 and "accuracy" in out.splitlines()[-1]
     assert {f.name for f in (tmp_path / "run").iterdir()} >= {"model.keras", "results.json", "history.png"}

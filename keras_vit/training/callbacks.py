@@ -34,6 +34,9 @@ class Resume(keras.callbacks.Callback):
         slots: Number of checkpoints to keep, at least 1; with 2 or more a damaged one is no loss.
         seed: Int by which each epoch's global random seeds (Python, NumPy, backend) are set, or None to leave them.
 
+    Attributes: `epoch`, `batch` and `step`, the place of the run; `first_step`, where this process began; `diverged`,
+    whether it was stopped since a number was not finite.
+
     Put it last in the list of callbacks, so that what they change at an epoch's end is saved.
 
     Raises:
@@ -68,12 +71,12 @@ class Resume(keras.callbacks.Callback):
         self.seed = seed
 
     def on_train_begin(self, logs=None):
-        self.epoch, self.batch, self.step = 0, 0, 0
+        self.epoch, self.batch, self.step, self.first_step = 0, 0, 0, 0
         self._saved = (0, 0, 0)
         self._to_skip = 0
         self._epochs = []
         self._slot = None
-        self._diverged = False
+        self.diverged = False
         self._train_function = None
         self.checkpoints.open()
         slot = self.checkpoints.newest()
@@ -83,6 +86,7 @@ class Resume(keras.callbacks.Callback):
         self._assign(slot, "model", "optimizer")
         self._slot = slot
         self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
+        self.first_step = self.step
         self._epochs = [tuple(pair) for pair in slot.facts["history"]]
         # As keras.callbacks.BackupAndRestore does; fit reads it after this method.
         self.model._initial_epoch = self.epoch
@@ -138,7 +142,7 @@ class Resume(keras.callbacks.Callback):
         self.model._initial_epoch = None
         if self._slot is not None:
             self._restore_history()
-        slot = self.checkpoints.newest() if self._diverged else None
+        slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
             self._assign(slot, "model", "optimizer")
             print(f"The model has the weights of {str(slot.path)!r} again, step {slot.facts['step']}.")
@@ -154,7 +158,7 @@ class Resume(keras.callbacks.Callback):
 
     def _save(self, logs):
         """Writes a checkpoint, unless a weight is not finite or the run has been stopped."""
-        if self._diverged:
+        if self.diverged:
             return
         arrays = {f"{group}/{i:05d}": _array(v) for group, vs in self._variables().items() for i, v in enumerate(vs)}
         arrays |= _torch_generators()
@@ -183,7 +187,7 @@ class Resume(keras.callbacks.Callback):
 
     def _stop(self, reason):
         print(f"{reason} Training stops; the checkpoints written before are kept.")
-        self._diverged = True
+        self.diverged = True
         self.model.stop_training = True
 
     def _variables(self):

@@ -60,7 +60,7 @@ class CheckpointSlots:
     def open(self):
         """Makes the folder, and removes what a process killed while it saved has left there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".step_*.npz.*"):
+        for leftover in self.folder.glob(".*.step_*.npz"):
             leftover.unlink(missing_ok=True)
 
     def paths(self):

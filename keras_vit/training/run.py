@@ -1,6 +1,8 @@
-"""Runs a recipe: builds the model and the optimizer that it says, trains, tests and writes what came out."""
+"""Runs a recipe: trains and tests as it says, and writes what came out."""
 
+import csv
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import time
@@ -10,15 +12,13 @@ from typing import NamedTuple
 import keras
 
 from keras_vit.files import replacing
-from keras_vit.models import ViT
+from keras_vit.models.preprocessing import normalization_of
 from keras_vit.training.callbacks import Resume
 from keras_vit.training.fitting import fit
-from keras_vit.training.freezing import freeze
-from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
-from keras_vit.training.lora import enable_lora, merge_lora
-from keras_vit.training.optimizers import adam, adamw, sgd
+from keras_vit.training.from_recipe import build, kind_of_labels, loss, metrics, optimizer
+from keras_vit.training.lora import merge_lora
+from keras_vit.training.recipes import TEXTS
 from keras_vit.training.sam import SAM
-from keras_vit.training.schedules import WarmupDecay
 
 
 class Run(NamedTuple):
@@ -51,7 +51,8 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         `Run(model, history, results)`.
 
     Raises:
-        ValueError: If the folder holds a run of another recipe or seed, or the recipe does not fit the data.
+        ValueError: If the folder holds a run of another recipe, seed or data, or the recipe does not fit the data.
+        FloatingPointError: If the loss or a weight became NaN or infinite; the checkpoints before it are kept.
 
     Example:
 
@@ -61,12 +62,21 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     >>> keras_vit.training.run(recipe, flowers, "runs/flowers")  # doctest: +SKIP
     """
     out, started = Path(out), time.time()
-    weights = {None: recipe.weights, "none": None}.get(weights, weights)
-    _claim(out, {**dataclasses.asdict(recipe), "weights": str(weights), "seed": seed})
+    weights = recipe.weights if weights is None else weights
+    weights = None if weights == "none" else weights
     keras.utils.set_random_seed(seed)
     options = {"image_size": recipe.image_size, "batch_size": recipe.batch_size, "normalize": False, "seed": seed}
     options["channels"] = recipe.model.get("in_channels", 3)
-    smooths = recipe.loss == "sigmoid" or recipe.label_smoothing > 0
+    labels = make_dataset("test", **options, training=False)
+    kind = kind_of_labels(recipe, labels.element_spec)
+    if kind == "int" and (recipe.loss == "sigmoid" or recipe.label_smoothing):
+        options["labels"] = "one_hot"
+
+    model = build(recipe, labels.num_classes, weights)
+    normalization = normalization_of(model)
+    # As at prediction: antialiased in any way but the official code's.
+    options["interpolation"] = normalization.interpolation
+    options["antialias"] = normalization.interpolation != "bilinear"
 
     def training(skip_batches=0, num_batches=None):
         return make_dataset(
@@ -76,53 +86,54 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
             repeat=True,
             crop=recipe.crop,
             scale=(recipe.crop_scale, 1.0),
+            flip=recipe.flip,
             policy=recipe.policy,
-            labels="one_hot" if smooths else None,
             skip_batches=skip_batches,
             num_batches=num_batches,
         )
 
     train = training()
     one_hot = len(train.element_spec[1].shape) == 2
-    test = make_dataset("test", **options, training=False, labels="one_hot" if one_hot else None)
+    if one_hot and kind == "int":
+        options["labels"] = "one_hot"
+    test = make_dataset("test", **options, training=False, crop_fraction=normalization.crop_fraction)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
         raise ValueError(
             f"Expected the classes {train.class_names[:5]} ... of the training images in the test images as well. "
             f"Received: {test.class_names[:5]} ..."
         )
-    steps_per_epoch = max(1, train.num_images // recipe.batch_size)
-    total_steps = recipe.steps or max(1, round(recipe.epochs * steps_per_epoch))
-    # Short epochs are put together, so that testing after each takes no more time than training.
-    steps_per_epoch = min(total_steps, max(steps_per_epoch, test.num_images // recipe.batch_size))
-    epochs = -(-total_steps // steps_per_epoch)
+    steps = train.num_images / recipe.batch_size
+    total_steps = recipe.steps or max(1, round(recipe.epochs * steps))
+    # Short epochs are put together, so that testing and saving after each takes no more time than training.
+    steps_per_epoch = max(1, int(steps), test.num_images // recipe.batch_size, min(25, total_steps // 20))
+    steps_per_epoch = min(total_steps, steps_per_epoch)
 
-    model = build(recipe, train.num_classes, weights)
-    trained = SAM(model, recipe.sam) if recipe.sam else model
-    warmup_steps = recipe.warmup_steps or round(recipe.warmup_epochs * train.num_images / recipe.batch_size)
-    trained.compile(
-        optimizer(recipe, model, total_steps, min(warmup_steps, total_steps - 1)),
-        loss(recipe, one_hot),
-        metrics=_metrics(train.num_classes, one_hot),
-    )
+    trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
+    made = optimizer(recipe, model, total_steps, recipe.warmup_steps or round(recipe.warmup_epochs * steps))
+    judged = {"loss": loss(recipe, one_hot), "metrics": metrics(train.num_classes, one_hot, kind)}
+    trained.compile(made, **judged)
 
-    def epoch_of(epoch):
-        first = epoch * steps_per_epoch
-        return training(first, min(steps_per_epoch, total_steps - first))
-
+    resume = Resume(out / "checkpoints", save_every, seed=seed)
+    _claim(out, {**_identity(recipe, train, test), "weights": str(weights), "seed": seed}, resume)
     history = fit(
         trained,
-        epoch_of,
-        epochs,
-        resume=Resume(out / "checkpoints", save_every, seed=seed),
+        lambda epoch: training(epoch * steps_per_epoch, min(steps_per_epoch, total_steps - epoch * steps_per_epoch)),
+        -(-total_steps // steps_per_epoch),
+        resume=resume,
         callbacks=[*_logs(out), *callbacks],
         validation_data=test,
         verbose=verbose,
     )
+    if resume.diverged:
+        raise FloatingPointError(
+            f"The run in {str(out)!r} came to numbers that are not finite, at step {resume.step} of {total_steps}. "
+            "A lower learning_rate, a longer warm-up or a smaller clip may help."
+        )
     if recipe.train == "lora":
         model = merge_lora(model)
-        model.compile(loss=loss(recipe, one_hot), metrics=_metrics(train.num_classes, one_hot))
-    scores = model.evaluate(test, return_dict=True, verbose=verbose) if not recipe.sam else None
-    scores = scores or trained.evaluate(test, return_dict=True, verbose=verbose)
+    if model is not trained:
+        model.compile("sgd", **judged)
+    scores = model.evaluate(test, return_dict=True, verbose=verbose)
     with replacing(out / "model.keras") as draft:
         model.save(draft)
     results = {
@@ -131,134 +142,74 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "seed": seed,
         "test": {name: float(value) for name, value in scores.items()},
         "train_images": train.num_images,
+        "broken_images": sorted({*train.broken, *test.broken}),
         "test_images": test.num_images,
         "steps": total_steps,
-        # Of this process: a run that was resumed took longer.
+        # Of the process that ended the run, which began it at that step.
         "seconds": round(time.time() - started, 1),
+        "first_step": resume.first_step,
         "parameters": model.count_params(),
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
         "history": history.history,
         "class_names": train.class_names,
     }
-    _write(out / "results.json", results)
+    if resume.first_step < total_steps or not (out / "results.json").exists():
+        _write(out / "results.json", results)
     return Run(model, history, results)
 
 
-def build(recipe, num_classes, weights=None):
-    """Builds a recipe's model, with what it does not train frozen; it takes raw images of 0..255.
-
-    Args:
-        recipe: A `Recipe`.
-        num_classes: Int.
-        weights: As for `keras_vit.ViT`.
-
-    Returns:
-        A `keras.Model`, not compiled.
-    """
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(recipe.dtype)
-    try:
-        model = ViT(
-            recipe.variant,
-            **{
-                "image_size": recipe.image_size,
-                "num_classes": num_classes,
-                "weights": weights,
-                "include_preprocessing": True,
-                **recipe.model,
-            },
-        )
-    finally:
-        keras.config.set_dtype_policy(policy)
-    if recipe.train == "head":
-        freeze(model)
-    elif recipe.train == "lora":
-        enable_lora(model, recipe.lora_rank)
-    return model
-
-
-def optimizer(recipe, model, total_steps, warmup_steps):
-    """Makes a recipe's optimizer.
-
-    Args:
-        recipe: A `Recipe`.
-        model: The model, for the depths of its layers.
-        total_steps: Int.
-        warmup_steps: Int.
-
-    Returns:
-        A `keras.optimizers.Optimizer`.
-    """
-    schedule = WarmupDecay(recipe.learning_rate, total_steps, warmup_steps, recipe.decay)
-    options = {"global_clipnorm": recipe.clip}
-    if recipe.accumulate > 1:
-        options["gradient_accumulation_steps"] = recipe.accumulate
-    if recipe.ema:
-        options |= {"use_ema": True, "ema_momentum": recipe.ema}
-    if recipe.optimizer != "sgd":
-        options["weight_decay"] = recipe.weight_decay
-    made = {"adam": adam, "adamw": adamw, "sgd": sgd}[recipe.optimizer](schedule, **options)
-    if recipe.layer_decay:
-        made = LayerDecay(made, layer_multipliers(model, recipe.layer_decay))
-    return made
-
-
-def loss(recipe, one_hot):
-    """Makes a recipe's loss of logits.
-
-    Args:
-        recipe: A `Recipe`.
-        one_hot: Bool, whether labels are numbers for each class; integers otherwise.
-
-    Returns:
-        A `keras.losses.Loss`.
-    """
-    if recipe.loss == "sigmoid":
-        # Summed over the classes and not averaged, as in the source, so that their number does not change the steps.
-        return _SumOverClasses(from_logits=True)
-    if one_hot:
-        return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing)
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-@keras.saving.register_keras_serializable(package="keras_vit")
-class _SumOverClasses(keras.losses.BinaryCrossentropy):
-    """Binary cross-entropy, summed over the classes."""
-
-    def call(self, y_true, y_pred):
-        return super().call(y_true, y_pred) * y_pred.shape[-1]
-
-
-def _metrics(num_classes, one_hot):
-    metrics = ["accuracy"]
-    if num_classes > 10:
-        kind = keras.metrics.TopKCategoricalAccuracy if one_hot else keras.metrics.SparseTopKCategoricalAccuracy
-        metrics.append(kind(5, name="top_5_accuracy"))
-    return metrics
-
-
 def _logs(out):
-    """The callbacks that log each epoch; a run that goes on adds to what there is."""
-    file = out / "history.csv"
-    yield keras.callbacks.CSVLogger(file, append=file.exists())
+    """The callbacks that log each epoch."""
+    yield _HistoryFile(out / "history.csv")
     # TensorFlow does not install it.
     if importlib.util.find_spec("tensorboard"):
         yield keras.callbacks.TensorBoard(out / "tensorboard")
 
 
-def _claim(out, facts):
-    """Makes the folder of a run, unless it holds another one."""
+class _HistoryFile(keras.callbacks.Callback):
+    """Writes all epochs to a CSV file after each. `keras.callbacks.CSVLogger` would repeat some after a kill."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        # This epoch is not in the history yet; those before the last start are.
+        columns = {"epoch": [*self.model.history.epoch, epoch]}
+        columns |= {name: [*self.model.history.history.get(name, []), value] for name, value in (logs or {}).items()}
+        with replacing(self.path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=False))
+
+
+def _identity(recipe, train, test):
+    """What two runs have in common of which one goes on with the other: the settings and the images."""
+    files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
+    return {
+        **{key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS},
+        "train_images": train.num_images,
+        "test_images": test.num_images,
+        "class_names": hashlib.sha256(repr(train.class_names).encode()).hexdigest()[:16],
+        "files": hashlib.sha256(repr(files).encode()).hexdigest()[:16],
+    }
+
+
+def _claim(out, facts, resume):
+    """Makes the folder of a run, unless it holds the checkpoints of another one."""
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
-    if path.exists():
+    out.mkdir(parents=True, exist_ok=True)
+    for leftover in out.glob(".*.model.keras"):
+        leftover.unlink(missing_ok=True)
+    if path.exists() and resume.checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
-        if different := sorted(key for key in {**facts, **other} if facts.get(key) != other.get(key)):
+        # A setting that the recipe did not have then had no other value.
+        if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):
             raise ValueError(
                 f"Expected `out` to be a new folder, or that of the same run. {str(out)!r} holds one with "
-                + ", ".join(f"{key}={other.get(key)!r} and not {facts.get(key)!r}" for key in different)
+                + ", ".join(f"{key}={other[key]!r} and not {facts[key]!r}" for key in different)
             )
-        return
-    out.mkdir(parents=True, exist_ok=True)
     _write(path, facts)
 
 

@@ -1,0 +1,56 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import training
+from keras_vit.training.from_recipe import build, kind_of_labels, loss, metrics, optimizer
+from tests.training.test_run import TINY
+
+
+def test_optimizers_follow_the_recipe():
+    recipe = training.recipe("deit_small").replace({**TINY, "accumulate": 2, "ema": 0.9, "clip": 2.0})
+    made = optimizer(recipe, None, 100, 10)
+    config = made.get_config()
+    assert config["weight_decay"] == 0.05 and config["global_clipnorm"] == 2.0 and config["use_ema"]
+    assert made.gradient_accumulation_steps == 2
+    schedule = config["learning_rate"]["config"]
+    assert (schedule["peak"], schedule["total_steps"], schedule["warmup_steps"]) == (1e-3, 100, 10)
+    recipe = training.recipe("finetune_pets").replace({**TINY, "layer_decay": 0.5})
+    layered = optimizer(recipe, build(recipe, 2), 100, 10)
+    assert isinstance(layered, training.LayerDecay) and layered.multipliers["block_00"] == 0.5
+    with pytest.raises(ValueError, match="`warmup_steps`. Expected less than total_steps=50"):
+        optimizer(recipe, None, 50, 50)
+
+
+def test_sigmoid_loss_is_summed_over_the_classes():
+    recipe = training.recipe("pretrain_imagenet21k").replace({"loss": "sigmoid"})
+    logits, labels = np.array([[1.0, -2.0, 0.5]], "float32"), np.array([[1.0, 0.0, 0.0]], "float32")
+    expected = np.sum(np.log1p(np.exp(logits)) - labels * logits)
+    assert float(loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_the_head_is_trained():
+    recipe = training.recipe("finetune_pets").replace({**TINY, "train": "head", "dtype": "mixed_bfloat16"})
+    model = build(recipe, 2)
+    assert {weight.path.split("/")[0] for weight in model.trainable_weights} == {"head"}
+    assert model.get_layer("block_00").compute_dtype == "bfloat16" and keras.config.dtype_policy().name == "float32"
+
+
+def test_labels_of_all_kinds():
+    softmax, sigmoid = (training.recipe("deit_tiny").replace({"loss": name}) for name in ("softmax", "sigmoid"))
+    images = tf.TensorSpec((None, 8, 8, 3))
+    assert kind_of_labels(softmax, (images, tf.TensorSpec((None,)))) == "int"
+    assert kind_of_labels(sigmoid, (images, tf.TensorSpec((None, 3)))) == "multi_hot"
+    with pytest.raises(ValueError, match="Expected loss='sigmoid' for images of several labels"):
+        kind_of_labels(softmax, (images, tf.TensorSpec((None, 3))))
+    with pytest.raises(ValueError, match="images with labels"):
+        kind_of_labels(softmax, images)
+
+
+def test_metrics_of_several_labels_take_logits():
+    accuracy, auc = metrics(3, True, "multi_hot")
+    labels, logits = np.array([[1, 0, 1], [0, 1, 0]]), np.array([[2.0, -1, -1], [-2, 1, -3]])
+    accuracy.update_state(labels, logits)
+    auc.update_state(labels, logits)
+    assert float(accuracy.result()) == pytest.approx(5 / 6) and float(auc.result()) == pytest.approx(1, abs=1e-3)
