@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import math
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -105,7 +106,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     steps = train.num_images / recipe.batch_size
     total_steps = recipe.steps or max(1, round(recipe.epochs * steps))
     # Short epochs are put together, so that testing and saving after each takes no more time than training.
-    steps_per_epoch = max(1, int(steps), test.num_images // recipe.batch_size, min(25, total_steps // 20))
+    steps_per_epoch = max(math.ceil(steps), test.num_images // recipe.batch_size, min(25, total_steps // 20))
     steps_per_epoch = min(total_steps, steps_per_epoch)
 
     trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
@@ -138,7 +139,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         model.save(draft)
     results = {
         "recipe": dataclasses.asdict(recipe),
-        "weights": str(weights),
+        "weights": Path(str(weights)).name,
         "seed": seed,
         "test": {name: float(value) for name, value in scores.items()},
         "train_images": train.num_images,
