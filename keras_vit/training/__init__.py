@@ -8,10 +8,11 @@ from keras_vit.training.freezing import count_parameters, freeze, unfreeze
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.lora import enable_lora, merge_lora
 from keras_vit.training.optimizers import SGD, AdamW, adam, adamw, sgd
-from keras_vit.training.recipes import RECIPES, Recipe, recipe
+from keras_vit.training.recipes import RECIPES, recipe
 from keras_vit.training.run import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
+from keras_vit.training.settings import Recipe
 
 __all__ = [
     "RECIPES",

@@ -18,8 +18,8 @@ from keras_vit.training.callbacks import Resume
 from keras_vit.training.fitting import fit
 from keras_vit.training.from_recipe import build, kind_of_labels, loss, metrics, optimizer
 from keras_vit.training.lora import merge_lora
-from keras_vit.training.recipes import TEXTS
 from keras_vit.training.sam import SAM
+from keras_vit.training.settings import TEXTS
 
 
 class Run(NamedTuple):

@@ -1,0 +1,221 @@
+"""What a training run consists of, and what a user may change in it."""
+
+import ast
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+
+from keras_vit.layers import arguments
+from keras_vit.models import ViT
+from keras_vit.training.schedules import DECAYS
+
+# What fields of their own, the data or `run` decide.
+_NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
+# What is said of a recipe, and changes nothing.
+TEXTS = ("source", "cost", "expected")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One training run: the model, the data, the optimizer and how long.
+
+    Args:
+        name: What it is called on the command line.
+        source: The paper and the place in it, or the file that measured it.
+        cost: What the run took there.
+        expected: The number that it reached there, or "not measured".
+        dataset: The TFDS name of the source's own data.
+        train_split: What to train on, in TFDS' words.
+        test_split: What to test on, after each epoch and at the end.
+        holdout: Share of each class to test on, where a folder has no test images of its own.
+        variant: The model, as `keras_vit.ViT` takes it.
+        image_size: Pixels of a side, or (height, width).
+        model: Other arguments of `keras_vit.ViT`.
+        weights: The checkpoint to start from, as `keras_vit.ViT` takes it; None starts from random weights.
+        train: "all", "head" (the rest is frozen) or "lora" (low-rank updates and the head).
+        lora_rank: The rank of the updates.
+        dtype: The policy, "float32", "mixed_bfloat16" or "mixed_float16".
+        crop: "pretrain", "finetune", "pad" or "eval" (no crop), of the training images.
+        crop_scale: The least share of the area that "pretrain" keeps.
+        flip: Whether half of the training images are mirrored.
+        policy: The name of the augmentation; see `keras_vit.data.POLICIES`.
+        label_smoothing: Share of a label spread over the classes, where the policy has none.
+        loss: "softmax", or "sigmoid" for one yes or no a class.
+        batch_size: Images a step; with `accumulate`, an update has so many times as many, and all lengths still count
+            steps.
+        steps: Length in steps; or
+        epochs: in passes over the training images.
+        optimizer: "adam" (decoupled weight decay, as in the paper), "adamw" (DeiT's) or "sgd".
+        learning_rate: The highest.
+        sweep: The learning rates among which the source chooses, on images held out; for information.
+        weight_decay: On kernels alone; with "sgd" none.
+        clip: The largest norm of all gradients together; None for no clipping.
+        decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
+        warmup_steps: Length of the linear warm-up in steps; or
+        warmup_epochs: in passes.
+        accumulate: Batches an update.
+        ema: Momentum of a moving average of the weights, which takes their place at the end; None for none.
+        layer_decay: Factor of the learning rate from a block to the one below it; None for none.
+        sam: The radius of sharpness-aware minimization; None for none.
+
+    Raises:
+        ValueError: If a field is out of its range, or two contradict each other.
+
+    Example:
+
+    >>> recipe = keras_vit.training.RECIPES["finetune_pets"]
+    >>> recipe.batch_size, recipe.steps, recipe.learning_rate
+    (512, 500, 0.01)
+    """
+
+    name: str
+    source: str
+    cost: str
+    expected: str
+    dataset: str
+    train_split: str = "train"
+    test_split: str = "test"
+    holdout: float = 0.2
+    variant: str = "B/16"
+    image_size: int | tuple[int, int] = 224
+    model: Mapping = dataclasses.field(default_factory=dict)
+    weights: str | None = None
+    train: str = "all"
+    lora_rank: int = 8
+    dtype: str = "float32"
+    crop: str = "pretrain"
+    crop_scale: float = 0.05
+    flip: bool = True
+    policy: str = "none"
+    label_smoothing: float = 0.0
+    loss: str = "softmax"
+    batch_size: int = 512
+    steps: int | None = None
+    epochs: float | None = None
+    optimizer: str = "sgd"
+    learning_rate: float = 0.03
+    sweep: tuple[float, ...] = ()
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    decay: str = "cosine"
+    warmup_steps: int = 0
+    warmup_epochs: float = 0.0
+    accumulate: int = 1
+    ema: float | None = None
+    layer_decay: float | None = None
+    sam: float | None = None
+
+    def __post_init__(self):
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"Expected one of `steps` and `epochs`. Received: {self.steps!r} and {self.epochs!r}")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError(
+                "Expected one of `warmup_steps` and `warmup_epochs`. "
+                f"Received: {self.warmup_steps!r} and {self.warmup_epochs!r}"
+            )
+        for key, allowed in (
+            ("train", ("all", "head", "lora")),
+            ("loss", ("softmax", "sigmoid")),
+            ("optimizer", ("adam", "adamw", "sgd")),
+            ("decay", tuple(DECAYS)),
+            ("dtype", ("float32", "mixed_bfloat16", "mixed_float16")),
+            ("crop", ("pretrain", "finetune", "pad", "eval")),
+        ):
+            arguments.one_of(key, getattr(self, key), allowed)
+        for key in ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "ema", "layer_decay"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ValueError(f"Expected `{key}` above 0. Received: {value!r}")
+        for key in ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"Expected `{key}` from 0 to 1. Received: {value!r}")
+        arguments.image_size(self.image_size)
+        if self.optimizer == "sgd" and self.weight_decay:
+            raise ValueError(f"Expected no `weight_decay` with sgd. Received: {self.weight_decay!r}")
+        if self.label_smoothing and (self.loss == "sigmoid" or self.policy == "deit"):
+            raise ValueError(
+                "Expected no `label_smoothing` with the sigmoid loss, nor with the policy 'deit', which smooths. "
+                f"Received: {self.label_smoothing!r}"
+            )
+        if self.ema and self.layer_decay:
+            raise ValueError(f"Expected no `ema` with `layer_decay`. Received: {self.ema!r} and {self.layer_decay!r}")
+        known = set(inspect.signature(ViT).parameters) - _NOT_FOR_MODEL
+        if unknown := sorted(set(self.model) - known):
+            raise ValueError(
+                f"Expected arguments of keras_vit.ViT in `model`: {', '.join(sorted(known))}. "
+                f"Received: {', '.join(unknown)}"
+            )
+
+    @property
+    def command(self):
+        """The command line that runs it on the source's data."""
+        return f"keras-vit train --recipe {self.name} --data {self.dataset}"
+
+    def describe(self):
+        """All of it as text, a line a field."""
+        rows = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        rows.insert(2, ("command", self.command))
+        return "\n".join(f"{key:16}{value}" for key, value in rows)
+
+    def replace(self, changes):
+        """This recipe with other settings.
+
+        Args:
+            changes: Mapping from a field, or from "model." and an argument of `keras_vit.ViT`, to its value, or to
+                text that is read as a Python literal. `steps` and `epochs` take each other's place, and so do
+                `warmup_steps` and `warmup_epochs`.
+
+        Returns:
+            A `Recipe`.
+
+        Raises:
+            ValueError: If there is no such field, or the value is of another type.
+
+        Example:
+
+        >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
+        >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model
+        {'dropout_rate': 0.1}
+        """
+        hints = typing.get_type_hints(type(self))
+        fields, model = {}, dict(self.model)
+        for key, value in changes.items():
+            value = _literal(value) if isinstance(value, str) else value
+            if key.startswith("model."):
+                model[key.removeprefix("model.")] = value
+                continue
+            if key not in hints or key in ("name", "model"):
+                known = ", ".join(k for k in hints if k not in ("name", "model"))
+                raise ValueError(f"Expected a setting of a recipe: {known}, or model.ARGUMENT. Received: {key!r}")
+            fields[key] = _checked(key, value, hints[key])
+        for one, other, none in (("steps", "epochs", None), ("warmup_steps", "warmup_epochs", 0)):
+            for new, old in ((one, other), (other, one)):
+                if fields.get(new) and old not in fields:
+                    fields[old] = none
+        return dataclasses.replace(self, **fields, model=model)
+
+
+def _literal(text):
+    """The value that text stands for in Python, or the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def _checked(key, value, hint):
+    """The value, of the field's type."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        kind = typing.get_origin(option) or option
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if kind is tuple and isinstance(value, (list, tuple)):
+            return tuple(value)
+        if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+            return value
+    expected = getattr(hint, "__name__", str(hint))
+    raise ValueError(f"Expected `{key}` to be {expected}. Received: {value!r}")
