@@ -116,9 +116,19 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
 
     resume = Resume(out / "checkpoints", save_every, seed=seed)
     _claim(out, {**_identity(recipe, train, test), "weights": str(weights), "seed": seed}, resume)
+    broken = set()
+
+    def epoch_of(epoch):
+        nonlocal train
+        # Each epoch's dataset knows of its own broken images alone, and is too large to keep.
+        broken.update(train.broken)
+        first = epoch * steps_per_epoch
+        train = training(first, min(steps_per_epoch, total_steps - first))
+        return train
+
     history = fit(
         trained,
-        lambda epoch: training(epoch * steps_per_epoch, min(steps_per_epoch, total_steps - epoch * steps_per_epoch)),
+        epoch_of,
         -(-total_steps // steps_per_epoch),
         resume=resume,
         callbacks=[*_logs(out), *callbacks],
@@ -143,7 +153,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "seed": seed,
         "test": {name: float(value) for name, value in scores.items()},
         "train_images": train.num_images,
-        "broken_images": sorted({*train.broken, *test.broken}),
+        "broken_images": sorted(broken.union(train.broken, test.broken)),
         "test_images": test.num_images,
         "steps": total_steps,
         # Of the process that ended the run, which began it at that step.

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -87,6 +88,15 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
     test = images("test", image_size=8, batch_size=4, normalize=False, training=False, labels="one_hot", seed=0)
     assert reloaded.evaluate(test, verbose=0)[0] == pytest.approx(ran.results["test"]["loss"], rel=1e-5)
     assert ran.results["test"]["loss"] < 0.66  # 0.69 before
+
+
+def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "images")
+    (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
+    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 8, "train": "head"})
+    make = data.splits(tmp_path / "images", holdout=0.4)
+    ran = training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
+    assert ran.results["broken_images"] == [str(tmp_path / "images" / "cat" / "5.png")]
 
 
 def test_a_run_that_diverges_is_no_result(images, tmp_path):
