@@ -131,18 +131,18 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             )
 
     def call(self, tokens, training=None, return_attention_scores=False):
-        query, key, value = self._project(tokens)
+        query, key, value = self.project(tokens)
         bias = None if self.max_relative_distance is None else self._relative_bias(query)
         dropout = training and self.dropout_rate > 0
         if return_attention_scores or dropout or not has_fused_kernel():
             x, scores = self._attend(query, key, value, bias, training)
         else:
-            x, scores = ops.dot_product_attention(query, key, value, bias=bias), None
+            x, scores = self._attend_fused(query, key, value, bias), None
         length = ops.shape(tokens)[1]
         x = self.out(ops.reshape(x, (-1, length, self.num_heads * self.key_dim)))
         return (x, scores) if return_attention_scores else x
 
-    def _project(self, tokens):
+    def project(self, tokens):
         """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
         length = ops.shape(tokens)[1]
         # One reshape and views of it: on PyTorch the gradient of a split copies more.
@@ -159,6 +159,18 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         offsets = ops.clip(positions[:, None] - positions[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
+
+    def _attend_fused(self, query, key, value, bias):
+        length = ops.shape(query)[1]
+        if keras.backend.backend() != "jax" or length % 2 == 0:
+            return ops.dot_product_attention(query, key, value, bias=bias)
+        # cuDNN has no gradient for an odd number of tokens (197, as of ViT-B/16): one more, which none attends to, costs
+        # less than the matrix products step by step.
+        query, key, value = (ops.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
+        if bias is not None:
+            bias = ops.pad(bias, ((0, 0), (0, 0), (0, 1), (0, 1)))
+        mask = ops.broadcast_to(ops.arange(length + 1) < length, (1, 1, length + 1, length + 1))
+        return ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
 
     def _attend(self, query, key, value, bias, training):
         query = ops.transpose(query / math.sqrt(self.key_dim), (0, 2, 1, 3))

@@ -1,3 +1,5 @@
+import importlib
+
 import keras
 import numpy as np
 import pytest
@@ -121,6 +123,17 @@ def test_definition_on_both_paths(arguments):
     np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(explicit, expected, rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(fused, explicit, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("arguments", [{}, {"max_relative_distance": 2}])
+def test_fused_path_of_an_accelerator(monkeypatch, arguments, length):
+    # As on a JAX GPU, whose fused kernel has gradients for even numbers of tokens alone.
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: True)
+    x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
+    layer = build(x, num_heads=2, **arguments)
+    expected, _ = reference(layer, x)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_heads_that_do_not_divide_the_width():
