@@ -1,0 +1,29 @@
+"""How good a model is: on frozen features, on labels, over many tasks."""
+
+from keras_vit.evaluation.features import extract_features
+from keras_vit.evaluation.few_shot import FewShotResult, few_shot_accuracy, few_shot_from_features
+from keras_vit.evaluation.imagenet_real import imagenet_real_accuracy, read_real_labels, real_accuracy
+from keras_vit.evaluation.knn import knn_accuracy, knn_from_features
+from keras_vit.evaluation.linear_probe import LinearProbeResult, linear_probe_accuracy, linear_probe_from_features
+from keras_vit.evaluation.table import ResultsTable
+from keras_vit.evaluation.top_k import accuracy, top_k_accuracy
+from keras_vit.evaluation.vtab import vtab_mean
+
+__all__ = [
+    "FewShotResult",
+    "LinearProbeResult",
+    "ResultsTable",
+    "accuracy",
+    "extract_features",
+    "few_shot_accuracy",
+    "few_shot_from_features",
+    "imagenet_real_accuracy",
+    "knn_accuracy",
+    "knn_from_features",
+    "linear_probe_accuracy",
+    "linear_probe_from_features",
+    "read_real_labels",
+    "real_accuracy",
+    "top_k_accuracy",
+    "vtab_mean",
+]

@@ -1,0 +1,204 @@
+"""What a model says of each image of a dataset: the features below its head, or its predictions, with the labels."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.layers import arguments
+
+HEADS = ("head", "head_dist")
+
+
+def extract_features(model, data, *, layer=None, batch_size=32, verbose=1):
+    """Computes a model's features of all images of a dataset.
+
+    The model need not be compiled, and stays as it is. Each image's features depend on that image alone: a last batch
+    with fewer images is filled up for the model and cut again.
+
+    Args:
+        model: A `keras.Model` with one input. Of this package's models the features are what the head gets, as
+            `num_classes=0` would return them; of others, their output.
+        data: (images, labels) as arrays; or what gives batches of (images, labels): a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, a `torch.utils.data.DataLoader` or another iterable that ends. Labels are integers,
+            or one-hot. Images are as the model takes them.
+        layer: String, the name of the layer whose output is taken instead, of shape (batch, features).
+        batch_size: Int, the images of a batch where `data` is arrays.
+        verbose: 0 or 1; 1 shows a progress bar.
+
+    Returns:
+        Features, a float32 array (num_images, num_features), and labels, an int64 array (num_images,).
+
+    Raises:
+        ValueError: If `data` is empty, endless or no batches of (images, labels); if labels are neither integers nor
+            one-hot; or if the model gives no vector, or one that is not finite, for an image.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
+    >>> images, labels = np.zeros((5, 32, 32, 3)), np.array([0, 1, 2, 0, 1])
+    >>> features, labels = extract_features(model, (images, labels), batch_size=2, verbose=0)
+    >>> features.shape, labels.shape
+    ((5, 192), (5,))
+    """
+    features, labels = outputs_and_labels(_feature_model(model, layer), data, batch_size, verbose)
+    if features.ndim != 2:
+        raise ValueError(
+            "Expected a model that gives one vector an image, or the name of such a layer in `layer`. "
+            f"Received: model {model.name!r}, layer={layer!r}, which gives shape (batch, "
+            f"{', '.join(map(str, features.shape[1:]))})"
+        )
+    return features, labels
+
+
+def outputs_and_labels(model, data, batch_size, verbose):
+    """The output of a model for each image of a dataset, float32, and the labels, int64, as in `extract_features`."""
+    outputs, labels, full = [], [], 0
+    steps = _num_batches(data, batch_size)
+    progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
+    for batch in _batches(data, batch_size):
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ValueError(
+                f"Invalid value received for argument `data`. Expected batches of (images, labels). Received: {batch!r}"
+                if not isinstance(batch, (tuple, list))
+                else "Invalid value received for argument `data`. Expected batches of (images, labels). Received: "
+                f"batches of {len(batch)} parts"
+            )
+        images, batch_labels = _numpy(batch[0]), integer_labels(batch[1])
+        count = len(images)
+        if count != len(batch_labels):
+            raise ValueError(
+                "Invalid value received for argument `data`. Expected as many labels as images. "
+                f"Received: {count} images and {len(batch_labels)} labels"
+            )
+        if not count:
+            continue
+        # One size of batch is one compilation.
+        full = max(full, count)
+        padded = np.concatenate([images, np.repeat(images[:1], full - count, axis=0)]) if count < full else images
+        output = model.predict_on_batch(padded)
+        if not hasattr(output, "shape"):
+            raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)}")
+        output = np.asarray(output)[:count].astype("float32")
+        if not np.isfinite(output).all():
+            raise ValueError(
+                f"Expected a model whose outputs are finite. Received: NaN or infinity from model {model.name!r} for "
+                f"an image among those from {sum(map(len, labels))} to {sum(map(len, labels)) + count - 1}"
+            )
+        outputs.append(output)
+        labels.append(batch_labels)
+        progress.add(1)
+    if not outputs:
+        raise ValueError("Invalid value received for argument `data`. Expected at least one image. Received: none")
+    return np.concatenate(outputs), np.concatenate(labels)
+
+
+def integer_labels(labels):
+    """Labels as an int64 array (num_images,), from integers or one-hot rows."""
+    labels = _numpy(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 2:
+        if not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()):
+            raise ValueError(
+                "Invalid value received for argument `labels`. Expected integers, or rows with a single 1. Received: "
+                f"rows of {labels.shape[1]} numbers of which some are mixed, smoothed or of several classes"
+            )
+        return labels.argmax(axis=1).astype("int64")
+    if labels.ndim != 1 or not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
+        raise ValueError(
+            "Invalid value received for argument `labels`. Expected integers, or one-hot rows. "
+            f"Received: {labels.dtype} of shape {labels.shape}"
+        )
+    whole = labels.astype("int64")
+    if (whole != labels).any() or (whole < 0).any():
+        raise ValueError(
+            "Invalid value received for argument `labels`. Expected classes counted from 0. "
+            f"Received: {labels[(whole != labels) | (whole < 0)][0]!r}"
+        )
+    return whole
+
+
+def checked_features(name, features):
+    """Features as a finite float array (num_images, num_features)."""
+    features = _numpy(features)
+    if features.dtype != np.float64:
+        features = features.astype("float32")
+    if features.ndim != 2 or not len(features) or not np.isfinite(features).all():
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected finite numbers, (num_images, num_features), of at "
+            f"least one image. Received: shape {features.shape}"
+        )
+    return features
+
+
+def checked_pair(part, features, labels, num_features=None):
+    """The features and labels of "train" or "test", checked against each other and the other part's width."""
+    features, labels = checked_features(f"{part}_features", features), integer_labels(labels)
+    if len(features) != len(labels):
+        raise ValueError(
+            f"Invalid value received for argument `{part}_labels`. Expected one a row of `{part}_features`, "
+            f"{len(features)}. Received: {len(labels)}"
+        )
+    if num_features not in (None, features.shape[1]):
+        raise ValueError(
+            f"Invalid value received for argument `{part}_features`. Expected {num_features} features an image, as in "
+            f"`train_features`. Received: {features.shape[1]}"
+        )
+    return features, labels
+
+
+def _numpy(x):
+    """An array of a tensor of the backend, of tf.data or of another kind, or of nested lists."""
+    return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
+
+
+def _feature_model(model, layer):
+    is_graph = isinstance(model, (keras.Function, keras.Sequential))
+    if layer is not None:
+        arguments.one_of("layer", layer, [own.name for own in model.layers] if is_graph else [])
+        outputs = [model.get_layer(layer).output]
+    else:
+        outputs = [own.input for own in model.layers if own.name in HEADS] if is_graph else []
+    if not outputs:
+        return model
+    # As a distilled model without a head: the mean of its two tokens.
+    x = outputs[0] if len(outputs) == 1 else keras.layers.Average(dtype=outputs[0].dtype)(outputs)
+    return keras.Model(model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
+
+
+def _is_arrays(data):
+    return isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
+
+
+def _num_batches(data, batch_size):
+    """How many batches there are, None where that is not known."""
+    if _is_arrays(data):
+        return -(-len(data[0]) // arguments.positive_int("batch_size", batch_size))
+    # tf.data says -1 of a dataset that repeats.
+    if hasattr(data, "cardinality") and int(data.cardinality()) == -1:
+        raise ValueError(
+            "Invalid value received for argument `data`. Expected a dataset that ends. Received: one that repeats"
+        )
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _batches(data, batch_size):
+    if _is_arrays(data):
+        images, labels = (_numpy(part) for part in data)
+        if len(images) != len(labels):
+            raise ValueError(
+                "Invalid value received for argument `data`. Expected as many labels as images. "
+                f"Received: {len(images)} images and {len(labels)} labels"
+            )
+        return ((images[i : i + batch_size], labels[i : i + batch_size]) for i in range(0, len(images), batch_size))
+    if isinstance(data, keras.utils.PyDataset):
+        return (data[i] for i in range(data.num_batches))
+    if not hasattr(data, "__iter__"):
+        raise ValueError(
+            "Invalid value received for argument `data`. Expected (images, labels) as arrays, a tf.data.Dataset, a "
+            f"PyDataset or an iterable of batches. Received: {type(data).__name__}"
+        )
+    return iter(data)

@@ -1,0 +1,125 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.evaluation import extract_features
+from tests.tiny import build, randomize
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(7, 16, 16, 3)).astype("float32")
+LABELS = np.array([0, 1, 2, 3, 4, 0, 1])
+
+
+class Batches(keras.utils.PyDataset):
+    """Three images a batch, and the last one alone."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return IMAGES[3 * i : 3 * i + 3], np.eye(5)[LABELS[3 * i : 3 * i + 3]]
+
+
+def datasets():
+    tf = pytest.importorskip("tensorflow", reason="it makes datasets for each backend")
+    yield (IMAGES, LABELS)
+    yield (IMAGES, LABELS[:, None].astype("float32"))
+    yield (keras.ops.convert_to_tensor(IMAGES), keras.ops.convert_to_tensor(LABELS))
+    yield Batches()
+    yield tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(3)
+    yield tf.data.Dataset.from_tensor_slices((IMAGES, np.eye(5)[LABELS])).batch(4)
+    # Of unknown length, with an empty batch.
+    yield ((IMAGES[i:j], LABELS[i:j]) for i, j in ((0, 0), (0, 2), (2, 7)))
+
+
+def test_any_data_gives_what_one_call_gives():
+    model = build(num_classes=0)
+    expected = keras.ops.convert_to_numpy(model(IMAGES))
+    for data in datasets():
+        features, labels = extract_features(model, data, batch_size=3, verbose=0)
+        np.testing.assert_allclose(features, expected, atol=1e-5)
+        np.testing.assert_array_equal(labels, LABELS)
+        assert (features.dtype, labels.dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pooling": "gap", "norm_after_pooling": True},
+        {"pooling": "map"},
+        {"representation_size": 7},
+        {"distillation_token": True},
+        {"distillation_token": True, "return_both_heads": True},
+    ],
+    ids=str,
+)
+def test_features_are_those_of_the_model_without_a_head(changes):
+    model = randomize(build(**changes))
+    bare = build(**{**changes, "num_classes": 0, "return_both_heads": False})
+    heads = [w.path for w in model.weights if w.path.split("/")[0] in ("head", "head_dist")]
+    bare.set_weights([w.numpy() for w in model.weights if w.path not in heads])
+    features, _ = extract_features(model, (IMAGES, LABELS), verbose=0)
+    np.testing.assert_allclose(features, extract_features(bare, (IMAGES, LABELS), verbose=0)[0], atol=1e-5)
+
+
+def test_other_models_and_layers():
+    model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(6, name="inner")])
+    model.add(keras.layers.Dense(2))
+    assert extract_features(model, (IMAGES, LABELS), verbose=0)[0].shape == (7, 2)
+    inner = extract_features(model, (IMAGES, LABELS), layer="inner", verbose=0)[0]
+    kernel, bias = model.get_layer("inner").get_weights()
+    np.testing.assert_allclose(inner, IMAGES.reshape(7, -1) @ kernel + bias, atol=1e-4)
+
+
+def test_half_precision_comes_out_as_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = build(num_classes=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert extract_features(model, (IMAGES, LABELS), verbose=0)[0].dtype == np.float32
+
+
+def test_progress(capsys):
+    extract_features(build(), (IMAGES, LABELS), batch_size=3)
+    assert "3/3" in capsys.readouterr().out
+    extract_features(build(), (IMAGES, LABELS), batch_size=3, verbose=0)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (IMAGES, "Expected batches of"),
+        ((IMAGES, LABELS[:5]), "as many labels as images.*7 images and 5 labels"),
+        ((IMAGES[:0], LABELS[:0]), "at least one image"),
+        (3, "`data`. Expected .*int"),
+        ([(IMAGES, LABELS, LABELS)], "batches of 3 parts"),
+        ((IMAGES, LABELS - 1), "classes counted from 0. Received:.*-1"),
+        ((IMAGES, LABELS + 0.5), "classes counted from 0"),
+        ((IMAGES, np.full((7, 5), 0.2)), "rows with a single 1"),
+        ((IMAGES, np.full(7, "rose")), "Expected integers"),
+        ((np.full_like(IMAGES, np.nan), LABELS), "finite.*from 0 to 6"),
+    ],
+)
+def test_bad_data(data, match):
+    with pytest.raises(ValueError, match=match):
+        extract_features(build(), data, verbose=0)
+
+
+def test_endless_data():
+    tf = pytest.importorskip("tensorflow", reason="it makes endless datasets")
+    with pytest.raises(ValueError, match="one that repeats"):
+        extract_features(build(), tf.data.Dataset.from_tensors((IMAGES, LABELS)).repeat(), verbose=0)
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="one vector an image.*17, 12"):
+        extract_features(build(pooling=None, num_classes=0), (IMAGES, LABELS), verbose=0)
+    with pytest.raises(ValueError, match="`layer`. Expected one of .*'block_00'.*Received: 'block_09'"):
+        extract_features(build(), (IMAGES, LABELS), layer="block_09", verbose=0)
+    with pytest.raises(ValueError, match="`batch_size`"):
+        extract_features(build(), (IMAGES, LABELS), batch_size=0, verbose=0)
+    with pytest.raises(ValueError, match="`verbose`"):
+        extract_features(build(), (IMAGES, LABELS), verbose=2)

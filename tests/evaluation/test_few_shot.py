@@ -1,0 +1,103 @@
+import json
+
+import numpy as np
+import pytest
+
+from keras_vit.evaluation import extract_features, few_shot_accuracy, few_shot_from_features
+from tests.evaluation.arrays import blobs
+from tests.tiny import build
+
+TRAIN, TEST = blobs(60), blobs(200, seed=1)
+
+
+def test_as_the_official_code(shared):
+    golden = np.load(shared / "golden" / "fewshot_lsr.npz")
+    expected = {float(k): v for k, v in json.loads((shared / "golden" / "fewshot_lsr.json").read_text()).items()}
+    arrays = [golden[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+    # Five images of each class are all there are.
+    for shots in (5, None):
+        result = few_shot_from_features(*arrays, shots=shots, seeds=[0], l2=list(expected))
+        assert result.by_l2 == pytest.approx(expected, abs=0.004)
+
+
+def standardized(x, train_x):
+    x = (x - train_x.mean(axis=0)) / (train_x.std(axis=0) + 1e-5)
+    return np.concatenate([x, np.full((len(x), 1), 100.0)], axis=1)
+
+
+@pytest.mark.parametrize("num_features", [12, 90])
+def test_each_strength_and_its_choice_by_solving_outright(num_features):
+    """Both with more images than features and with fewer; one linear system a strength and an image left out."""
+    (x, y), (test_x, test_y) = blobs(60, num_features=num_features), blobs(200, num_features=num_features, seed=1)
+    strengths = [1e-3, 1.0, 30.0, 1e3, 1e5]
+    result = few_shot_from_features(x, y, test_x, test_y, shots=None, seeds=7, l2=strengths)
+    a, b = (standardized(v.astype("float64"), x.astype("float64")) for v in (x, test_x))
+    targets = np.where(np.arange(4) == y[:, None], 1.0, -1.0)
+
+    def solve(a, targets, l2):
+        return np.linalg.solve(a.T @ a + l2 * np.eye(a.shape[1]), a.T @ targets)
+
+    expected = {l2: np.mean((b @ solve(a, targets, l2)).argmax(axis=1) == test_y) for l2 in strengths}
+    assert result.by_l2 == pytest.approx(expected, abs=1e-9)
+    errors = {}
+    for l2 in strengths:
+        rest = [np.arange(len(a)) != i for i in range(len(a))]
+        errors[l2] = np.mean([(targets[~r] - a[~r] @ solve(a[r], targets[r], l2)) ** 2 for r in rest])
+    assert result.l2 == {7: min(errors, key=errors.get)}
+    assert result.accuracy == float(result) == result.by_l2[result.l2[7]]
+
+
+def test_shots_and_seeds():
+    few = few_shot_from_features(*TRAIN, *TEST, shots=2, seeds=(0, 1, 2))
+    more = few_shot_from_features(*TRAIN, *TEST, shots=15, seeds=(0, 1, 2))
+    assert more.accuracy > few.accuracy
+    assert len(set(few.by_seed.values())) > 1
+    # All 15 of a class are the same in any order.
+    assert len(set(more.by_seed.values())) == 1
+    assert few.accuracy == pytest.approx(np.mean(list(few.by_seed.values())))
+    assert few == few_shot_from_features(*TRAIN, *TEST, shots=2, seeds=(0, 1, 2))
+    # The others' labels do not matter to a draw of each class, nor does the order of one-hot and integers.
+    assert few == few_shot_from_features(TRAIN[0], np.eye(4)[TRAIN[1]], TEST[0], TEST[1][:, None], shots=2)
+
+
+def test_labels_that_leave_classes_out():
+    result = few_shot_from_features(TRAIN[0], 3 * TRAIN[1] + 1, TEST[0], 3 * TEST[1] + 1, shots=10)
+    assert result == few_shot_from_features(*TRAIN, *TEST, shots=10)
+
+
+def test_of_a_model():
+    rng = np.random.default_rng(0)
+    labels = np.arange(20) % 2
+    images = (rng.normal(size=(20, 16, 16, 3)) + 2 * labels[:, None, None, None]).astype("float32")
+    model, data = build(), (images, labels)
+    result = few_shot_accuracy(model, data, data, shots=8, batch_size=6, verbose=0)
+    features = extract_features(model, data, verbose=0)
+    assert result.by_l2 == pytest.approx(few_shot_from_features(*features, *features, shots=8).by_l2, abs=0.06)
+    assert result.accuracy > 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"shots": 16}, "`shots`. Expected at most 15, the images of class 0 .*Received: 16"),
+        ({"shots": 0}, "`shots`"),
+        ({"seeds": ()}, "`seeds`. Expected at least one"),
+        ({"seeds": (-1,)}, "`seeds`"),
+        ({"l2": []}, "`l2`. Expected at least one"),
+        ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
+        ({"test_labels": TEST[1] + 1}, "`train_labels`. Expected images of each class.*Received: none of 4"),
+        ({"test_labels": TEST[1][:9]}, "`test_labels`. Expected one a row of `test_features`, 200. Received: 9"),
+        ({"test_features": TEST[0][:, :5]}, "`test_features`. Expected 12 features an image.*Received: 5"),
+        ({"train_features": TRAIN[0] * np.inf}, "`train_features`. Expected finite"),
+        ({"train_features": TRAIN[0][0]}, "`train_features`. Expected finite"),
+    ],
+)
+def test_bad_input(changes, match):
+    names = ("train_features", "train_labels", "test_features", "test_labels")
+    with pytest.raises(ValueError, match=match):
+        few_shot_from_features(**{**dict(zip(names, (*TRAIN, *TEST), strict=True)), **changes})
+
+
+def test_options_are_checked_before_the_features_are_computed():
+    with pytest.raises(ValueError, match="`shots`"):
+        few_shot_accuracy(None, None, None, shots=0)

@@ -1,0 +1,54 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from keras_vit.evaluation import ResultsTable
+
+
+def example():
+    table = ResultsTable()
+    table.add(model="B/16, 224", accuracy=0.5, images=np.int64(12000))
+    table.add(model='"L"', accuracy=np.float32(0.25), best=True)
+    table.add(model="H\n14", accuracy=float("nan"), images=None)
+    return table
+
+
+def test_json(tmp_path):
+    example().to_json(tmp_path / "t.json")
+    rows = json.loads((tmp_path / "t.json").read_text())
+    assert rows[0] == {"model": "B/16, 224", "accuracy": 0.5, "images": 12000, "best": None}
+    assert rows[1]["best"] is True and rows[2]["accuracy"] is None
+
+
+def test_csv(tmp_path):
+    example().to_csv(tmp_path / "t.csv")
+    with open(tmp_path / "t.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["model", "accuracy", "images", "best"]
+    assert rows[1:] == [["B/16, 224", "0.5", "12000", ""], ['"L"', "0.25", "", "True"], ["H\n14", "nan", "", ""]]
+
+
+def test_text():
+    table = ResultsTable()
+    table.add(model="B/16", accuracy=0.5, images=12000)
+    table.add(model="L", accuracy=None, images=7)
+    assert str(table) == "model  accuracy  images\nB/16     0.5000  12,000\nL                     7"
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    (tmp_path / "t.json").write_text("old")
+    monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        example().to_json(tmp_path / "t.json")
+    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("t.json", "old")]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        example().to_csv(tmp_path / "nowhere" / "t.csv")
+
+
+def test_bad_values():
+    with pytest.raises(ValueError, match="`scores`. Expected a string.*Received: \\[1\\]"):
+        ResultsTable().add(scores=[1])
+    with pytest.raises(ValueError, match="at least one value"):
+        ResultsTable().add()

@@ -1,0 +1,16 @@
+from keras_vit.text_table import text_table
+
+
+def test_aligns_and_formats():
+    text = text_table(["name", "x", "ok"], [["a", 1234567, True], ["bb", 0.123456, False], ["c", None, None]], 2, "-")
+    assert text.splitlines() == [
+        "name          x     ok",
+        "a     1,234,567   True",
+        "bb         0.12  False",
+        "c             -      -",
+    ]
+
+
+def test_without_rows():
+    assert text_table(["a", "b"], []) == "a  b"
+    assert text_table([], []) == ""
