@@ -1,6 +1,6 @@
 """Vision Transformers for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-from keras_vit import data, distillation, inspection, layers, models, pretraining, training, weights
+from keras_vit import data, distillation, evaluation, inspection, layers, models, pretraining, training, weights
 
 # Packed, so that all the names fit on a page.
 # fmt: off
@@ -14,6 +14,7 @@ from keras_vit.models import (
 )
 # isort: on
 # fmt: on
+from keras_vit.profile import paper_table, profile
 from keras_vit.version import __version__
 from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights
 
@@ -24,8 +25,8 @@ __all__ = [
     "DeiTB16Distilled", "DeiTS16", "DeiTS16Distilled", "DeiTTi16", "DeiTTi16Distilled", "LoadReport", "R26ViTB32",
     "R26ViTS32", "R50ViTB16", "R50ViTB32", "R50ViTL32", "RViTTi16", "SigLIPB16", "SigLIPL16", "SigLIPSO400M14",
     "ViT", "ViTB8", "ViTB16", "ViTB32", "ViTG14", "ViTH14", "ViTL16", "ViTL32", "ViTS16", "ViTS32", "ViTSO400M14",
-    "ViTTi16", "ViTg14", "__version__", "data", "decode_predictions", "distillation", "features", "from_pretrained",
-    "inspection", "layers", "list_weights", "load_weights", "models", "preprocess_input", "pretraining", "save_weights",
-    "training", "weights",
+    "ViTTi16", "ViTg14", "__version__", "data", "decode_predictions", "distillation", "evaluation", "features",
+    "from_pretrained", "inspection", "layers", "list_weights", "load_weights", "models", "paper_table",
+    "preprocess_input", "pretraining", "profile", "save_weights", "training", "weights",
 ]
 # fmt: on

@@ -1,0 +1,275 @@
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.variants import decode_variant
+from tests.tiny import build
+
+# The package's attribute of this name may be the function.
+module = importlib.import_module("keras_vit.profile")
+profile = module.profile
+
+VARIATIONS = [
+    {},
+    {"pooling": "gap", "num_classes": 0},
+    {"pooling": "map", "num_registers": 2},
+    {"pooling": None, "representation_size": 7},
+    {"distillation_token": True, "return_both_heads": True},
+    {"position_embedding": "relative", "qk_norm": True},
+    {"position_embedding": "learned2d", "layer_scale_init": 0.1, "drop_path_rate": 0.1, "dropout_rate": 0.1},
+    {"patch_dropout_rate": 0.5, "hidden_dim": 13},
+    {"image_size": (None, None)},
+    {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
+    {"stages": (), "patch_size": 2, "image_size": 32},
+]
+BIT = {"image_size": 40, "stages": (1, 1), "width_factor": 0.5, "num_classes": 3}
+
+
+def example_models():
+    """Name to (model, image size), of every kind."""
+    found = {str(changes): (build(**changes), (32, 20)) for changes in VARIATIONS}
+    found["bit"] = (keras_vit.BiT("R50x1", **BIT), (40, 24))
+    return found
+
+
+def test_parameters_are_the_sum_over_the_weights():
+    for name, (model, size) in example_models().items():
+        costs = profile(model, size)
+        assert costs.parameters == sum(int(np.prod(w.shape)) for w in model.weights) == model.count_params(), name
+        assert costs.not_counted == [], name
+
+
+@pytest.mark.parametrize(("variant", "billions"), [("B/16", 17.58), ("L/16", 61.60), ("S/16", 4.61), ("Ti/16", 1.26)])
+def test_multiply_adds_of_published_sizes(variant, billions):
+    """Against published counts; one block is built, and counted as often as there are."""
+    size, _, _ = decode_variant(variant)
+    costs = profile(keras_vit.ViT(variant, num_layers=1))
+    (block,) = (row for row in costs.rows if row.name == "block_00")
+    total = costs.multiply_adds + (size.num_layers - 1) * block.multiply_adds
+    assert total == pytest.approx(billions * 1e9, rel=0.01)
+
+
+def test_multiply_adds_from_the_definition():
+    """All products of a tiny ViT, added up by hand: 16 patches and the class token, 12 wide."""
+    n, d, mlp = 17, 12, 20
+    block = 3 * n * d * d + n * n * d + n * n * d + n * d * d + 2 * n * d * mlp
+    costs = profile(build())
+    assert costs.multiply_adds == 16 * (4 * 4 * 3) * d + 2 * block + d * 5
+    assert [row.multiply_adds for row in costs.rows if row.kind == "TransformerBlock"] == [block, block]
+    # The same steps, each by what it leaves: norms, sums, projections, attention weights and the MLP's inner numbers.
+    left = (2 + 2) * n * d + 3 * n * d + 3 * n * n + n * d + n * d + 2 * n * mlp + n * d
+    assert {row.activation_bytes for row in costs.rows if row.kind == "TransformerBlock"} == {4 * left}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch counts the products that really happen")
+def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # The counter does not know the fused kernel of the CPU.
+    for name in ("attention", "attention_pooling"):
+        monkeypatch.setattr(importlib.import_module(f"keras_vit.layers.{name}"), "has_fused_kernel", lambda: False)
+    # Resizing the table of positions takes products too, but once a batch.
+    monkeypatch.setattr(keras_vit.layers.PositionEmbedding, "call", lambda self, tokens, images=None: tokens)
+    for name, (model, size) in example_models().items():
+        if None not in model.input_shape[1:3]:
+            size = model.input_shape[1:3]
+        with FlopCounterMode(display=False) as counter:
+            model(np.zeros((1, *size, 3), "float32"))
+        assert counter.get_total_flops() == 2 * profile(model, size).multiply_adds, name
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch tells what it keeps for the way back")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras_vit.ViT("Ti/16", num_layers=2),
+        lambda: keras_vit.BiT("R50x1", stages=(1, 1), image_size=96),
+        lambda: keras_vit.ViT("Ti/16", stages=(1,), patch_size=4, num_layers=1, image_size=96),
+    ],
+    ids=["vit", "bit", "hybrid"],
+)
+def test_activations_as_pytorch_keeps_them(make, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: False)
+    model = make()
+    weights = {w.value.untyped_storage().data_ptr() for w in model.weights}
+
+    def kept_bytes(num_images):
+        kept = {}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        images = np.random.default_rng(0).normal(size=(num_images, *model.input_shape[1:])).astype("float32")
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            # The output lives on, so that no storage is used twice.
+            output = model(images, training=True)
+        del output
+        return sum(kept.values())
+
+    # A batch keeps standardized kernels too, once.
+    an_image = (kept_bytes(3) - kept_bytes(1)) / 2
+    assert profile(model).activation_bytes == pytest.approx(an_image, rel=0.15)
+
+
+def test_every_known_layer_of_keras():
+    """Small layers, by hand."""
+    x = keras.Input((8, 6, 4))
+    y = keras.layers.Conv2D(6, 3, strides=2, padding="same", groups=2, name="conv")(x)
+    y = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same", name="depthwise")(y)
+    y = keras.layers.SeparableConv2D(5, 3, padding="same", name="separable")(y)
+    y = keras.layers.Conv2DTranspose(2, 3, strides=2, padding="same", name="transposed")(y)
+    y = keras.layers.Reshape((48, 2), name="reshape")(y)
+    y = keras.layers.EinsumDense("abc,cde->abde", output_shape=(None, 3, 7), name="einsum")(y)
+    y = keras.layers.Reshape((48, 21), name="sequence")(y)
+    y = keras.layers.MultiHeadAttention(2, 5, value_dim=3, name="attention")(query=y[:, :4], value=y)
+    y = ops.matmul(y, ops.transpose(y, (0, 2, 1)))
+    y = keras.layers.Dense(2, name="dense")(keras.layers.Flatten()(y))
+    model = keras.Model(x, y)
+    found = {row.name: row.multiply_adds for row in profile(model).rows}
+    expected = {
+        "conv": 4 * 3 * 6 * (9 * 2),
+        "depthwise": 4 * 3 * 12 * 9,
+        "separable": 4 * 3 * (12 * 9 + 12 * 5),
+        "transposed": 4 * 3 * 5 * 9 * 2,
+        "einsum": 48 * 2 * 21,
+        "attention": 4 * 21 * 10 + 48 * 21 * 10 + 48 * 21 * 6 + 4 * 48 * 10 + 4 * 48 * 6 + 4 * 6 * 21,
+        "dense": 16 * 2,
+        "reshape": 0,
+    }
+    assert {name: found[name] for name in expected} == expected
+    (product,) = (row for row in profile(model).rows if row.kind == "Matmul")
+    assert product.multiply_adds == 4 * 21 * 4
+    assert profile(model).parameters == model.count_params()
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Own(keras.layers.Layer):
+    """A layer that nobody but its author knows."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 4))
+
+    def call(self, x):
+        return x @ self.kernel
+
+
+def test_unknown_layers_are_named_and_not_free():
+    x = keras.Input((3,))
+    y = Own(name="own")(keras.layers.Dense(5)(x))
+    y = ops.einsum("bi,bj->bij", y, y)
+    costs = profile(keras.Model(x, y))
+    assert costs.not_counted[0] == "own" and len(costs.not_counted) == 2
+    assert (costs.multiply_adds, costs.parameters) == (15, 20 + 20)
+    assert "Multiply-adds not counted: own, " in str(costs)
+
+
+def test_a_layer_that_does_not_tell_its_shape():
+    class Vague(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+        def compute_output_shape(self, shape):
+            return shape[0], None
+
+    x = keras.Input((3,))
+    with pytest.raises(ValueError, match="`model`. Expected layers whose output shape follows.*'vague', a Vague"):
+        profile(keras.Model(x, Vague(name="vague")(x)))
+
+
+def test_weights_of_the_model_itself():
+    class Owner(keras.Model):
+        def __init__(self, inputs, outputs):
+            super().__init__(inputs, outputs)
+            self.own = self.add_weight(shape=(7,))
+
+    x = keras.Input((3,))
+    model = Owner(x, keras.layers.Dense(2)(x))
+    assert profile(model).parameters == model.count_params() == 3 * 2 + 2 + 7
+
+
+def test_lora():
+    model = build()
+    for layer in model.layers:
+        if layer.name.startswith("block_"):
+            layer.attention.qkv.enable_lora(2)
+    costs = profile(model)
+    assert costs.parameters == model.count_params() == build().count_params() + 2 * (12 * 2 + 2 * 36)
+    assert costs.multiply_adds == profile(build()).multiply_adds
+
+
+def test_inside_other_models():
+    backbone = build(num_classes=0, name="vit")
+    inside = profile(backbone)
+    for model in (
+        keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(2.0), backbone, keras.layers.Dense(3)]),
+        keras.Model(x := keras.Input((16, 16, 3)), keras.layers.Dense(3)(backbone(x))),
+    ):
+        costs = profile(model)
+        assert costs.parameters == model.count_params()
+        assert costs.multiply_adds == inside.multiply_adds + 12 * 3
+        assert costs.activation_bytes >= inside.activation_bytes
+        assert "vit/block_01" in [row.name for row in costs.rows]
+    # What is used twice costs twice, and has its weights once.
+    a, b = keras.Input((16, 16, 3)), keras.Input((16, 16, 3))
+    twice = profile(keras.Model([a, b], backbone(a) + backbone(b)))
+    assert (twice.parameters, twice.multiply_adds) == (inside.parameters, 2 * inside.multiply_adds)
+
+
+def test_the_model_stays_as_it_is():
+    model = build()
+    profile(model, 32)
+    assert model.get_layer("block_00").output.shape == (None, 17, 12)
+    assert keras.Model(model.input, model.get_layer("block_01").output).output_shape == (None, 17, 12)
+
+
+def test_other_sizes_and_dtypes():
+    any_size, fixed = build(image_size=(None, None), grid_size=(8, 5)), build(image_size=(32, 20))
+    assert profile(any_size, (32, 20)).multiply_adds == profile(fixed).multiply_adds
+    assert profile(build(), (32, 20)).multiply_adds == profile(fixed).multiply_adds
+    assert profile(build(), (32, 20)).parameters == build().count_params()
+    # The head stays in float32.
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        mixed = profile(build(image_size=(32, 20)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    halved = [row.activation_bytes for row in mixed.rows if row.kind == "TransformerBlock"]
+    assert [2 * b for b in halved] == [r.activation_bytes for r in profile(fixed).rows if r.kind == "TransformerBlock"]
+
+
+def test_table():
+    text = profile(build(), 32).table(steps=True)
+    assert text.startswith("vit_B16, one input of 32 x 32 x 3\n")
+    assert "  block_01/attention/query x key" in text and text.splitlines()[-1].startswith("total")
+    assert "query x key" not in str(profile(build()))
+
+
+def test_papers_models_beside_the_papers_numbers():
+    """Each count is within 2% of the paper's for one of the patch sizes that share it, but for DeiT's rounded 5."""
+    rows = [line.split() for line in module.paper_table().splitlines()[1:]]
+    assert [row[0] for row in rows] == list(module.PAPER_VARIANTS)
+    near = {row[0] for row in rows if abs(float(row[1]) / float(row[2]) - 1) < 0.02}
+    assert near >= {"S/16", "B/16", "L/16", "L/32", "H/14"}
+
+
+def test_input_that_cannot_be_counted():
+    with pytest.raises(ValueError, match="`image_size`. Expected the size of the images.*Received: None"):
+        profile(build(image_size=(None, None)))
+    with pytest.raises(ValueError, match="`image_size`. Expected None for a model without images"):
+        profile(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), 32)
+    with pytest.raises(ValueError, match="`image_size`"):
+        profile(build(), 0)
+    with pytest.raises(ValueError, match="at least one patch"):
+        profile(build(), 2)
+    for wrong in (keras.Sequential([keras.layers.Dense(2)]), keras.layers.Dense(2), "B/16"):
+        with pytest.raises(ValueError, match="`model`. Expected a functional model"):
+            profile(wrong)
