@@ -1,12 +1,11 @@
 """Pictures of a training run and of its predictions."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 from keras import ops
 
-from keras_vit.files import replacing
+from keras_vit.pictures import finish, new_figure
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
@@ -33,7 +32,7 @@ def plot_history(history, path=None):
     names = ["loss"] + [name for name in curves if "accuracy" in name and not name.startswith("val_")]
     if not curves.get("loss"):
         raise ValueError(f"Expected a history with at least one epoch of `loss`. Received: {list(curves)}")
-    figure = _new_figure(5.2 * len(names), 3.8)
+    figure = new_figure(5.2 * len(names), 3.8)
     for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
         for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
             if key in curves:
@@ -47,7 +46,7 @@ def plot_history(history, path=None):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(title="last epoch", frameon=False)
-    return _finish(figure, path)
+    return finish(figure, path)
 
 
 def plot_predictions(images, labels, probabilities, class_names, path=None):
@@ -79,7 +78,7 @@ def plot_predictions(images, labels, probabilities, class_names, path=None):
     _check_predictions(images, labels, probabilities, class_names)
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)
-    figure = _new_figure(1.9 * columns, 2.3 * rows)
+    figure = new_figure(1.9 * columns, 2.3 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels[len(images) :]:
         axes.remove()
@@ -95,7 +94,7 @@ def plot_predictions(images, labels, probabilities, class_names, path=None):
             color=_WRONG if wrong else "black",
             fontsize=9,
         )
-    return _finish(figure, path)
+    return finish(figure, path)
 
 
 def _short(name):
@@ -126,24 +125,3 @@ def _check_predictions(images, labels, probabilities, class_names):
             f"{probabilities.min():.4g} to {probabilities.max():.4g}. "
             "Where these are logits, apply keras.ops.softmax first."
         )
-
-
-def _new_figure(width, height):
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('Plots need matplotlib: pip install "keras-vit[inspect]"') from error
-    # A Figure of its own, unlike pyplot, needs no display and leaves no state behind.
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _finish(figure, path):
-    """Writes the figure where a path is given, under another name first, so that the file appears whole or not."""
-    if path is None:
-        return figure
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"Invalid value received for argument `path`. Expected a .png file. Received: {str(path)!r}")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
-    return figure

@@ -76,6 +76,14 @@ class ImageNormalization(keras.layers.Layer):
             offset, scale = ops.convert_to_tensor(offset), ops.convert_to_tensor(scale)
         return (images - offset) / scale
 
+    def denormalize(self, images):
+        """Undoes `normalize`, for float images that it made: a NumPy array or a tensor of the backend."""
+        mean = np.array([255 * value for value in self.mean], "float32")
+        std = np.array([255 * value for value in self.std], "float32")
+        if not isinstance(images, np.ndarray):
+            mean, std = ops.convert_to_tensor(mean), ops.convert_to_tensor(std)
+        return images * std + mean
+
     def compute_output_shape(self, images_shape):
         return images_shape
 

@@ -106,13 +106,7 @@ class Encoder:
     def raw(self, images):
         """Images of 0..255 again, the constants of the `normalization` layer undone, in float32."""
         images = ops.cast(images, "float32")
-        if self.normalization.apply:
-            return images
-        mean, std = (
-            ops.convert_to_tensor([255 * c for c in constants], "float32")
-            for constants in (self.normalization.mean, self.normalization.std)
-        )
-        return images * std + mean
+        return images if self.normalization.apply else self.normalization.denormalize(images)
 
     def raw_patches(self, patches):
         """Patches of 0..255 out of flattened normalised ones, in NumPy."""

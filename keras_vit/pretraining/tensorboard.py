@@ -2,7 +2,7 @@ import keras
 import numpy as np
 
 from keras_vit.layers import arguments
-from keras_vit.pretraining.plots import displayable
+from keras_vit.pictures import displayable
 
 
 class TensorBoardReconstructions(keras.callbacks.Callback):
