@@ -50,11 +50,13 @@ def normalization_of(model):
     Raises:
         ValueError: If there is none.
     """
-    for layer in model.layers:
+    layers = list(model.layers)
+    while layers:
+        layer = layers.pop(0)
         if isinstance(layer, ImageNormalization):
             return layer
-        if isinstance(layer, keras.Model) and any(isinstance(inner, ImageNormalization) for inner in layer.layers):
-            return normalization_of(layer)
+        if isinstance(layer, keras.Model):
+            layers = [*layer.layers, *layers]
     raise ValueError(
         f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r} without one."
     )

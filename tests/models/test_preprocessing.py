@@ -32,7 +32,8 @@ def test_constants_survive_keras_files_clones_and_nesting(tmp_path):
     model.save(tmp_path / "model.keras")
     inputs = keras.Input((16, 16, 3))
     nested = keras.Model(inputs, keras.layers.Dense(2)(build(**IMAGENET)(inputs)))
-    for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model), nested):
+    deeper = keras.Sequential([inputs, keras.Sequential([keras.Input((16, 16, 3)), nested])])
+    for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model), nested, deeper):
         np.testing.assert_array_equal(keras_vit.preprocess_input(raw(), again), expected)
 
 
