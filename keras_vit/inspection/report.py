@@ -1,0 +1,183 @@
+"""One page about a model and some images: everything this room draws, beside the predictions and the summary."""
+
+import base64
+import html
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_vit.files import replacing
+from keras_vit.inspection.attention_distance import attention_distance
+from keras_vit.inspection.attention_maps import attention_maps
+from keras_vit.inspection.attention_plots import (
+    plot_attention_distance,
+    plot_attention_maps,
+    plot_attention_rollout,
+)
+from keras_vit.inspection.filters import embedding_filters
+from keras_vit.inspection.gradient_rollout import gradient_rollout
+from keras_vit.inspection.position_similarity import position_similarity
+from keras_vit.inspection.rollout import attention_rollout
+from keras_vit.inspection.watch import Watch, patch_layout, sublayers
+from keras_vit.inspection.weight_plots import plot_embedding_filters, plot_position_similarity
+from keras_vit.layers import PositionEmbedding
+from keras_vit.models.classify import classify, read_image
+from keras_vit.models.preprocessing import preprocess_input
+
+_STYLE = """
+:root { color-scheme: light }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c }
+h1, h2, h3 { line-height: 1.2 } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc }
+figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: #555; font-size: .9rem }
+table { border-collapse: collapse } th, td { text-align: left; padding: .2rem .8rem; border-bottom: 1px solid #ddd }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+td.bar { width: 14rem } td.bar div { background: #1f77b4; height: .7rem }
+pre { overflow-x: auto; font-size: .75rem; line-height: 1.2; background: #f6f6f6; padding: 1rem }
+"""
+
+
+def write_report(
+    model: keras.Model,
+    images: Sequence[str | os.PathLike],
+    path: str | os.PathLike,
+    *,
+    top: int = 5,
+    title: str | None = None,
+    notes: str = "",
+) -> Path:
+    """Writes a page that shows what a model sees in images, as one HTML file that needs nothing besides itself.
+
+    For each image: the most probable classes, the attention rollout, the same weighted by the gradient of the most
+    probable class, and the last block's heads. Of all images: the mean attention distance. Of the model: the
+    similarities of its position embeddings, its embedding filters and Keras' summary.
+
+    Args:
+        model: Any model that holds one ViT of this package and takes images alone.
+        images: Paths of image files, at least one. They are read as the model's evaluation would.
+        path: Path of the .html file to write. An existing file is replaced; a failed write leaves nothing behind.
+        top: Int, how many classes to name, or as many as there are.
+        title: The page's title. None takes the model's name.
+        notes: Text to show before the model's summary, as `keras_vit.profile` may give it.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: If an image, or the folder of `path`, does not exist.
+        ImportError: If matplotlib is not installed.
+        ValueError: If a file is no image, there is none, `path` ends in neither .html nor .htm, or the model holds no
+            ViT, or several.
+
+    Example:
+
+    >>> model = keras_vit.from_pretrained("ViT-B_16-224.npz")  # doctest: +SKIP
+    >>> keras_vit.inspection.write_report(model, ["cat.jpg"], "report.html")  # doctest: +SKIP
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"Invalid value received for argument `path`. Expected a .html file. Received: {str(path)!r}")
+    if not images:
+        raise ValueError("Expected `images` to hold at least one path. Received: none")
+    Watch(model)
+    title = title or f"What {model.name} sees"
+    # Before minutes of computing: a folder that is not there, or an image that cannot be read.
+    with replacing(path) as temporary:
+        arrays = [read_image(image, model) for image in images]
+        body = "\n".join(_sections(model, images, arrays, top, notes))
+        temporary.write_text(
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+            f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n",
+            encoding="utf-8",
+        )
+    return path
+
+
+def _sections(model, paths, arrays, top, notes):
+    distances = []
+    num_blocks = len(Watch(model).blocks)
+    yield "<h2>Images</h2>"
+    # One by one: images of a model of any size differ in theirs.
+    for path, array in zip(paths, arrays, strict=True):
+        inputs = preprocess_input(array[None], model)
+        layout = patch_layout(model, inputs)
+        distances.append(attention_distance(model, inputs))
+        yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
+        yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid)} patches.</p>"
+        best = None
+        if "head" in {layer.name for layer in model.layers} and len(model.output_shape) == 2:
+            (classes,) = classify(model, [path], min(top, model.output_shape[-1]))
+            best = classes[0][1]
+            yield _predictions(classes)
+        else:
+            yield "<p>The model has no layer named head, so its output is not taken for classes.</p>"
+        yield _figure(
+            plot_attention_rollout(array[None], attention_rollout(model, inputs)),
+            "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "
+            "In the middle the image, darkened where little does.",
+        )
+        if best is not None:
+            yield _figure(
+                plot_attention_rollout(array[None], gradient_rollout(model, inputs)),
+                f"The same for the class {best} alone: attention weighted by that class' gradient.",
+            )
+        heads = attention_maps(model, inputs)[0]
+        yield _figure(
+            plot_attention_maps(array, heads, grid=layout.grid),
+            f"Attention in the last block, {num_blocks - 1} counted from 0, head by head, each on its own scale.",
+        )
+    yield "<h2>Attention distance</h2>"
+    yield _figure(
+        plot_attention_distance(np.mean(distances, axis=0)),
+        f"How far each head looks on average over {len(arrays)} image{'s' if len(arrays) > 1 else ''}. Prefix tokens "
+        "are left out.",
+    )
+    yield "<h2>Position embeddings</h2>"
+    if sublayers(model, PositionEmbedding):
+        yield _figure(
+            plot_position_similarity(position_similarity(model)),
+            "At each patch's place in the grid: the cosine similarity of its position embedding to all others.",
+        )
+    else:
+        yield "<p>The model has no position embeddings to compare, or relative ones in its attention.</p>"
+    yield "<h2>Embedding filters</h2>"
+    filters = embedding_filters(model)
+    yield _figure(
+        plot_embedding_filters(filters),
+        f"The first {len(filters)} principal components of the filters that see the pixels, "
+        f"{_size(filters.shape[1:3])} each.",
+    )
+    yield "<h2>Model</h2>"
+    if notes:
+        yield f"<pre>{html.escape(notes)}</pre>"
+    lines = []
+    # At its own width: wider lines it would cut off where there is no terminal.
+    model.summary(print_fn=lambda line, **kwargs: lines.append(line))
+    yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
+def _predictions(classes):
+    rows = "".join(
+        f'<tr><td>{html.escape(name)}</td><td>{html.escape(code)}</td><td class="number">{p:.1%}</td>'
+        f'<td class="bar"><div style="width: {100 * p:.1f}%"></div></td></tr>'
+        for code, name, p in classes
+    )
+    return f"<table><tr><th>class</th><th>id</th><th>probability</th><th></th></tr>{rows}</table>"
+
+
+def _figure(figure, caption):
+    """A figure as part of the page's text, so that it goes wherever the file goes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    source = base64.b64encode(buffer.getvalue()).decode("ascii")
+    caption = html.escape(caption)
+    return (
+        f'<figure><img src="data:image/png;base64,{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _size(sides):
+    return " x ".join(str(side) for side in sides)

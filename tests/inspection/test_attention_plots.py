@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+
+from keras_vit.inspection import (
+    attention_overlay,
+    plot_attention_distance,
+    plot_attention_maps,
+    plot_attention_rollout,
+)
+
+matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+RNG = np.random.default_rng(0)
+
+
+def written(path):
+    """The picture in a file, which must be more than one colour."""
+    picture = matplotlib.image.imread(path)
+    assert picture.std() > 0.01
+    return picture
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_overlay_darkens_what_gets_little(channels):
+    images = np.full((2, 8, 12, channels), 200)
+    attention = np.zeros((2, 2, 3))
+    attention[0, 0, 0], attention[0, 1, 2], attention[1] = 0.4, 0.2, 0.1
+    overlay = attention_overlay(images, attention)
+    assert overlay.shape == (2, 8, 12, 3 if channels >= 3 else 1) and overlay.dtype == "uint8"
+    assert overlay[0, 0, 0, 0] == 200 and overlay[0, -1, -1, 0] == 100 and overlay[0, 0, -1, 0] == 0
+    np.testing.assert_array_equal(overlay[1], 200)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rollout_has_three_panels_an_image(channels, tmp_path):
+    images = RNG.integers(0, 256, (2, 16, 24, channels))
+    attention = RNG.uniform(size=(2, 4, 6))
+    figure = plot_attention_rollout(images, attention, tmp_path / "rollout.png", titles=["cat", "d" * 50])
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:3] == ["cat", "attention", "by patch, 4 x 6"] and titles[3] == "d" * 33 + "…"
+    # Two images' panels, and a colour bar for each.
+    assert len(figure.axes) == 8 and figure.axes[-1].get_ylabel() == "weight of the patch"
+    shown = figure.axes[1].images[0].get_array()
+    overlay = attention_overlay(images, attention)[0]
+    np.testing.assert_array_equal(shown, overlay[..., 0] if channels == 1 else overlay)
+    np.testing.assert_allclose(figure.axes[5].images[0].get_array(), attention[1], atol=1e-6)
+    height, width, _ = written(tmp_path / "rollout.png").shape
+    assert width > 900 and height > 300
+
+
+@pytest.mark.parametrize(
+    ("grid", "prefix", "query", "title"),
+    [
+        ((2, 3), 1, None, "class token"),
+        ((2, 3), 0, None, "mean of all patches"),
+        ((2, 3), 3, 2, "token 2"),
+        ((2, 3), 1, 6, "patch at row 1, column 2"),
+        (None, 1, None, "class token"),
+    ],
+)
+def test_maps_have_a_panel_a_head(grid, prefix, query, title, tmp_path):
+    rows, columns = grid or (3, 3)
+    attention = RNG.uniform(size=(5, *(prefix + rows * columns,) * 2))
+    image = RNG.integers(0, 256, (16, 24, 3))
+    figure = plot_attention_maps(image, attention, tmp_path / "maps.png", grid=grid, query=query)
+    assert figure.get_suptitle() == f"Attention from the {title}"
+    assert len(figure.axes) == 5
+    looks = attention.mean(axis=1) if title.startswith("mean") else attention[:, query or 0]
+    for head, axes in enumerate(figure.axes):
+        expected = looks[head, prefix:].reshape(rows, columns)
+        np.testing.assert_allclose(axes.images[1].get_array(), expected, atol=1e-6)
+        assert axes.get_title() == f"head {head} (up to {expected.max():.2g})"
+        if title.startswith("patch"):
+            np.testing.assert_allclose(axes.lines[0].get_xydata(), [[2.5 * 8, 1.5 * 8]])
+    written(tmp_path / "maps.png")
+
+
+def test_distance_has_a_dot_a_head(tmp_path):
+    distance = RNG.uniform(0, 100, (4, 3))
+    (axes,) = plot_attention_distance(distance, tmp_path / "distance.png").axes
+    *heads, mean = axes.lines
+    for line, of_head in zip(heads, distance.T, strict=True):
+        np.testing.assert_allclose(line.get_xydata(), np.c_[range(4), of_head], rtol=1e-6)
+    np.testing.assert_allclose(mean.get_ydata(), distance.mean(axis=1), rtol=1e-6)
+    assert axes.get_xlabel() == "block" and axes.get_ylabel() == "distance (pixels)"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a head", "mean of the heads"]
+    written(tmp_path / "distance.png")
+
+
+def test_what_is_wrong_is_said(tmp_path):
+    images, attention = np.zeros((2, 8, 8, 3)), np.zeros((2, 2, 2))
+    for bad in (attention[:1], attention[0]):
+        with pytest.raises(ValueError, match=r"`attention` of shape \(2, rows, columns\)"):
+            attention_overlay(images, bad)
+    with pytest.raises(ValueError, match="Expected images of shape"):
+        plot_attention_rollout(images[0], attention)
+    with pytest.raises(ValueError, match="2 `titles`, one an image. Received: 1"):
+        plot_attention_rollout(images, attention, titles=["one"])
+    with pytest.raises(ValueError, match="Expected a .png file"):
+        plot_attention_rollout(images, attention, tmp_path / "rollout.pdf")
+    with pytest.raises(ValueError, match=r"\(num_heads, num_tokens, num_tokens\)"):
+        plot_attention_maps(images[0], np.zeros((2, 5, 4)))
+    with pytest.raises(ValueError, match=r"`grid` of at most 5 patches. Received: grid=\(2, 3\)"):
+        plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid=(2, 3))
+    with pytest.raises(ValueError, match="one of 5 tokens. Received: query=5"):
+        plot_attention_maps(images[0], np.zeros((2, 5, 5)), query=5)
+    with pytest.raises(ValueError, match=r"\(num_blocks, num_heads\)"):
+        plot_attention_distance(np.zeros(3))

@@ -1,0 +1,79 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.inspection import gradient_rollout
+from tests.inspection import reference
+
+STEP = 1e-5
+
+
+def gradient_by_differences(model, images, block, index):
+    """The gradient of an output with respect to one block's attention weights, each weight moved by itself."""
+    shape = reference.run(model, images)[1][block].shape
+    gradient = np.zeros(shape)
+    for place in np.ndindex(shape[1:]):
+        change = np.zeros(shape)
+        change[(0, *place)] = STEP
+        up, down = (reference.run(model, images, changes={block: sign * change})[0][0, index] for sign in (1, -1))
+        gradient[(0, *place)] = (up - down) / (2 * STEP)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_registers": 1}, {"distillation_token": True}, {"pooling": "gap"}],
+    ids=["plain", "registers", "distilled", "gap"],
+)
+def test_gradients_are_those_of_the_definition(changes):
+    model, images = reference.build(**changes)
+    product = None
+    for block, scores in enumerate(reference.run(model, images[:1])[1]):
+        weighted = np.maximum(scores * gradient_by_differences(model, images[:1], block, 2), 0).mean(axis=1)[0]
+        step = np.eye(len(weighted)) + weighted
+        product = step if product is None else step @ product
+    product -= np.eye(len(product))
+    prefix = len(product) - 6
+    row = product[prefix:].mean(axis=0) if changes.get("pooling") == "gap" else product[0]
+    actual = gradient_rollout(model, images, classes=2)
+    np.testing.assert_allclose(actual[0], row[prefix:].reshape(2, 3), atol=1e-5)
+    assert actual.max() > 1e-3, "nothing to compare"
+
+
+def test_classes_are_one_for_all_or_one_an_image_or_the_most_probable():
+    model, images = reference.build()
+    of_one, of_four = (gradient_rollout(model, images, classes=c) for c in (1, 4))
+    assert np.abs(of_one - of_four).max() > 1e-4
+    both = gradient_rollout(model, images, classes=[1, 4])
+    np.testing.assert_allclose(both, [of_one[0], of_four[1]], atol=1e-5)
+    best = ops.convert_to_numpy(model(images)).argmax(axis=1)
+    np.testing.assert_allclose(
+        gradient_rollout(model, images), gradient_rollout(model, images, classes=best), atol=1e-6
+    )
+
+
+def test_what_lies_between_the_blocks_takes_part():
+    """Two blocks with a layer between them must be explained as the same two with the layer's work in the weights."""
+    model, images = reference.build()
+    x = keras.layers.Dense(12, use_bias=False, name="between")(model.get_layer("block_00").output)
+    x = model.get_layer("block_01")(x)
+    for name in ("norm", "pooling", "pre_logits", "head"):
+        x = model.get_layer(name)(x)
+    between = keras.Model(model.input, x)
+    between.get_layer("between").set_weights([np.eye(12)])
+    expected = gradient_rollout(model, images, classes=0)
+    np.testing.assert_allclose(gradient_rollout(between, images, classes=0), expected, atol=1e-5)
+    # Were it passed over on the way back, the first block would have no gradient, or another one.
+    between.get_layer("between").set_weights([np.zeros((12, 12))])
+    nothing = gradient_rollout(between, images, classes=0)
+    assert np.abs(nothing - expected).max() > 1e-4
+
+
+def test_what_is_wrong_is_said():
+    model, images = reference.build()
+    with pytest.raises(ValueError, match=r"`classes` to be integers of 0..4. Received: \[5, 5\]"):
+        gradient_rollout(model, images, classes=5)
+    two, images = reference.build(distillation_token=True, return_both_heads=True)
+    with pytest.raises(ValueError, match=r"output is \(batch, classes\)"):
+        gradient_rollout(two, images)

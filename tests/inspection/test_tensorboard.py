@@ -1,0 +1,44 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
+from tests import tiny
+
+tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
+
+
+def pictures_in(folder):
+    """The pictures of each step."""
+    pictures = {}
+    for file in folder.iterdir():
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.tag == "attention"
+                _, _, *encoded = tf.make_ndarray(value.tensor)
+                pictures[event.step] = np.stack([tf.io.decode_png(image).numpy() for image in encoded])
+    return pictures
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_pictures_are_written_each_few_epochs_and_after_the_last(nested, tmp_path):
+    vit = tiny.build(include_preprocessing=True, image_size=(16, 24))
+    model = keras.Sequential([keras.Input((16, 24, 3)), vit]) if nested else vit
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (4, 16, 24, 3)).astype("float32"), np.arange(4)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callback = TensorBoardAttention(tmp_path / "logs", images[:2], every=2, model=vit if nested else None)
+    model.fit(images, labels, epochs=3, verbose=0, callbacks=[callback])
+    pictures = pictures_in(tmp_path / "logs")
+    assert sorted(pictures) == [1, 2] and pictures[2].shape == (2, 16, 24, 3)
+    # The last pictures are of the model as it is now.
+    expected = attention_overlay(images[:2], attention_rollout(model, images[:2]))
+    assert np.abs(pictures[2].astype(int) - expected).max() <= 1
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ValueError, match="`every`"):
+        TensorBoardAttention("logs", np.zeros((1, 16, 16, 3)), every=0)
+    with pytest.raises(ValueError, match="`head_fusion`"):
+        TensorBoardAttention("logs", np.zeros((1, 16, 16, 3)), head_fusion="sum")

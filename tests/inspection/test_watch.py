@@ -1,0 +1,171 @@
+import weakref
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.inspection import (
+    attention_distance,
+    attention_maps,
+    attention_rollout,
+    embedding_filters,
+    gradient_rollout,
+    patch_layout,
+    position_similarity,
+)
+from keras_vit.inspection.watch import Watch, pictures_of
+from tests.inspection import reference
+
+
+@keras.saving.register_keras_serializable(package="keras_vit_tests")
+class Held(keras.layers.Layer):
+    """A layer, and no model, that holds a ViT."""
+
+    def __init__(self, vit, **kwargs):
+        super().__init__(**kwargs)
+        self.vit = vit
+
+    def call(self, images):
+        return self.vit(images)
+
+    def compute_output_shape(self, images_shape):
+        return self.vit.compute_output_shape(images_shape)
+
+
+def functional(vit):
+    inputs = keras.Input((8, 12, 3))
+    return keras.Model(inputs, keras.layers.Identity()(vit(keras.layers.RandomFlip(seed=0)(inputs))))
+
+
+def sequential(vit):
+    return keras.Sequential([keras.Input((8, 12, 3)), vit, keras.layers.Identity()])
+
+
+def with_other_input(vit):
+    inputs = keras.Input((8, 12, 3), name="image"), keras.Input((5,), name="bias")
+    return keras.Model(list(inputs), keras.layers.Add()([vit(inputs[0]), inputs[1]]))
+
+
+OUTER = {
+    "functional": functional,
+    "sequential": sequential,
+    "twice": lambda vit: sequential(functional(vit)),
+    "layer": lambda vit: keras.Sequential([keras.Input((8, 12, 3)), Held(vit)]),
+    "layers of their own": lambda vit: keras.Model(vit.input, vit.get_layer("head").output),
+    "two inputs": with_other_input,
+    "called twice elsewhere": lambda vit: (functional(vit), functional(vit))[1],
+}
+
+
+def everything(model, inputs):
+    return {
+        "maps": attention_maps(model, inputs, blocks=0),
+        "rollout": attention_rollout(model, inputs),
+        "distance": attention_distance(model, inputs),
+        "gradient": gradient_rollout(model, inputs, classes=3),
+        "positions": position_similarity(model),
+        "filters": embedding_filters(model),
+    }
+
+
+@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
+def test_a_vit_inside_another_model_is_found(outer):
+    vit, images = reference.build(num_registers=1)
+    model = outer(vit)
+    inputs = [images, np.zeros((2, 5), "float32")] if len(model.inputs) == 2 else images
+    before = ops.convert_to_numpy(model(inputs, training=False))
+    expected = everything(vit, images)
+    for name, actual in everything(model, inputs).items():
+        np.testing.assert_allclose(actual, expected[name], atol=1e-5, err_msg=name)
+    assert patch_layout(model, inputs) == ((8, 12), (2, 3), (4, 4), 2)
+    np.testing.assert_array_equal(ops.convert_to_numpy(model(inputs, training=False)), before)
+
+
+@pytest.mark.parametrize("outer", [lambda vit: vit, functional, sequential], ids=["plain", "functional", "sequential"])
+def test_a_loaded_model_gives_the_same(outer, tmp_path):
+    model = outer(reference.build(pooling="gap", num_registers=1)[0])
+    images = np.random.default_rng(1).normal(size=(2, 8, 12, 3)).astype("float32")
+    model.save(tmp_path / "model.keras")
+    again = everything(keras.saving.load_model(tmp_path / "model.keras"), images)
+    for name, expected in everything(model, images).items():
+        np.testing.assert_allclose(again[name], expected, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "layout"),
+    [
+        ({"image_size": (18, 27)}, (18, 27), ((18, 27), (4, 6), (4, 4), 1)),
+        ({"image_size": (None, None), "num_registers": 2}, (8, 16), ((8, 16), (2, 4), (4, 4), 3)),
+        ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
+        (
+            {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 16)},
+            (32, 16),
+            ((32, 16), (4, 2), (8, 8), 1),
+        ),
+        ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
+    ],
+)
+def test_layout(changes, size, layout):
+    model, _ = reference.build(**changes)
+    images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
+    assert patch_layout(model, images) == layout
+    assert attention_rollout(model, images).shape == (2, *layout[1])
+    assert np.isfinite(gradient_rollout(model, images)).all()
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_gives_nearly_the_same(policy):
+    model, images = reference.build()
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        mixed, _ = reference.build()
+    finally:
+        keras.config.set_dtype_policy(before)
+    mixed.set_weights([ops.convert_to_numpy(w) for w in model.weights])
+    actual = everything(mixed, images)
+    for name, expected in everything(model, images).items():
+        assert actual[name].dtype == "float32"
+        np.testing.assert_allclose(actual[name], expected, atol=0.1 * np.abs(expected).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_pictures_are_the_images_before_scaling(raw):
+    model, _ = reference.build(include_preprocessing=raw, mean=(0.1, 0.4, 0.5), std=(0.2, 0.3, 0.6))
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3)).astype("uint8")
+    pictures = pictures_of(functional(model), keras_vit.preprocess_input(images, model))
+    np.testing.assert_allclose(pictures, images, atol=1e-3)
+
+
+def test_one_blocks_attention_is_held_at_a_time():
+    model, images = reference.build(num_layers=4)
+    held, alive = [], []
+
+    def consume(i, scores):
+        held.append(weakref.ref(scores))
+        alive.append(sum(array() is not None for array in held))
+
+    Watch(model).run(images, consume)
+    assert len(alive) == 4 and max(alive) <= 2
+
+
+def test_layers_are_themselves_again_after_an_error():
+    model, images = reference.build()
+    with pytest.raises(Exception):  # noqa: B017  The backends differ in what they raise on a wrong shape.
+        attention_maps(model, images[:, :4])
+    assert not any("call" in vars(layer) for layer in model.layers)
+
+
+def test_other_models_are_refused():
+    vit, images = reference.build()
+    with pytest.raises(ValueError, match="holds a ViT of this package"):
+        attention_maps(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), np.zeros((1, 4)))
+    with pytest.raises(ValueError, match="Expected a Keras model. Received: 'B/16'"):
+        attention_maps("B/16", images)
+    inputs = keras.Input((8, 12, 3))
+    two = keras.Model(inputs, keras.layers.Add()([vit(inputs), reference.build(name="other")[0](inputs)]))
+    for function in (attention_rollout, lambda model, images: position_similarity(model)):
+        with pytest.raises(ValueError, match=r"with 2. Of a model that holds several ViTs pass one"):
+            function(two, images)
