@@ -33,6 +33,21 @@ def _predict(args):
     print(table(args.images, classify(model, args.images, args.top)))
 
 
+def _inspect(args):
+    import keras
+
+    import keras_vit
+
+    if args.model.endswith(".keras"):
+        model = keras.saving.load_model(args.model, compile=False)
+    else:
+        model = keras_vit.from_pretrained(args.model, image_size=args.image_size, num_heads=args.num_heads)
+    # A model that takes any size has no costs of its own.
+    notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
+    path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
+    print(f"Wrote {path}")
+
+
 def _recipes(args):
     from keras_vit import training
 
@@ -102,6 +117,15 @@ def build_parser():
     action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
     action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
     action.set_defaults(run=_predict)
+
+    action = commands.add_parser("inspect", help="write a page that shows what a model sees in images")
+    action.add_argument("model", metavar="MODEL", help="a .keras file, or weights as of `predict`")
+    action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
+    action.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
+    action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
+    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
+    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    action.set_defaults(run=_inspect)
 
     action = commands.add_parser("recipes", help="the papers' training runs, or the settings of one")
     action.add_argument("name", nargs="?", help="the recipe (default: all, with what they reached)")

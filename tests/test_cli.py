@@ -88,7 +88,7 @@ def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments
 
 
 def test_help_names_every_command(capsys):
-    for command in ([], ["weights"], ["weights", "convert"], ["predict"], ["recipes"], ["train"]):
+    for command in ([], ["weights"], ["weights", "convert"], ["predict"], ["inspect"], ["recipes"], ["train"]):
         with pytest.raises(SystemExit) as end:
             cli.main([*command, "--help"])
         assert end.value.code == 0
