@@ -8,19 +8,29 @@ import numpy as np
 
 
 def _ends_aligned(old, new, xp):
-    step = (old - 1) / xp.maximum(xp.cast(new, "float32") - 1, 1) if xp is not np else (old - 1) / max(new - 1, 1)
+    step = (old - 1) / xp.maximum(_number(new, xp) - 1, 1)
     places = xp.arange(new, dtype=_dtype(xp)) * step
-    return xp.maximum(0, 1 - xp.abs(places[:, None] - np.arange(old, dtype=_dtype(xp))[None, :]))
+    return xp.maximum(0, 1 - xp.abs(places[:, None] - xp.arange(old, dtype=_dtype(xp))[None, :]))
 
 
 def _dtype(xp):
     return "float64" if xp is np else "float32"
 
 
+def _number(new, xp):
+    """A size as a float. It is counted, since a cast would tie torch.export to the size of its example."""
+    return new if xp is np else xp.arange(new, dtype=_dtype(xp))[-1] + 1
+
+
+def _constant(array, xp):
+    """A NumPy array as one of `xp`: torch.export cannot trace a product of a tensor and an array."""
+    array = array.astype(_dtype(xp))
+    return array if xp is np else xp.convert_to_tensor(array)
+
+
 def _centres(old, new, xp):
     """Where the centres of the new pixels lie among the old ones."""
-    ratio = old / new if xp is np else old / xp.cast(new, "float32")
-    return (xp.arange(new, dtype=_dtype(xp)) + 0.5) * ratio - 0.5
+    return (xp.arange(new, dtype=_dtype(xp)) + 0.5) * (old / _number(new, xp)) - 0.5
 
 
 def _cubic(a):
@@ -44,10 +54,10 @@ def _border_repeated(kernel, reach):
 
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
-        weights = kernel(_centres(old, new, xp)[:, None] - padded.astype(_dtype(xp))[None, :], xp)
+        weights = kernel(_centres(old, new, xp)[:, None] - _constant(padded, xp)[None, :], xp)
         # Which pixel each of the padded ones repeats.
         repeats = np.clip(padded, 0, old - 1)[:, None] == np.arange(old)[None, :]
-        return xp.matmul(weights, repeats.astype(_dtype(xp)))
+        return xp.matmul(weights, _constant(repeats, xp))
 
     return matrix
 
@@ -56,8 +66,8 @@ def _antialiased(kernel):
     """Resize matrices of a kernel as wide as the larger pixel, normalised over the pixels inside the border."""
 
     def matrix(old, new, xp):
-        scale = max(old / new, 1) if xp is np else xp.maximum(old / xp.cast(new, "float32"), 1)
-        places = np.arange(old, dtype=_dtype(xp))
+        scale = xp.maximum(old / _number(new, xp), 1)
+        places = xp.arange(old, dtype=_dtype(xp))
         weights = kernel((_centres(old, new, xp)[:, None] - places[None, :]) / scale, xp)
         return weights / xp.sum(weights, axis=1, keepdims=True)
 

@@ -164,8 +164,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         length = ops.shape(query)[1]
         if keras.backend.backend() != "jax" or length % 2 == 0:
             return ops.dot_product_attention(query, key, value, bias=bias)
-        # cuDNN has no gradient for an odd number of tokens (197, as of ViT-B/16): one more, which none attends to, costs
-        # less than the matrix products step by step.
+        # cuDNN has no gradient for an odd number of tokens, as the 197 of ViT-B/16. One more, which none attends to,
+        # costs less than the matrix products step by step.
         query, key, value = (ops.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
         if bias is not None:
             bias = ops.pad(bias, ((0, 0), (0, 0), (0, 1), (0, 1)))

@@ -136,15 +136,20 @@ class PositionEmbedding(keras.layers.Layer):
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
     def _is_own(self, grid):
-        """Whether a grid is known to be the stored one; inside a TensorFlow graph its sides may be tensors."""
-        return all(isinstance(side, int) for side in grid) and grid == self.grid_size
+        """Whether a grid is known to be the stored one.
+
+        Inside a TensorFlow graph its sides may be tensors, and where torch.export traces any size they are symbols,
+        which a comparison would tie to the size of the example.
+        """
+        return all(type(side) is int for side in grid) and grid == self.grid_size
 
     def _resize(self, embeddings, grid, hidden_dim):
         if self._is_own(grid):
             return embeddings
-        embeddings = ops.reshape(embeddings, (*self.grid_size, hidden_dim))
         rows, columns = self._resize_matrices(grid)
-        return ops.einsum("rR,cC,RCd->rcd", rows, columns, embeddings)
+        # Two products: one einsum of three operands would tie torch.export to the size of its example.
+        resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
+        return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
     def _resize_matrices(self, grid):
         return [
@@ -170,7 +175,8 @@ class PositionEmbedding(keras.layers.Layer):
 def _sincos(length, channels):
     """Sines, then cosines, of each position along one axis at falling frequencies, (length, channels)."""
     frequencies = 10_000.0 ** -np.linspace(0, 1, channels // 2, dtype="float32")
-    angles = ops.arange(length, dtype="float32")[:, None] * frequencies
+    # As a tensor: torch.export cannot trace a product of a tensor and an array.
+    angles = ops.arange(length, dtype="float32")[:, None] * ops.convert_to_tensor(frequencies)
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
 
 
