@@ -1,10 +1,11 @@
 """Vision Transformers for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-from keras_vit import data, distillation, evaluation, inspection, layers, models, pretraining, training, weights
-
 # Packed, so that all the names fit on a page.
 # fmt: off
 # isort: off
+from keras_vit import (
+    data, distillation, evaluation, export, inspection, layers, models, pretraining, training, weights,
+)
 from keras_vit.models import (
     BiT, BiTR101x1, BiTR101x3, BiTR152x1, BiTR152x2, BiTR152x4, BiTR200x3, BiTR50x1, BiTR50x2, BiTR50x3, DINOv2B14,
     DINOv2L14, DINOv2S14, DeiT3B16, DeiT3L16, DeiT3S16, DeiTB16, DeiTB16Distilled, DeiTS16, DeiTS16Distilled,
@@ -25,8 +26,8 @@ __all__ = [
     "DeiTB16Distilled", "DeiTS16", "DeiTS16Distilled", "DeiTTi16", "DeiTTi16Distilled", "LoadReport", "R26ViTB32",
     "R26ViTS32", "R50ViTB16", "R50ViTB32", "R50ViTL32", "RViTTi16", "SigLIPB16", "SigLIPL16", "SigLIPSO400M14",
     "ViT", "ViTB8", "ViTB16", "ViTB32", "ViTG14", "ViTH14", "ViTL16", "ViTL32", "ViTS16", "ViTS32", "ViTSO400M14",
-    "ViTTi16", "ViTg14", "__version__", "data", "decode_predictions", "distillation", "evaluation", "features",
-    "from_pretrained", "inspection", "layers", "list_weights", "load_weights", "models", "paper_table",
+    "ViTTi16", "ViTg14", "__version__", "data", "decode_predictions", "distillation", "evaluation", "export",
+    "features", "from_pretrained", "inspection", "layers", "list_weights", "load_weights", "models", "paper_table",
     "preprocess_input", "pretraining", "profile", "save_weights", "training", "weights",
 ]
 # fmt: on

@@ -1,0 +1,43 @@
+"""A process that answers requests with a SavedModel."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from keras_vit.export.describe import read_signatures
+
+
+class Refused(Exception):
+    """A request was answered by an error."""
+
+
+class Server:
+    """Asks c_api.py, which is another process, so that a crash does not end the tests."""
+
+    def __init__(self, folder):
+        self.signatures = read_signatures(folder)
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("c_api.py"), str(folder)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(self, signature, **inputs):
+        """Answers {output's name: array}; raises Refused, or EOFError where the process is no more."""
+        takes, gives = self.signatures[signature]
+        request = {takes[name][0]: array for name, array in inputs.items()}
+        pickle.dump((request, [tensor for tensor, *_ in gives.values()]), self.process.stdin)
+        self.process.stdin.flush()
+        answer = pickle.load(self.process.stdout)
+        if isinstance(answer, str):
+            raise Refused(answer)
+        return dict(zip(gives, answer, strict=True))
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)

@@ -1,0 +1,92 @@
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from keras_vit.export.child import backend_name, run_in_child
+from tests.export.jobs import broken, shapes
+from tests.tiny import build
+
+# The layer comes from the script that runs, which trains as well and has no guard.
+SCRIPT = """
+import sys
+import keras
+from keras_vit.export.child import run_in_child
+from tests.export.jobs import shapes
+from tests.tiny import build
+
+FACTOR = 3
+UNUSED = open(sys.argv[1], "a").write("ran ")
+
+
+def tripled(x):
+    return keras.ops.relu(x) * FACTOR
+
+
+class Head(keras.layers.Layer):
+    def call(self, x):
+        return tripled(x)
+
+
+@keras.saving.register_keras_serializable(package="me")
+class Registered(Head):
+    pass
+
+
+backbone = build(num_classes=0)
+outputs = Registered()(Head()(keras.layers.Dense(4, activation=tripled)(backbone.output)))
+print(run_in_child(shapes, keras.Model(backbone.input, outputs), backend="tensorflow"))
+"""
+MODULE = """
+import keras
+
+class Head(keras.layers.Layer):
+    def call(self, x):
+        return x
+"""
+
+
+def test_layers_of_the_running_script_are_found_and_the_script_runs_once(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "runs")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[[None, 4], 'tensorflow', '-1']"
+    assert (tmp_path / "runs").read_text() == "ran "
+
+
+def test_a_file_can_define_the_layers(tmp_path):
+    namespace = {"__name__": "not_importable"}
+    exec(MODULE, namespace)
+    (tmp_path / "my_layers.py").write_text(MODULE)
+    backbone = build(num_classes=0)
+    model = keras.Model(backbone.input, namespace["Head"]()(backbone.output))
+    backend = keras.backend.backend()
+    with pytest.raises(RuntimeError, match="custom_module"):
+        run_in_child(shapes, model, backend=backend)
+    arguments = {"backend": backend, "custom_module": tmp_path / "my_layers.py"}
+    assert run_in_child(shapes, model, **arguments)[:2] == [[None, 12], backend]
+
+
+def test_a_layer_defined_in_a_function_is_refused_with_advice():
+    class Local(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    backbone = build(num_classes=0)
+    with pytest.raises(ValueError, match="inside a function.*custom_module"):
+        run_in_child(backend_name, keras.Model(backbone.input, Local()(backbone.output)), backend="tensorflow")
+
+
+def test_what_goes_wrong_is_said():
+    with pytest.raises(RuntimeError, match="(?s)KERAS_BACKEND=.*no such luck: 0$"):
+        run_in_child(broken, backend=keras.backend.backend(), luck=0)
+
+
+def test_a_backend_that_is_missing_is_named():
+    with pytest.raises(ImportError, match=r"keras-vit\[nothing\]"):
+        run_in_child(backend_name, backend="nothing")

@@ -1,0 +1,47 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import export
+from keras_vit.export.parity import answers
+from tests import tiny
+
+pytest.importorskip("tensorflow")
+openvino = pytest.importorskip("openvino")
+
+
+def compiled(path):
+    return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def test_openvino_answers_any_number_of_images(tmp_path):
+    model = tiny.build(activation="gelu")
+    report = export.openvino(model, tmp_path / "vit.xml")
+    files = sorted(tmp_path.iterdir())
+    assert [p.name for p in files] == ["vit.bin", "vit.xml"]
+    assert report.size == sum(p.stat().st_size for p in files)
+    run = compiled(tmp_path / "vit.xml")
+    for count in (1, 7, 33):
+        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
+        np.testing.assert_allclose(run({"images": images})["outputs"], answers(model, images)[0], atol=1e-5)
+
+
+def test_several_outputs_keep_their_names_and_order(tmp_path):
+    vit = tiny.build(num_classes=0)
+    outputs = [keras.layers.Dense(2, name=name)(vit.output) for name in ("second", "first")]
+    model = keras.Model(vit.input, outputs)
+    export.openvino(model, tmp_path / "vit.xml")
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("float32")
+    answer = compiled(tmp_path / "vit.xml")(images)
+    for name, wanted in zip(("second", "first"), answers(model, images), strict=True):
+        np.testing.assert_allclose(answer[name], wanted, atol=1e-5)
+
+
+def test_int8_kernels_are_stored_in_a_byte(tmp_path):
+    sizes = {"hidden_dim": 96, "mlp_dim": 192, "num_layers": 1}
+    model = tiny.build(**sizes)
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    report = export.openvino(model, tmp_path / "vit.xml", precision="int8", images=images)
+    # The patch embedding, norms, positions and biases stay as they are.
+    assert (tmp_path / "vit.bin").stat().st_size < 1.5 * model.count_params()
+    assert report.difference < 1e-5 < report.change.largest < 0.1

@@ -1,0 +1,71 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.export import precision
+from tests import tiny
+
+
+def test_float32_is_the_model_itself():
+    model = tiny.build()
+    assert precision.with_precision(model, "float32") is model
+
+
+@pytest.mark.parametrize("name, bits", [("float16", 11), ("bfloat16", 8)])
+def test_weights_are_rounded_and_the_model_is_not_touched(name, bits):
+    model = tiny.randomize(tiny.build())
+    before = model.get_weights()
+    reduced = precision.with_precision(model, name)
+    for ours, theirs, kept in zip(before, reduced.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, kept)
+        np.testing.assert_allclose(theirs, ours, rtol=2.0**-bits, atol=1e-6)
+        assert (theirs == ours).mean() < 0.5
+        if theirs.size >= 64:
+            assert precision.stored(theirs, name).nbytes == theirs.nbytes // 2
+            assert precision.stored(ours, name) is None
+
+
+def test_int8_quantizes_the_kernels_of_the_dense_layers_alone():
+    if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
+        pytest.skip("This version of Keras quantizes activations too")
+    model = tiny.randomize(tiny.build())
+    reduced = precision.with_precision(model, "int8")
+    kinds = {w.path: str(w.dtype) for w in reduced.weights}
+    quantized = [path for path, kind in kinds.items() if kind == "int8"]
+    # Four in each of two blocks, and the head.
+    assert len(quantized) == 9
+    assert all(path.endswith("kernel") for path in quantized)
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    ours, theirs = (np.asarray(keras.ops.convert_to_numpy(m(images))) for m in (model, reduced))
+    assert 0 < np.abs(ours - theirs).max() < 0.3 * np.abs(ours).max()
+    assert {str(w.dtype) for w in model.weights} == {"float32"}
+
+
+def test_weights_that_overflow_are_refused():
+    model = tiny.build()
+    model.set_weights([w + 1e5 for w in model.get_weights()])
+    with pytest.raises(ValueError, match="float16 can hold"):
+        precision.with_precision(model, "float16")
+    with pytest.raises(ValueError, match="`precision`"):
+        precision.with_precision(model, "float8")
+
+
+def test_only_what_loses_nothing_is_stored_smaller():
+    array = np.full(64, 0.5, "float32")
+    assert precision.stored(array, "float32") is None
+    assert precision.stored(array, "int8") is None
+    assert precision.stored(array * 4, "int8").dtype == "int8"
+    assert precision.stored(array[:63], "float16") is None
+    assert precision.stored(array * np.float32(1 + 2**-12), "float16") is None
+
+
+def test_accuracy_change():
+    before = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    after = np.array([[0.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    change = precision.accuracy_change(before, after, labels=[1, 1, 0])
+    assert (change.num_images, change.largest, change.same_top1) == (3, 1.0, 2)
+    assert change.mean == pytest.approx(1 / 3)
+    assert (change.before, change.after) == (pytest.approx(2 / 3), 1.0)
+    assert precision.accuracy_change(before, after).before is None
+    with pytest.raises(ValueError, match="`labels`"):
+        precision.accuracy_change(before, after, labels=[1])

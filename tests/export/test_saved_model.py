@@ -1,0 +1,290 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from keras import ops
+
+import keras_vit
+from keras_vit import export
+from keras_vit.models.classify import read_image
+from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
+from tests.export.server import Refused, Server
+from tests.tiny import build
+
+LABELS = ["ant", "bee", "cat", "dog", "emu"]
+BATCHES = (1, 7, 33)
+GOLDEN = """
+serving_bytes: image_bytes string (None,) -> classes int32 (None, 3), labels string (None, 3), \
+outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3), status string (None,)
+serving_default: images float32 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), \
+outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3)
+serving_uint8: images uint8 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), \
+outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3)
+""".strip()
+# A user who has the folder and TensorFlow, and nothing else.
+READER = """
+import sys
+sys.modules.update(keras=None, keras_vit=None, torch=None, jax=None)
+import numpy as np
+import tensorflow as tf
+
+folder, images, answers = sys.argv[1:]
+signature = tf.saved_model.load(folder).signatures["serving_default"]
+np.savez(answers, *[signature(images=tf.constant(batch))["outputs"].numpy() for batch in np.load(images).values()])
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Small weights, as a trained model's: with large ones float32 rounds visibly."""
+    keras.utils.set_random_seed(0)
+    return build(crop_fraction=0.9)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    """The model as version 1, exported once for all tests here."""
+    path = tmp_path_factory.mktemp("models") / "vit" / "1"
+    report = export.saved_model(model, path, postprocess="classify", labels=LABELS, top=3, warm_up=(1, 2))
+    assert report.path == path and report.difference < 1e-5 and report.num_checked == 2
+    assert report.size == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    server = Server(folder)
+    yield server
+    server.close()
+
+
+def batch(count, size=(16, 16, 3)):
+    return np.random.default_rng(count).uniform(-1, 1, (count, *size)).astype("float32")
+
+
+def answers(model, images):
+    return ops.convert_to_numpy(model(images, training=False))
+
+
+def environment():
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def test_signatures_are_the_frozen_ones(folder):
+    assert export.describe(folder) == GOLDEN
+
+
+def test_a_process_without_keras_gives_the_models_answers(model, folder, tmp_path):
+    np.savez(tmp_path / "images.npz", *map(batch, BATCHES))
+    command = [sys.executable, "-c", READER, folder, tmp_path / "images.npz", tmp_path / "answers.npz"]
+    read = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr
+    for count, answer in zip(BATCHES, np.load(tmp_path / "answers.npz").values(), strict=True):
+        np.testing.assert_allclose(answer, answers(model, batch(count)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("count", BATCHES)
+def test_the_c_api_gives_the_models_answers(model, server, count):
+    images = batch(count)
+    answer = server.ask("serving_default", images=images)
+    logits = answers(model, images)
+    np.testing.assert_allclose(answer["outputs"], logits, atol=1e-5, rtol=0)
+    probabilities = ops.convert_to_numpy(ops.softmax(logits))
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+    best = np.argsort(-logits, axis=1)[:, :3]
+    np.testing.assert_array_equal(answer["classes"], best)
+    np.testing.assert_allclose(answer["scores"], np.take_along_axis(probabilities, best, 1), atol=1e-5)
+    np.testing.assert_array_equal(answer["labels"].astype(str), np.array(LABELS)[best])
+
+
+def test_saved_model_cli_gives_the_models_answers(model, folder, tmp_path):
+    np.save(tmp_path / "images.npy", batch(7))
+    tool = Path(sys.executable).with_name("saved_model_cli")
+    command = [tool, "run", "--dir", folder, "--tag_set", "serve", "--signature_def", "serving_default"]
+    command += ["--inputs", f"images={tmp_path / 'images.npy'}", "--outdir", tmp_path]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), answers(model, batch(7)), atol=1e-5, rtol=0)
+
+
+def test_raw_images_are_scaled(model, server):
+    images = np.stack([pixels(i, (16, 16, 3)) for i in range(3)])
+    expected = answers(model, keras_vit.preprocess_input(images, model))
+    np.testing.assert_allclose(server.ask("serving_uint8", images=images)["outputs"], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_image_files_are_read_as_predictions_read_them(model, server, tmp_path, kind):
+    files = [encoded(i, kind) for i in range(3)]
+    images = []
+    for i, data in enumerate(files):
+        (tmp_path / f"{i}").write_bytes(data)
+        images.append(read_image(tmp_path / f"{i}", model))
+    expected = answers(model, keras_vit.preprocess_input(np.stack(images), model))
+    answer = server.ask("serving_bytes", image_bytes=strings(*files))
+    np.testing.assert_allclose(answer["outputs"], expected, atol=1e-4, rtol=0)
+    assert answer["status"].tolist() == [b"ok"] * 3
+
+
+def test_one_bad_image_does_not_spoil_those_beside_it(server):
+    bad = bad_images()
+    alone = [server.ask("serving_bytes", image_bytes=strings(encoded(i))) for i in range(len(bad) + 1)]
+    rows = [encoded(0)]
+    for i, (data, _) in enumerate(bad.values()):
+        rows += [data, encoded(i + 1)]
+    answer = server.ask("serving_bytes", image_bytes=strings(*rows))
+    for i, expected in enumerate(alone):
+        for name, value in expected.items():
+            if value.dtype == "float32":
+                np.testing.assert_allclose(answer[name][2 * i], value[0], atol=1e-5)
+            else:
+                np.testing.assert_array_equal(answer[name][2 * i], value[0])
+    for i, (name, (_, status)) in enumerate(bad.items()):
+        assert answer["status"][2 * i + 1] == status.encode(), name
+        assert not answer["outputs"][2 * i + 1].any() and not answer["scores"][2 * i + 1].any()
+        assert answer["classes"][2 * i + 1].tolist() == [-1] * 3 and answer["labels"][2 * i + 1].tolist() == [b""] * 3
+
+
+def test_bad_requests_get_an_error_and_leave_the_server_as_it_was(server):
+    before = server.ask("serving_default", images=batch(2))
+    requests = list(bad_requests())
+    assert len(requests) + len(bad_images()) >= 40
+    for name, signature, inputs in requests:
+        with pytest.raises(Refused):
+            server.ask(signature, **inputs)
+            pytest.fail(f"{signature} answered {name}")
+    for name, (data, status) in bad_images().items():
+        assert server.ask("serving_bytes", image_bytes=strings(data))["status"].tolist() == [status.encode()], name
+    for name, value in server.ask("serving_default", images=batch(2)).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+# Random bytes, also behind what images start with, and images with bytes changed.
+STARTS = st.sampled_from([b"", encoded(1)[:3], encoded(1, "PNG")[:16], encoded(1)[:300], encoded(1, "PNG")[:60]])
+BODIES = st.one_of(
+    st.binary(max_size=300),
+    st.tuples(STARTS, st.binary(max_size=200)).map(b"".join),
+    st.tuples(st.integers(2, 600), st.binary(min_size=1, max_size=40)).map(
+        lambda cut: encoded(1)[: cut[0]] + cut[1] + encoded(1)[cut[0] + len(cut[1]) :]
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def good_answer(server):
+    return server.ask("serving_bytes", image_bytes=strings(encoded(5)))
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(body=BODIES)
+def test_random_bodies_leave_the_server_as_it_was(server, good_answer, body):
+    answer = server.ask("serving_bytes", image_bytes=strings(body, encoded(5)))
+    assert answer["status"][0] in (b"ok", b"unknown_format", b"too_large", b"damaged")
+    assert np.isfinite(answer["outputs"]).all()
+    after = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
+    np.testing.assert_array_equal(after["outputs"], good_answer["outputs"])
+
+
+def test_warm_up_requests_are_read_back_and_answered(folder, server):
+    from keras_vit.export import warm_up
+
+    requests = warm_up.read(folder)
+    asked = [(name, len(next(iter(inputs.values())))) for name, inputs in requests]
+    assert sorted(asked) == sorted((name, count) for name in server.signatures for count in (1, 2))
+    for name, inputs in requests:
+        answer = server.ask(name, **inputs)
+        assert set(answer.get("status", [b"ok"])) == {b"ok"}
+    # A few bytes each, however large the images.
+    assert (folder / warm_up.FILE).stat().st_size < 5000
+
+
+def test_weights_are_stored_once(model, folder):
+    from tensorflow.train import list_variables
+
+    stored = [int(np.prod(shape)) for _, shape in list_variables(str(folder / "variables" / "variables"))]
+    # And a scalar: how many savings there were, and the graph of the objects.
+    assert model.count_params() <= sum(stored) <= model.count_params() + 2
+
+
+def test_labels_are_an_asset(folder):
+    assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
+
+
+def test_an_existing_version_is_refused_and_stays(model, folder):
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    with pytest.raises(FileExistsError, match="overwrite"):
+        export.saved_model(model, folder)
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    assert [path.name for path in folder.parent.iterdir()] == ["1"]
+
+
+def test_overwriting_replaces_the_version_whole(model, folder, tmp_path):
+    path = tmp_path / "1"
+    path.mkdir()
+    (path / "leftover").touch()
+    export.saved_model(model, path, overwrite=True, warm_up=())
+    assert sorted(file.name for file in path.iterdir()) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+KILLED = """
+import sys
+from keras_vit import export
+from tests.tiny import build
+
+export.saved_model(build(), sys.argv[1])
+"""
+
+
+def test_a_killed_export_leaves_nothing_under_the_versions_name(tmp_path):
+    path = tmp_path / "1"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment(), start_new_session=True)
+    # Its temporary folder shows that it is at work.
+    while not any(tmp_path.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not path.exists()
+    # Nor is what it left in the way.
+    path.mkdir()
+    assert [child.name for child in tmp_path.iterdir() if child.name.isdigit()] == ["1"]
+
+
+def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkeypatch):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("another process writes it")
+    model = build()
+    module = sys.modules["keras_vit.export.saved_model"]
+    right = module.write
+    monkeypatch.setattr(module, "write", lambda *args, **kwargs: right(*args, **kwargs) + 1)
+    with pytest.raises(export.ParityError, match="apart"):
+        export.saved_model(model, tmp_path / "1")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"postprocess": "nms"}, "postprocess"),
+        ({"top": 0}, "top"),
+        ({"warm_up": (0,)}, "warm_up"),
+        ({"max_batch_size": 2.0}, "max_batch_size"),
+        ({"labels": LABELS}, "postprocess"),
+        ({"postprocess": "classify", "labels": LABELS[:4]}, "5 classes"),
+        ({"postprocess": "classify", "labels": [*LABELS[:4], "a\nb"]}, "one line"),
+        ({"image_size": (32, 32)}, "image_size"),
+    ],
+)
+def test_wrong_arguments_are_named(model, tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        export.saved_model(model, tmp_path / "1", **arguments)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,168 @@
+"""Models of every kind have the signatures, and answer as the model does."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit import export
+from tests.export.bodies import encoded, strings
+from tests.export.server import Refused, Server
+from tests.tiny import build
+
+pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Scaled(keras.layers.Layer):
+    """A user's own head."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="glorot_uniform", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+def own_head():
+    backbone = build(num_classes=0)
+    return keras.Model(backbone.input, {"cosine": Scaled()(backbone.output), "features": backbone.output})
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((16, 16, 3)), build(num_classes=0)])
+    return keras.Sequential([keras.Input((16, 16, 3)), inner, keras.layers.Dense(3), Scaled()])
+
+
+def mixed():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return build()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+# For each a builder, the options, and what the signature takes and answers.
+KINDS = {
+    "any_size": (
+        lambda: build(image_size=(None, None), grid_size=(4, 4)),
+        {"image_size": (12, 20), "max_input_pixels": 32 * 32},
+        "images float32 (None, None, None, 3) -> outputs float32 (None, 5)",
+    ),
+    "own_head": (
+        own_head,
+        {},
+        "images float32 (None, 16, 16, 3) -> cosine float32 (None, 12), features float32 (None, 12)",
+    ),
+    "nested": (
+        nested,
+        {"postprocess": "classify", "top": 9},
+        "images float32 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), "
+        "outputs float32 (None, 3), probabilities float32 (None, 3), scores float32 (None, 3)",
+    ),
+    "headless": (
+        lambda: build(num_classes=0, pooling=None),
+        {},
+        "images float32 (None, 16, 16, 3) -> outputs float32 (None, 17, 12)",
+    ),
+    "distilled": (
+        lambda: build(distillation_token=True, return_both_heads=True),
+        {},
+        "images float32 (None, 16, 16, 3) -> head float32 (None, 5), head_dist float32 (None, 5)",
+    ),
+    "features": (
+        lambda: keras_vit.features(build(), blocks=(0, 1), format="map"),
+        {},
+        "images float32 (None, 16, 16, 3) -> patch_map_0 float32 (None, 4, 4, 12), "
+        "patch_map_1 float32 (None, 4, 4, 12)",
+    ),
+    "multi_label": (
+        build,
+        {"postprocess": "multi_label", "top": 1},
+        "images float32 (None, 16, 16, 3) -> classes int32 (None, 1), labels string (None, 1), "
+        "outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 1)",
+    ),
+    "grey_raw": (
+        lambda: build(in_channels=1, include_preprocessing=True),
+        {},
+        "images float32 (None, 16, 16, 1) -> outputs float32 (None, 5)",
+    ),
+    "five_channels": (
+        lambda: build(in_channels=5),
+        {},
+        "images float32 (None, 16, 16, 5) -> outputs float32 (None, 5)",
+    ),
+    "hybrid": (
+        lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32),
+        {},
+        "images float32 (None, 32, 32, 3) -> outputs float32 (None, 5)",
+    ),
+    "mixed_precision": (mixed, {}, "images float32 (None, 16, 16, 3) -> outputs float32 (None, 5)"),
+}
+# In a process of its own each takes seconds, and the graph is the same.
+if keras.backend.backend() != "tensorflow":
+    KINDS = {kind: KINDS[kind] for kind in ("any_size", "own_head")}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A function from a kind to its model and its SavedModel's folder."""
+
+    @functools.cache
+    def of(kind):
+        keras.utils.set_random_seed(0)
+        make, options, _ = KINDS[kind]
+        model, path = make(), tmp_path_factory.mktemp(kind) / "1"
+        export.saved_model(model, path, **options)
+        return model, path
+
+    return of
+
+
+def images_for(model, count=3):
+    size = [side or 24 for side in model.input_shape[1:]]
+    return np.random.default_rng(count).uniform(-1, 1, (count, *size)).astype("float32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_its_signatures_and_the_models_answers(exported, kind):
+    import tensorflow as tf
+
+    model, path = exported(kind)
+    described = dict(line.split(": ", 1) for line in export.describe(path).splitlines())
+    assert described["serving_default"] == KINDS[kind][2]
+    assert ("serving_bytes" in described) == (kind != "five_channels")
+    images = images_for(model)
+    answer = tf.saved_model.load(path).signatures["serving_default"](images=tf.constant(images))
+    outputs = model(images, training=False)
+    if isinstance(outputs, dict):
+        pairs = [(answer[name], outputs[name]) for name in outputs]
+    else:
+        outputs = keras.tree.flatten(outputs)
+        names = ["outputs"] if len(outputs) == 1 else KINDS[kind][2].split("-> ")[1].split(", ")
+        pairs = zip([answer[name.split()[0]] for name in names if name[0].isalpha()], outputs, strict=True)
+    tolerance = 0.05 if kind == "mixed_precision" else 1e-5
+    for received, output in pairs:
+        np.testing.assert_allclose(received, ops.convert_to_numpy(ops.cast(output, "float32")), atol=tolerance, rtol=0)
+    if kind == "multi_label":
+        np.testing.assert_allclose(answer["probabilities"], 1 / (1 + np.exp(-answer["outputs"])), atol=1e-6)
+        assert answer["labels"].numpy().tolist() == [[str(i).encode()] for i in answer["outputs"].numpy().argmax(1)]
+
+
+def test_a_model_of_any_size_takes_what_its_limits_allow(exported):
+    model, path = exported("any_size")
+    server = Server(path)
+    for size in ((16, 16), (9, 30), (32, 32)):
+        images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype("float32")
+        expected = ops.convert_to_numpy(model(images, training=False))
+        np.testing.assert_allclose(server.ask("serving_default", images=images)["outputs"], expected, atol=1e-5)
+    for size in ((32, 33), (0, 5), (5, 0), (1, 1), (3, 300)):
+        for signature, dtype in (("serving_default", "float32"), ("serving_uint8", "uint8")):
+            with pytest.raises(Refused):
+                server.ask(signature, images=np.zeros((1, *size, 3), dtype))
+    answer = server.ask("serving_bytes", image_bytes=strings(encoded(1), encoded(2, "PNG")))
+    assert answer["status"].tolist() == [b"ok", b"ok"] and answer["outputs"].all()
+    server.close()
