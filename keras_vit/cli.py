@@ -5,6 +5,10 @@ import sys
 from pathlib import Path
 
 
+# What a format's file is called.
+FILES = {"onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch_export": ".pt2"}
+
+
 def _list(args):
     from keras_vit.weights import zoo
 
@@ -33,19 +37,41 @@ def _predict(args):
     print(table(args.images, classify(model, args.images, args.top)))
 
 
-def _inspect(args):
+def _read_model(args):
     import keras
 
     import keras_vit
 
     if args.model.endswith(".keras"):
-        model = keras.saving.load_model(args.model, compile=False)
-    else:
-        model = keras_vit.from_pretrained(args.model, image_size=args.image_size, num_heads=args.num_heads)
+        return keras.saving.load_model(args.model, compile=False)
+    return keras_vit.from_pretrained(args.model, image_size=args.image_size, num_heads=args.num_heads)
+
+
+def _inspect(args):
+    import keras_vit
+
+    model = _read_model(args)
     # A model that takes any size has no costs of its own.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
     print(f"Wrote {path}")
+
+
+def _export(args):
+    import keras_vit
+    from keras_vit.models.classify import read_images
+
+    model = _read_model(args)
+    options = {"overwrite": args.overwrite}
+    if args.verify:
+        options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
+    if args.to == "saved_model":
+        options |= {"postprocess": "classify", "labels": args.labels} if args.labels else {}
+        path = args.out
+    else:
+        options["precision"] = args.precision
+        path = args.out / f"model{FILES[args.to]}"
+    print(getattr(keras_vit.export, args.to)(model, path, **options))
 
 
 def _recipes(args):
@@ -127,6 +153,20 @@ def build_parser():
     action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
     action.set_defaults(run=_inspect)
 
+    action = commands.add_parser("export", help="write a model in a format that servers or devices read")
+    action.add_argument("model", metavar="MODEL", help="a .keras file, or weights as of `predict`")
+    action.add_argument("--to", required=True, choices=("saved_model", *FILES), help="the format")
+    action.add_argument(
+        "--out", type=Path, required=True, help="the folder to write; of a SavedModel one of a version: models/vit/1"
+    )
+    action.add_argument("--labels", type=Path, help="of a SavedModel: the classes' names, one a line, to answer with")
+    action.add_argument("--precision", default="float32", help="of the weights in the other formats (default: float32)")
+    action.add_argument("--verify", nargs="+", metavar="IMAGE", help="image files to compare the answers on")
+    action.add_argument("--overwrite", action="store_true", help="replace what is there")
+    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
+    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    action.set_defaults(run=_export)
+
     action = commands.add_parser("recipes", help="the papers' training runs, or the settings of one")
     action.add_argument("name", nargs="?", help="the recipe (default: all, with what they reached)")
     action.set_defaults(run=_recipes)
@@ -153,7 +193,7 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         print(f"keras-vit: {error}", file=sys.stderr)
         return 1
     return 0

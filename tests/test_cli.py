@@ -47,6 +47,20 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
     assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
 
 
+def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
+    pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
+    keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
+    (tmp_path / "labels.txt").write_text("\n".join("abcde"), encoding="utf-8")
+    command = ("export", file, "--to", "saved_model", "--out", tmp_path / "vit" / "1", "--verify", tmp_path / "a.png")
+    status, out, err = run(capsys, *command, "--labels", tmp_path / "labels.txt")
+    assert status == 0 and "on 3 images" in out, err
+    assert "labels string (None, 5)" in keras_vit.export.describe(tmp_path / "vit" / "1")
+    status, _, err = run(capsys, *command)
+    assert status == 1 and "which exists" in err
+    status, _, err = run(capsys, "export", file, "--to", "onnx", "--out", tmp_path, "--precision", "float8")
+    assert status == 1 and "'float8'" in err
+
+
 def test_recipes_are_listed_and_shown(capsys):
     status, out, _ = run(capsys, "recipes")
     assert status == 0 and "finetune_pets" in out and len(out.splitlines()) >= 10
@@ -88,7 +102,16 @@ def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments
 
 
 def test_help_names_every_command(capsys):
-    for command in ([], ["weights"], ["weights", "convert"], ["predict"], ["inspect"], ["recipes"], ["train"]):
+    for command in (
+        [],
+        ["weights"],
+        ["weights", "convert"],
+        ["predict"],
+        ["inspect"],
+        ["export"],
+        ["recipes"],
+        ["train"],
+    ):
         with pytest.raises(SystemExit) as end:
             cli.main([*command, "--help"])
         assert end.value.code == 0

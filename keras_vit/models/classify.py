@@ -56,6 +56,33 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
     return image[top : top + height, left : left + width]
 
 
+def read_images(paths: Sequence[str | os.PathLike], model: keras.Model) -> np.ndarray:
+    """Reads image files as `read_image` does, into one array.
+
+    Args:
+        paths: Paths of the files, at least one.
+        model: As in `read_image`.
+
+    Returns:
+        (batch, height, width, channels), float32 of 0..255.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a file is no image, or, with a model of any size, the images differ in theirs.
+
+    Example:
+
+    >>> images = read_images(["cat.jpg", "dog.jpg"], keras_vit.ViTB16())  # doctest: +SKIP
+    """
+    images = [read_image(path, model) for path in paths]
+    if len({image.shape for image in images}) != 1:
+        raise ValueError(
+            "Expected images of one size for a model of any size. Received: "
+            f"{', '.join(f'{os.fspath(p)} of {i.shape[:2]}' for p, i in zip(paths, images, strict=True)) or 'none'}"
+        )
+    return np.stack(images)
+
+
 def _resize(image, height, width, interpolation):
     """Bilinear without antialiasing, as the official code; any other way by Pillow, as the code that uses it does."""
     if interpolation == "bilinear":
