@@ -1,0 +1,53 @@
+"""Asks a server of an exported model about image files, with Python's standard library alone.
+
+The server may be TensorFlow Serving (docker-compose.yml) or server.py; both take the same requests. The model is to be
+exported with postprocess="classify".
+
+Command:  python examples/serve/client.py cat.jpg dog.png
+Hardware: any.
+Expected: a line an image: its name, the most probable class and its probability, or why it could not be read.
+"""
+
+import argparse
+import base64
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+def predict(url, images):
+    """Asks about the bytes of image files; returns a dict of outputs for each."""
+    rows = [{"image_bytes": {"b64": base64.b64encode(data).decode()}} for data in images]
+    body = json.dumps({"signature_name": "serving_bytes", "instances": rows}).encode()
+    request = urllib.request.Request(f"{url}:predict", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["predictions"]
+    except urllib.error.HTTPError as error:
+        # Both servers say why.
+        raise SystemExit(f"The server refused: {error.read().decode(errors='replace')}") from error
+    except urllib.error.URLError as error:
+        raise SystemExit(f"No server answers at {url}: {error.reason}") from error
+
+
+def main(argv=None):
+    """Prints a line an image; returns 1 if one could not be read."""
+    parser = argparse.ArgumentParser(description="Names what is on images, by a server of an exported model.")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    parser.add_argument("--url", default="http://127.0.0.1:8501/v1/models/vit")
+    args = parser.parse_args(argv)
+    answers = predict(args.url, [path.read_bytes() for path in args.images])
+    for path, answer in zip(args.images, answers, strict=True):
+        if answer["status"] != "ok":
+            print(f"{path}: {answer['status']}")
+        elif "labels" in answer:
+            print(f"{path}: {answer['labels'][0]} {answer['scores'][0]:.3f}")
+        else:
+            print(f"{path}: {answer['outputs']}")
+    return int(any(answer["status"] != "ok" for answer in answers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

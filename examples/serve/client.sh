@@ -1,0 +1,12 @@
+#!/bin/sh
+# Asks a server of an exported model about one image file, with curl.
+#
+#     sh examples/serve/client.sh cat.jpg [http://127.0.0.1:8501/v1/models/vit]
+set -eu
+image=$1
+url=${2:-http://127.0.0.1:8501/v1/models/vit}
+{
+    printf '{"signature_name": "serving_bytes", "instances": [{"image_bytes": {"b64": "'
+    base64 < "$image" | tr -d '\n'
+    printf '"}}]}'
+} | curl --silent --show-error --fail-with-body --header 'Content-Type: application/json' --data-binary @- "$url:predict"

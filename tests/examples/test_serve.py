@@ -1,0 +1,150 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit import export, preprocess_input
+from keras_vit.models.classify import read_image
+from tests.examples import scripts
+from tests.export.bodies import encoded
+from tests.tiny import build
+
+pytest.importorskip("tensorflow", reason="the server runs the model on TensorFlow")
+LABELS = ["ant", "bee", "cat", "dog", "emu"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    return build()
+
+
+@pytest.fixture(scope="module")
+def url(model, tmp_path_factory):
+    """The address of a model at a server that is a process without Keras."""
+    folder = tmp_path_factory.mktemp("models") / "vit"
+    export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
+    # A newer version that is not finished must not be taken up.
+    (folder / ".2.123.new").mkdir()
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    script = "import sys, runpy; sys.modules.update(keras=None, keras_vit=None); sys.argv.pop(0); "
+    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    server = str(scripts.EXAMPLES / "serve" / "server.py")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, server, str(folder), "--port", "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    found = re.search(r"http://\S+(?=:predict)", process.stdout.readline())
+    assert found, "the server did not start"
+    yield found[0]
+    process.terminate()
+    process.wait(timeout=30)
+
+
+def post(url, body):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"{url}:predict", body, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def expected(model, path):
+    logits = model(preprocess_input(read_image(path, model)[None], model), training=False)
+    return ops.convert_to_numpy(logits)[0]
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(encoded(1))
+    (tmp_path / "b.png").write_bytes(encoded(2, "PNG"))
+    (tmp_path / "c.jpg").write_bytes(encoded(3)[:400])
+    return [str(tmp_path / name) for name in ("a.jpg", "b.png", "c.jpg")]
+
+
+def test_the_python_client_names_images_and_says_which_are_none(model, url, files, capsys):
+    client = scripts.load("serve/client.py")
+    assert client.main([*files, "--url", url]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for path, line in zip(files[:2], lines, strict=False):
+        logits = expected(model, path)
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        assert line == f"{path}: {LABELS[logits.argmax()]} {probabilities.max():.3f}"
+    assert lines[2:] == [f"{files[2]}: damaged"]
+    assert client.main([files[0], "--url", url]) == 0
+
+
+def test_the_client_says_why_it_was_refused(url, files):
+    client = scripts.load("serve/client.py")
+    with pytest.raises(SystemExit, match="1 to 128 images"):
+        client.predict(url, [b""] * 129)
+    with pytest.raises(SystemExit, match="No server answers"):
+        client.predict("http://127.0.0.1:9/v1/models/vit", [b""])
+
+
+def test_the_curl_client_gets_the_same_answer(model, url, files):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    done = subprocess.run(
+        ["sh", scripts.EXAMPLES / "serve" / "client.sh", files[0], url], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)["predictions"]
+    assert answer["status"] == "ok"
+    np.testing.assert_allclose(answer["outputs"], expected(model, files[0]), atol=1e-4)
+
+
+def test_numbers_are_answered_in_rows_and_columns(model, url):
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("float32")
+    logits = ops.convert_to_numpy(model(images, training=False))
+    for instances in (images.tolist(), [{"images": image.tolist()} for image in images]):
+        status, answer = post(url, {"instances": instances})
+        assert status == 200
+        np.testing.assert_allclose([row["outputs"] for row in answer["predictions"]], logits, atol=1e-5)
+    status, answer = post(url, {"inputs": {"images": images.tolist()}})
+    np.testing.assert_allclose(answer["outputs"]["outputs"], logits, atol=1e-5)
+    with urllib.request.urlopen(url, timeout=60) as response:
+        assert json.load(response)["model_version_status"][0]["version"] == "1"
+
+
+def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
+    image = np.zeros((16, 16, 3)).tolist()
+    for body in (
+        b"",
+        b"no json",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        [],
+        {},
+        {"instances": []},
+        {"instances": image},
+        {"instances": [image, image[:5]]},
+        {"instances": [[image]]},
+        {"instances": ["text"]},
+        {"instances": [{"other": image}]},
+        {"instances": [image], "inputs": image},
+        {"instances": [image], "signature_name": "none"},
+        {"instances": [image], "signature_name": ["serving_default"]},
+        {"instances": [np.full((16, 16, 3), np.nan).tolist()]},
+        {"instances": [np.full((16, 16, 3), 1e39).tolist()]},
+        {"instances": [np.full((16, 16, 3), 256).tolist()], "signature_name": "serving_uint8"},
+        {"instances": [np.full((16, 16, 3), 0.5).tolist()], "signature_name": "serving_uint8"},
+        {"instances": [image], "signature_name": "serving_bytes"},
+        {"instances": [{"b64": "?"}], "signature_name": "serving_bytes"},
+    ):
+        status, answer = post(url, body)
+        assert status == 400 and answer["error"], body
+        assert post(url, {"instances": [image]})[0] == 200
