@@ -66,10 +66,16 @@ class Batches(keras.utils.PyDataset):
 
 
 def load(split, data_dir):
-    import tensorflow_datasets as tfds
+    """Fashion-MNIST in [-1, 1] and its labels, from a folder of TFDS datasets or from an .npz file."""
+    if data_dir.endswith(".npz"):
+        with np.load(data_dir, allow_pickle=False) as file:
+            images, labels = file[f"{split}_images"], file[f"{split}_labels"]
+    else:
+        import tensorflow_datasets as tfds
 
-    data = tfds.as_numpy(tfds.load("fashion_mnist", split=split, data_dir=data_dir, download=False, batch_size=-1))
-    return (data["image"].astype("float32") - 127.5) / 127.5, data["label"].astype("int32")
+        data = tfds.load("fashion_mnist", split=split, data_dir=data_dir, download=False, batch_size=-1)
+        images, labels = data["image"].numpy(), data["label"].numpy()
+    return (images.astype("float32") - 127.5) / 127.5, labels.astype("int32")
 
 
 def compiled(model, epochs, steps, rate, weight_decay):
@@ -157,7 +163,7 @@ def draw(out, content):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data-dir", required=True, help="the folder of TFDS datasets, with fashion_mnist in it")
+    parser.add_argument("--data-dir", required=True, help="a folder of TFDS datasets, or an .npz file")
     parser.add_argument("--teacher", type=pathlib.Path, required=True, help=".keras file, made where it is missing")
     parser.add_argument("--teacher-images", type=int, default=60_000)
     parser.add_argument("--teacher-epochs", type=int, default=6)

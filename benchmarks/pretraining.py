@@ -129,7 +129,10 @@ class Batches(keras.utils.PyDataset):
 
 
 def read_images(data_dir):
-    """Fashion-MNIST as arrays: {split: (images, labels)}."""
+    """Fashion-MNIST as arrays: {split: (images, labels)}, from a folder of TFDS datasets or from an .npz file."""
+    if str(data_dir).endswith(".npz"):
+        with np.load(data_dir, allow_pickle=False) as file:
+            return {split: (file[f"{split}_images"], file[f"{split}_labels"]) for split in ("train", "test")}
     import tensorflow_datasets as tfds
 
     arrays = {}
@@ -315,7 +318,7 @@ def parse_arguments():
     step.add_argument("--warm-up", type=int, default=2)
     labels = parser.add_argument_group("labels")
     add = labels.add_argument
-    add("--data-dir", help="the folder that holds TFDS datasets")
+    add("--data-dir", help="the folder that holds TFDS datasets, or an .npz file of {train,test}_{images,labels}")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--patch-size", type=int, default=7, help="pixels a side, of 28")

@@ -4,7 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-
 # What a format's file is called.
 FILES = {"onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch_export": ".pt2"}
 
