@@ -7,6 +7,10 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Small models of ever new shapes: XLA spends far more time optimising them than it saves.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# JAX keeps what it compiled: tests build the same small models again and again, in several processes.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import hypothesis
 import keras

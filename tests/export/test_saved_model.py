@@ -42,6 +42,10 @@ np.savez(answers, *[signature(images=tf.constant(batch))["outputs"].numpy() for 
 """
 
 
+# Tests that share an export run in one worker.
+pytestmark = pytest.mark.xdist_group("saved_model")
+
+
 @pytest.fixture(scope="module")
 def model():
     """Small weights, as a trained model's: with large ones float32 rounds visibly."""
