@@ -42,7 +42,17 @@ def _read_model(args):
     import keras_vit
 
     if args.model.endswith(".keras"):
-        return keras.saving.load_model(args.model, compile=False)
+        for name in ("image_size", "num_heads"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"Expected no --{name.replace('_', '-')} with a .keras file, which says it itself.")
+        try:
+            return keras.saving.load_model(args.model, compile=False)
+        except TypeError as error:
+            # Keras' word for a layer that it does not know.
+            raise ValueError(
+                f"Cannot read {args.model!r}. A model with layers of your own is exported or inspected in Python, "
+                f"where they are defined. {error}"
+            ) from error
     return keras_vit.from_pretrained(args.model, image_size=args.image_size, num_heads=args.num_heads)
 
 
@@ -60,16 +70,20 @@ def _export(args):
     import keras_vit
     from keras_vit.models.classify import read_images
 
-    model = _read_model(args)
     options = {"overwrite": args.overwrite}
-    if args.verify:
-        options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     if args.to == "saved_model":
+        if args.precision != "float32":
+            raise ValueError(f"Expected --precision float32 with --to saved_model. Received: {args.precision}")
         options |= {"postprocess": "classify", "labels": args.labels} if args.labels else {}
         path = args.out
     else:
+        if args.labels:
+            raise ValueError(f"Expected --labels with --to saved_model alone. Received: --to {args.to}")
         options["precision"] = args.precision
         path = args.out / f"model{FILES[args.to]}"
+    model = _read_model(args)
+    if args.verify:
+        options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     print(getattr(keras_vit.export, args.to)(model, path, **options))
 
 

@@ -57,8 +57,27 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
     assert "labels string (None, 5)" in keras_vit.export.describe(tmp_path / "vit" / "1")
     status, _, err = run(capsys, *command)
     assert status == 1 and "which exists" in err
-    status, _, err = run(capsys, "export", file, "--to", "onnx", "--out", tmp_path, "--precision", "float8")
-    assert status == 1 and "'float8'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model.npz", "--to", "onnx", "--precision", "float8"), "'float8'"),
+        (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
+        (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
+        (("model.keras", "--to", "onnx", "--image-size", "32"), "--image-size"),
+        (("own.keras", "--to", "onnx"), "layers of your own"),
+    ],
+)
+def test_export_refuses_what_it_would_ignore(capsys, file, tmp_path, monkeypatch, arguments, message):
+    class Own(keras.layers.Layer):
+        pass
+
+    model = keras.Sequential([keras.Input((4,)), Own()])
+    model.save(tmp_path / "own.keras")
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "export", *arguments, "--out", tmp_path / "out")
+    assert status == 1 and message in err and not (tmp_path / "out").exists()
 
 
 def test_recipes_are_listed_and_shown(capsys):
