@@ -5,6 +5,7 @@ are imported there by name, and those of the running script are taken out of its
 """
 
 import ast
+import dis
 import importlib
 import importlib.util
 import json
@@ -226,11 +227,25 @@ def _needed(statements, name):
         for i, statement in enumerate(statements):
             if name in bound[i] and i not in chosen:
                 chosen.add(i)
-                used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-                wanted += sorted(used - names)
+                module = ast.Module([statement], [])
+                code = compile(module, "<a statement>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                wanted += sorted(_taken(code) - names)
     if not chosen:
         return None
     return "\n".join(ast.unparse(statements[i]) for i in sorted(chosen))
+
+
+def _taken(code):
+    """The names that code takes from outside: neither its own nor, in functions, their parameters and variables."""
+    names, own = set(), set()
+    for instruction in dis.get_instructions(code):
+        name, kind = instruction.argval, instruction.opname
+        # A class or module may take a name from outside before it binds the same name.
+        if kind == "LOAD_GLOBAL" or (kind in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") and name not in own):
+            names.add(name)
+        elif kind == "STORE_NAME":
+            own.add(name)
+    return names.union(*(_taken(part) for part in code.co_consts if isinstance(part, types.CodeType)))
 
 
 def _bound(statement):
@@ -270,7 +285,7 @@ def _define(entry):
             for part in entry["name"].split("."):
                 found = getattr(found, part)
         return found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImportError(
             f"Cannot define {entry['name']!r} of {entry['file'] or entry['module']} in a process of its own. Write it "
             "at the top level of a file that can be imported alone, as my_layers.py, and import it from there, or name "

@@ -1,41 +1,11 @@
-"""What a model's outputs mean: the activation that makes probabilities of them, and the names of the classes."""
+"""The names of a model's classes."""
 
 import os
 from pathlib import Path
 
-import keras
 import numpy as np
 
 from keras_vit.models.predictions import imagenet_classes
-
-
-def activation_of(model, postprocess):
-    """The activation that makes probabilities of a model's output.
-
-    Args:
-        model: A `keras.Model` with one output, (batch, classes).
-        postprocess: "classify" or "multi_label".
-
-    Returns:
-        "softmax" or "sigmoid"; None where the model's last layer is one of them already.
-
-    Raises:
-        ValueError: If the model has another output.
-    """
-    shapes = [tuple(output.shape) for output in model.outputs]
-    if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
-        raise ValueError(
-            f"Expected a model with one output of shape (batch, classes) with postprocess={postprocess!r}. "
-            f"Received: outputs of shapes {shapes}"
-        )
-    layer = model
-    while isinstance(layer, keras.Model):
-        layer = layer.layers[-1]
-    own = getattr(layer, "activation", None)
-    if isinstance(layer, keras.layers.Softmax) or own in (keras.activations.softmax, keras.activations.sigmoid):
-        return None
-    # The softmax of one number is always 1.
-    return "sigmoid" if postprocess == "multi_label" or shapes[0][1] == 1 else "softmax"
 
 
 def read_labels(labels, num_classes):

@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_vit.export import precision as precisions
 from keras_vit.export.child import run_in_child
+from keras_vit.models.preprocessing import normalization_of
 
 # How many images a model answers at a time here.
 BATCH = 8
@@ -80,16 +81,42 @@ def probes(model: keras.Model) -> list[np.ndarray]:
             f"{getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
         )
     (spec,) = inputs
-    raw = any(getattr(layer, "apply", False) is True for layer in model.layers)
+    low, high = value_range(model, spec.dtype)
     rng = np.random.default_rng(0)
     batches = []
     for count, extra in ((2, 0), (1, 1), (3, 2)):
         # Patches of up to 16 pixels fit twice and more; the sides differ, so that a swap of them is seen.
         free = (48 + 16 * extra, 80 + 16 * extra)
         shape = [free[axis % 2] if side is None else side for axis, side in enumerate(spec.shape[1:])]
-        low, high = (0, 255) if raw or np.issubdtype(np.dtype(_numpy_dtype(spec.dtype)), np.integer) else (-1, 1)
         batches.append(rng.uniform(low, high, (count, *shape)).astype(_numpy_dtype(spec.dtype)))
     return batches
+
+
+def value_range(model: keras.Model, dtype: str = "float32") -> tuple[int, int]:
+    """The range of the images that a model takes: 0..255 where it scales them itself, -1..1 otherwise.
+
+    Args:
+        model: A `keras.Model`.
+        dtype: String, the type of its images; integers are of 0..255 whatever the model does with them.
+
+    Example:
+
+    >>> from keras_vit.export.parity import value_range
+    >>> value_range(keras_vit.ViT("Ti/16")), value_range(keras_vit.ViT("Ti/16", include_preprocessing=True))
+    ((-1, 1), (0, 255))
+    """
+    try:
+        raw = normalization_of(model).apply
+    except ValueError:
+        raw = False
+    return (0, 255) if raw or np.issubdtype(np.dtype(_numpy_dtype(dtype)), np.integer) else (-1, 1)
+
+
+def on_cpu(model: keras.Model) -> bool:
+    """Whether a model computes on the CPU, where float32 is float32: GPUs and TPUs multiply with fewer bits."""
+    if keras.backend.backend() == "torch":
+        return all(variable.value.device.type == "cpu" for variable in model.variables)
+    return all(device.startswith("cpu") for device in keras.distribution.list_devices())
 
 
 def _numpy_dtype(dtype):
@@ -253,9 +280,7 @@ def _write_on(backend, write_file, model, reduced, path, precision, custom_modul
     """Writes the reduced model here where this is the backend and the model is on the CPU, or in a child process."""
     here = keras.backend.backend() == backend
     # What torch traces remembers its device.
-    if here and backend == "torch":
-        here = all(variable.value.device.type == "cpu" for variable in reduced.variables)
-    if here:
+    if here and (backend != "torch" or on_cpu(reduced)):
         write_file(reduced, path, precision)
     elif precision != "int8":
         run_in_child(write_file, reduced, backend=backend, custom_module=custom_module, path=path, precision=precision)

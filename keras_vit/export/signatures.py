@@ -6,9 +6,6 @@ import tensorflow as tf
 
 from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
 
-# Grows when a name, a shape or a type changes, which breaks clients.
-SIGNATURE_VERSION = 1
-
 
 @dataclasses.dataclass(frozen=True)
 class Limits:

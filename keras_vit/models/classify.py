@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.models.predictions import decode_predictions, imagenet_classes
+from keras_vit.models.predictions import activation_of, imagenet_classes
 from keras_vit.models.preprocessing import normalization_of, preprocess_input
 
 # Pillow's numbers of its filters.
@@ -101,7 +101,8 @@ def classify(
     """Names the most probable classes of image files.
 
     Args:
-        model: A classifier of this package whose output is logits.
+        model: A classifier of this package, whose output is logits or, where it ends with a softmax or sigmoid,
+            probabilities.
         paths: Paths of image files.
         top: Int, how many classes to return for each image.
 
@@ -111,7 +112,7 @@ def classify(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a file is no image, the model has no head, or `top` is out of range.
+        ValueError: If a file is no image, the model has no head or two outputs, or `top` is out of range.
 
     Example:
 
@@ -119,19 +120,22 @@ def classify(
     """
     if "head" not in {layer.name for layer in model.layers}:
         raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which gives features.")
+    activation = activation_of(model)
     num_classes = model.output_shape[-1]
     if not 1 <= top <= num_classes:
         raise ValueError(f"Expected `top` between 1 and {num_classes}. Received: top={top}")
+    imagenet = num_classes == len(imagenet_classes())
+    classes = imagenet_classes() if imagenet else [(str(i), str(i)) for i in range(num_classes)]
     named = []
     for path in paths:
         # One by one: images of a model of any size differ in theirs.
         image = preprocess_input(read_image(path, model)[None], model)
-        probabilities = ops.convert_to_numpy(ops.softmax(model(image, training=False)))
-        if num_classes == len(imagenet_classes()):
-            named += decode_predictions(probabilities, top)
-        else:
-            best = np.argsort(-probabilities[0])[:top]
-            named.append([(str(i), str(i), float(probabilities[0, i])) for i in best])
+        outputs = model(image, training=False)
+        if activation is not None:
+            outputs = getattr(ops, activation)(outputs)
+        probabilities = ops.convert_to_numpy(outputs)[0]
+        best = np.argsort(-probabilities)[:top]
+        named.append([(*classes[i], float(probabilities[i])) for i in best])
     return named
 
 

@@ -1,3 +1,4 @@
+import ast
 import os
 import subprocess
 import sys
@@ -5,7 +6,7 @@ import sys
 import keras
 import pytest
 
-from keras_vit.export.child import backend_name, run_in_child
+from keras_vit.export.child import _define, _needed, backend_name, run_in_child
 from tests.export.jobs import broken, shapes
 from tests.tiny import build
 
@@ -19,15 +20,21 @@ from tests.tiny import build
 
 FACTOR = 3
 UNUSED = open(sys.argv[1], "a").write("ran ")
+# Other names than those that the functions below have for themselves; in the child this would end the process.
+x = y = values = sys.argv[1] if sys.argv[1].endswith("runs") else sys.exit("the script ran in the child")
 
 
 def tripled(x):
-    return keras.ops.relu(x) * FACTOR
+    y = keras.ops.relu(x)
+    return y * FACTOR
 
 
 class Head(keras.layers.Layer):
+    values = [1]
+    first = values[0]
+
     def call(self, x):
-        return tripled(x)
+        return sum(tripled(x) for values in self.values)
 
 
 @keras.saving.register_keras_serializable(package="me")
@@ -62,6 +69,42 @@ def test_layers_of_the_running_script_are_found_and_the_script_runs_once(tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[[None, 4], 'tensorflow', '-1']"
     assert (tmp_path / "runs").read_text() == "ran "
+
+
+def test_a_script_gives_only_what_a_name_takes_from_outside():
+    script = """
+import os, sys
+OUTER = 1
+size = OUTER
+x = sys.exit()
+items = sys.exit()
+default = 2
+
+def helper(x, y=default):
+    return [items for items in x]
+
+@os.fspath
+class Layer:
+    size = size
+    own = x = 3
+    twice = x
+
+    def call(self, x):
+        def inner():
+            return helper(x)
+        return inner()
+"""
+    source = _needed(ast.parse(script).body, "Layer")
+    assert "sys.exit" not in source
+    for line in ("OUTER = 1", "size = OUTER", "default = 2", "def helper", "import os"):
+        assert line in source
+    assert _needed(ast.parse(script).body, "nowhere") is None
+
+
+def test_a_script_that_ends_its_process_is_said():
+    entry = {"registered_name": "A", "name": "A", "module": "m", "file": None, "source": "import sys; sys.exit(3)"}
+    with pytest.raises(ImportError, match="custom_module"):
+        _define(entry)
 
 
 @one_backend

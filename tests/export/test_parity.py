@@ -112,7 +112,11 @@ def test_probes_cover_batches_sizes_and_ranges():
     shapes = [x.shape for x in parity.probes(tiny.build(image_size=(None, None)))]
     assert len({shape[1:3] for shape in shapes}) == 3
     assert all(height != width for _, height, width, _ in shapes)
-    assert parity.probes(tiny.build(include_preprocessing=True))[0].max() > 200
+    raw = tiny.build(include_preprocessing=True)
+    nested = keras.Sequential([keras.Input((16, 16, 3)), keras.Sequential([keras.Input((16, 16, 3)), raw])])
+    for model in (raw, nested):
+        assert parity.probes(model)[0].max() > 200
+    assert parity.probes(tiny.build())[0].min() < -0.9
 
 
 def test_a_model_of_two_inputs_is_refused():

@@ -264,16 +264,36 @@ def test_a_killed_export_leaves_nothing_under_the_versions_name(tmp_path):
     assert [child.name for child in tmp_path.iterdir() if child.name.isdigit()] == ["1"]
 
 
-def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
+def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkeypatch, wrong):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("another process writes it")
     model = build()
     module = sys.modules["keras_vit.export.saved_model"]
     right = module.write
-    monkeypatch.setattr(module, "write", lambda *args, **kwargs: right(*args, **kwargs) + 1)
+    monkeypatch.setattr(module, "write", lambda *args, **kwargs: right(*args, **kwargs) + wrong)
     with pytest.raises(export.ParityError, match="apart"):
         export.saved_model(model, tmp_path / "1")
     assert not any(tmp_path.iterdir())
+
+
+def test_images_beside_the_random_ones_may_be_more_than_a_request_holds(model, tmp_path):
+    report = export.saved_model(model, tmp_path / "1", max_batch_size=1, images=batch(3))
+    assert report.num_checked == 5 and report.difference < 1e-5
+    assert export.saved_model(model, tmp_path / "2", images=batch(127)).num_checked == 129
+
+
+def test_a_model_of_any_size_takes_one_number_for_its_size(tmp_path):
+    from keras_vit.export import warm_up
+
+    model = build(image_size=(None, None))
+    with pytest.raises(ValueError, match="max_input_pixels=1023.*32 x 32 = 1024"):
+        export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1023)
+    with pytest.raises(ValueError, match="`image_size`.*0"):
+        export.saved_model(model, tmp_path / "1", image_size=0)
+    export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1024)
+    shapes = {name: inputs.get("images", np.zeros(())).shape for name, inputs in warm_up.read(tmp_path / "1")}
+    assert shapes["serving_default"] == (1, 32, 32, 3)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +302,7 @@ def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkey
         ({"postprocess": "nms"}, "postprocess"),
         ({"top": 0}, "top"),
         ({"warm_up": (0,)}, "warm_up"),
+        ({"warm_up": (1, 8), "max_batch_size": 4}, "max_batch_size=4 images.*8"),
         ({"max_batch_size": 2.0}, "max_batch_size"),
         ({"labels": LABELS}, "postprocess"),
         ({"postprocess": "classify", "labels": LABELS[:4]}, "5 classes"),

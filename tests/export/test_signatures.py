@@ -166,3 +166,47 @@ def test_a_model_of_any_size_takes_what_its_limits_allow(exported):
     answer = server.ask("serving_bytes", image_bytes=strings(encoded(1), encoded(2, "PNG")))
     assert answer["status"].tolist() == [b"ok", b"ok"] and answer["outputs"].all()
     server.close()
+
+
+def rescaled():
+    """A model that makes [-1, 1] of raw images before it gives them to a ViT that takes those."""
+    scaling = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1 / 127.5, offset=-1)])
+    return keras.Sequential([keras.Input((16, 16, 3)), scaling, build()])
+
+
+def test_what_scales_images_before_the_constants_is_asked_about(tmp_path):
+    import tensorflow as tf
+
+    model = rescaled()
+    with pytest.raises(ValueError, match="Received: model.*with rescaling.* before it.*normalization="):
+        export.saved_model(model, tmp_path / "1")
+    export.saved_model(model, tmp_path / "1", normalization=keras_vit.layers.ImageNormalization(apply=True))
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), "uint8")
+    answer = tf.saved_model.load(tmp_path / "1").signatures["serving_uint8"](images=tf.constant(images))
+    expected = ops.convert_to_numpy(model(images.astype("float32"), training=False))
+    np.testing.assert_allclose(answer["outputs"], expected, atol=1e-5, rtol=0)
+
+
+class Wrapped(keras.Model):
+    """A model that is no graph."""
+
+    def __init__(self, vit, **kwargs):
+        super().__init__(**kwargs)
+        self.vit = vit
+
+    def call(self, images):
+        return self.vit(images / 127.5 - 1)
+
+
+def test_a_path_to_the_constants_that_cannot_be_followed_is_asked_about(tmp_path):
+    model = keras.Sequential([keras.Input((16, 16, 3)), Wrapped(build())])
+    with pytest.raises(ValueError, match="class of its own.*normalization="):
+        export.saved_model(model, tmp_path / "1")
+
+
+def test_layers_that_keep_the_scale_may_stand_before_the_constants(tmp_path):
+    augmentation = keras.Sequential([keras.layers.RandomFlip(), keras.layers.RandomRotation(0.1)])
+    layers = [augmentation, keras.layers.Resizing(16, 16), keras.layers.Identity(), build()]
+    model = keras.Sequential([keras.Input((20, 20, 3)), *layers])
+    if keras.backend.backend() == "tensorflow":
+        assert export.saved_model(model, tmp_path / "1").difference < 1e-5

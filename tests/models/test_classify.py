@@ -55,6 +55,18 @@ def test_classes_are_the_softmax_of_the_models_logits(photo):
     np.testing.assert_allclose([p for *_, p in found], np.sort(expected)[::-1], rtol=1e-4)
 
 
+@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("num_classes", [5, 1000])
+def test_a_models_own_activation_is_not_applied_twice(photo, distilled, num_classes):
+    arguments = {"distillation_token": distilled, "num_classes": num_classes}
+    for activation in ("softmax", "sigmoid"):
+        model = randomize(build(classifier_activation=activation, **arguments))
+        (found,) = classify(model, [photo], top=3)
+        outputs = model(keras_vit.preprocess_input(read_image(photo, model)[None], model))
+        expected = np.sort(keras.ops.convert_to_numpy(outputs)[0])[::-1][:3]
+        np.testing.assert_allclose([p for *_, p in found], expected, rtol=1e-4)
+
+
 def test_the_cats_are_found(shared):
     model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz")
     (found,) = classify(model, [shared / "data" / "coco_cats.png"], top=2)
@@ -72,6 +84,8 @@ def test_bad_input_is_named(photo, tmp_path):
         classify(model, [photo], top=6)
     with pytest.raises(ValueError, match="Expected a model with a head"):
         classify(build(num_classes=0), [photo])
+    with pytest.raises(ValueError, match="one output"):
+        classify(build(distillation_token=True, return_both_heads=True), [photo])
 
 
 def test_a_table_has_a_line_a_class():

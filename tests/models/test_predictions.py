@@ -1,9 +1,11 @@
+import keras
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.models.predictions import imagenet_classes
+from keras_vit.models.predictions import activation_of, imagenet_classes
+from tests.tiny import build
 
 
 def test_names_come_in_the_order_of_the_logits(shared):
@@ -37,3 +39,61 @@ def test_other_shapes_are_refused(shape):
 def test_top_is_bounded(top):
     with pytest.raises(ValueError, match="`top`"):
         keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
+
+
+@pytest.mark.parametrize(
+    ("activation", "postprocess", "expected"),
+    [
+        (None, "classify", "softmax"),
+        (None, "multi_label", "sigmoid"),
+        ("softmax", "classify", None),
+        ("sigmoid", "multi_label", None),
+    ],
+)
+def test_a_models_own_activation_is_not_applied_twice(activation, postprocess, expected):
+    model = build(classifier_activation=activation)
+    assert activation_of(model, postprocess) == expected
+    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model]), postprocess) == expected
+    softmax = keras.Sequential([keras.Input((16, 16, 3)), model, keras.layers.Softmax()])
+    assert activation_of(softmax, postprocess) is None
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        ops.softmax,
+        ops.sigmoid,
+        keras.activations.softmax,
+        keras.layers.Activation("softmax"),
+        lambda x: keras.layers.Identity()(keras.layers.Softmax()(x)),
+        lambda x: keras.layers.Activation("linear")(ops.softmax(x)),
+        lambda x: ops.cast(ops.softmax(x), "float16"),
+        lambda x: keras.layers.Average()([ops.softmax(x), keras.layers.Softmax()(x)]),
+    ],
+)
+def test_an_activation_is_seen_behind_what_keeps_probabilities(wrap):
+    model = build()
+    assert activation_of(keras.Model(model.input, wrap(model.output))) is None
+
+
+def test_the_mean_of_a_distilled_models_heads_keeps_their_activation():
+    model = build(distillation_token=True, classifier_activation="softmax")
+    assert activation_of(model) is None
+    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model])) is None
+    assert activation_of(build(distillation_token=True)) == "softmax"
+
+
+def test_an_activation_further_back_makes_no_probabilities():
+    model = build(classifier_activation="softmax")
+    assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
+    assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
+
+
+def test_one_class_is_a_probability_of_its_own():
+    assert activation_of(build(num_classes=1), "classify") == "sigmoid"
+
+
+def test_features_and_two_heads_are_no_classes():
+    for model in (build(pooling=None), build(distillation_token=True, return_both_heads=True)):
+        with pytest.raises(ValueError, match="one output"):
+            activation_of(model, "classify")

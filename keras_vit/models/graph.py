@@ -1,0 +1,71 @@
+"""What stands where in the graph of a functional model, models within it included."""
+
+import keras
+
+
+def nodes_before(tensors):
+    """Walks back through the calls that symbolic tensors come from.
+
+    Args:
+        tensors: Symbolic tensors of one graph, as `model.outputs`.
+
+    Yields:
+        Pairs of an operation (a layer, a model called as one, or a function of keras.ops) and the symbolic tensors that
+        it took; the nearest first, the `InputLayer`s included.
+
+    Example:
+
+    >>> from keras_vit.models.graph import nodes_before
+    >>> inputs = keras.Input((2,))
+    >>> model = keras.Model(inputs, keras.layers.ReLU(name="relu")(inputs))
+    >>> [type(operation).__name__ for operation, _ in nodes_before(model.outputs)]
+    ['ReLU', 'InputLayer']
+    """
+    pending, seen = list(tensors), set()
+    while pending:
+        # Keras has no other way from a tensor to what made it: `layer.input` is refused after a second call.
+        operation, node_index, _ = pending.pop(0)._keras_history
+        if (id(operation), node_index) not in seen:
+            seen.add((id(operation), node_index))
+            inputs = list(operation._inbound_nodes[node_index].input_tensors)
+            yield operation, inputs
+            pending += inputs
+
+
+def operations_before(model, layer):
+    """The operations between a model's inputs and a layer of it, or of a model within it.
+
+    Args:
+        model: A functional or sequential `keras.Model`, built.
+        layer: The layer.
+
+    Returns:
+        List of operations, with the `InputLayer`s, and with a model's layers instead of the model where they are a
+        graph; None where no graph leads to the layer.
+
+    Example:
+
+    >>> from keras_vit.models.graph import operations_before
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Rescaling(2.0), keras.layers.ReLU()])
+    >>> [type(operation).__name__ for operation in operations_before(model, model.layers[-1])]
+    ['Rescaling', 'InputLayer']
+    """
+    for operation, inputs in nodes_before(model.outputs):
+        within = [] if operation is layer else None
+        if is_graph(operation):
+            within = operations_before(operation, layer)
+        if within is not None:
+            return _flat(operation for operation, _ in nodes_before(inputs)) + within
+    return None
+
+
+def is_graph(operation):
+    """Whether an operation is a model that is a graph, and not one of a class of its own with a `call`."""
+    return isinstance(operation, keras.Model) and bool(getattr(operation, "outputs", None))
+
+
+def _flat(operations):
+    found = []
+    for operation in operations:
+        found += _flat(o for o, _ in nodes_before(operation.outputs)) if is_graph(operation) else [operation]
+    return found
