@@ -102,6 +102,19 @@ def parts_of(operation, inputs, output):
     return [Part("", None, size)]
 
 
+def features_of(layer):
+    """How many numbers a dense layer has weights for on the last axis of its input; None of other layers."""
+    if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return None
+    if isinstance(layer, keras.layers.Dense):
+        # A quantized kernel may be packed. A subclass may have no such record.
+        return (getattr(layer.input_spec, "axes", None) or {}).get(-1)
+    sources, _, _ = layer.equation.partition("->")
+    own, of_kernel = sources.split(",")
+    # None where the last axis is one that the kernel does not share.
+    return dict(zip(of_kernel, layer.kernel.shape, strict=True)).get(own[-1])
+
+
 def einsum_output(layer, shape):
     """The shape that an `EinsumDense` gives, the batch left out: its own is what its author wrote, None included."""
     sources, _, result = layer.equation.partition("->")

@@ -4,7 +4,7 @@ import re
 
 import keras
 
-from keras_vit.layer_costs import einsum_output, parts_of
+from keras_vit.layer_costs import einsum_output, features_of, parts_of
 from keras_vit.layers import PatchDropout, arguments
 from keras_vit.models.vit import ViT
 from keras_vit.text_table import text_table
@@ -131,7 +131,8 @@ def profile(model, image_size=None):
         table.
 
     Raises:
-        ValueError: If the model is neither functional nor Sequential, or the size of an input is not known.
+        ValueError: If the model is neither functional nor Sequential, the size of an input is not known, or a dense
+            layer's weights do not fit images of that size.
 
     Example:
 
@@ -162,7 +163,7 @@ def profile(model, image_size=None):
                 f"takes any: its input {x.name!r} has shape {x.shape}. Received: {image_size}"
             )
         inputs.append(keras.KerasTensor((1, *shape), dtype=x.dtype))
-    counter = _Counter()
+    counter = _Counter(image_size)
     counter.walk(model, inputs, "")
     left = [w for w in model.weights if id(w) not in counter.seen]
     if left:
@@ -210,14 +211,24 @@ def paper_table(image_size=224):
 class _Counter:
     """Collects the rows of a graph, model by model."""
 
-    def __init__(self):
-        self.rows, self.seen = [], set()
+    def __init__(self, image_size=None):
+        self.image_size, self.rows, self.seen = image_size, [], set()
 
     def parameters_of(self, weights):
         """The numbers in those weights that were not met before."""
         new = {id(w): math.prod(w.shape) for w in weights if id(w) not in self.seen}
         self.seen.update(new)
         return sum(new.values())
+
+    def check_dense(self, layer, name, inputs):
+        """Checks that a dense layer's weights fit its input, which Keras does not when it tells the output's shape."""
+        wants = features_of(layer)
+        got = inputs[0].shape[-1] if wants else None
+        if wants != got:
+            raise ValueError(
+                f"Invalid value received for argument `image_size`. Expected a size whose images give {name!r} {wants} "
+                f"features, for which it has weights. Received: {self.image_size}, of which {name!r} gets {got}"
+            )
 
     def walk(self, model, inputs, prefix):
         """Adds the rows of a model's layers. Returns the model's outputs, as `keras.KerasTensor`s."""
@@ -237,6 +248,7 @@ class _Counter:
         name = prefix + operation.name
         if _is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
+        self.check_dense(operation, name, keras.tree.flatten((args, kwargs)))
         outputs = _outputs(operation, args, kwargs)
         inputs = {
             key: tuple(x.shape[1:])

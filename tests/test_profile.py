@@ -270,6 +270,11 @@ def test_input_that_cannot_be_counted():
         profile(build(), 0)
     with pytest.raises(ValueError, match="at least one patch"):
         profile(build(), 2)
+    for layer in (keras.layers.Dense(2, name="own"), keras.layers.EinsumDense("ab,bc->ac", 2, name="own")):
+        flat = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), layer])
+        assert profile(flat, 16).multiply_adds == 16 * 16 * 3 * 2
+        with pytest.raises(ValueError, match="`image_size`. Expected a size.*768.*Received: .32, 32.*'own'.* 3072"):
+            profile(flat, 32)
     for wrong in (keras.Sequential([keras.layers.Dense(2)]), keras.layers.Dense(2), "B/16"):
         with pytest.raises(ValueError, match="`model`. Expected a functional model"):
             profile(wrong)

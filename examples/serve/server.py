@@ -14,6 +14,7 @@ import binascii
 import json
 import os
 import sys
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -167,14 +168,26 @@ class Handler(BaseHTTPRequestHandler):
         if not 0 <= length <= MAX_BODY:
             self.close_connection = True
             return self._answer(413 if length > 0 else 411, {"error": f"Expected a body of up to {MAX_BODY} bytes."})
+        # What goes wrong with the connection itself has nobody to be answered to.
+        body = self.rfile.read(length)
+        try:
+            status, answer = 200, self._predict(body)
+        except BadRequestError as error:
+            status, answer = 400, {"error": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            status, answer = 500, {"error": f"The server failed: {type(error).__name__}: {error}"}
+        self._answer(status, answer)
+
+    def _predict(self, body):
         try:
             try:
-                request = json.loads(self.rfile.read(length))
-            except (ValueError, RecursionError) as error:
+                request = json.loads(body)
+            except ValueError as error:
                 raise BadRequestError(f"Expected JSON. {error}") from error
-            self._answer(200, self.server.model.predict(request))
-        except BadRequestError as error:
-            self._answer(400, {"error": str(error)})
+            return self.server.model.predict(request)
+        except RecursionError as error:
+            raise BadRequestError("Expected JSON of fewer lists in lists.") from error
 
     def _answer(self, status, body):
         body = json.dumps(body).encode()

@@ -50,8 +50,12 @@ def extract_features(model, data, *, layer=None, batch_size=32, verbose=1):
     return features, labels
 
 
-def outputs_and_labels(model, data, batch_size, verbose):
-    """The output of a model for each image of a dataset, float32, and the labels, int64, as in `extract_features`."""
+def outputs_and_labels(model, data, batch_size, verbose, read_labels=None):
+    """The output of a model for each image of a dataset, float32, and the labels, int64, as in `extract_features`.
+
+    What `read_labels` makes of each batch's labels, (batch, ...), stands for `integer_labels`.
+    """
+    read_labels = read_labels or integer_labels
     outputs, labels, full = [], [], 0
     steps = _num_batches(data, batch_size)
     progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
@@ -63,7 +67,7 @@ def outputs_and_labels(model, data, batch_size, verbose):
                 else "Invalid value received for argument `data`. Expected batches of (images, labels). Received: "
                 f"batches of {len(batch)} parts"
             )
-        images, batch_labels = _numpy(batch[0]), integer_labels(batch[1])
+        images, batch_labels = _numpy(batch[0]), read_labels(batch[1])
         count = len(images)
         if count != len(batch_labels):
             raise ValueError(

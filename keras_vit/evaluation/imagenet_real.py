@@ -45,7 +45,8 @@ def imagenet_real_accuracy(model, data, labels, *, file_names=None, batch_size=3
     labels = read_real_labels(labels) if isinstance(labels, (str, os.PathLike)) else _checked_labels("labels", labels)
     if file_names is not None:
         labels = [labels[i] for i in _indices(file_names, len(labels))]
-    outputs, _ = outputs_and_labels(model, data, batch_size, verbose)
+    # Their own labels are of any kind, as -1 where they are not known.
+    outputs, _ = outputs_and_labels(model, data, batch_size, verbose, read_labels=lambda own: np.zeros(len(own)))
     return real_accuracy(outputs, labels)
 
 

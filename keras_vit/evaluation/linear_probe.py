@@ -46,7 +46,7 @@ def linear_probe_accuracy(
         l2: Floats, the strengths, or one float: the loss is the mean cross-entropy plus `l2 / 2` times the sum of the
             squared weights, without the bias.
         validation_split: Float in (0, 1), the share of the training images on which the strength is chosen.
-        seed: Int, of their choice.
+        seed: Int of at least 0, of their choice.
         layer: As in `extract_features`.
         batch_size: As in `extract_features`.
         verbose: As in `extract_features`.
@@ -67,7 +67,7 @@ def linear_probe_accuracy(
     Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3; there without standardising, and the
     strengths by bisection.
     """
-    _checked_options(l2, validation_split)
+    _checked_options(l2, validation_split, seed)
     options = {"layer": layer, "batch_size": batch_size, "verbose": verbose}
     features = (*extract_features(model, train, **options), *extract_features(model, test, **options))
     return linear_probe_from_features(*features, l2=l2, validation_split=validation_split, seed=seed)
@@ -99,7 +99,7 @@ def linear_probe_from_features(
     >>> linear_probe_from_features(x, y, x, y, l2=1e-3).accuracy
     1.0
     """
-    strengths = _checked_options(l2, validation_split)
+    strengths = _checked_options(l2, validation_split, seed)
     x, labels = checked_pair("train", train_features, train_labels)
     test_x, test_labels = checked_pair("test", test_features, test_labels, x.shape[1])
     num_classes = int(max(labels.max(), test_labels.max())) + 1
@@ -189,7 +189,8 @@ def _inverse_curvature(gradient, pairs):
     return q
 
 
-def _checked_options(l2, validation_split):
+def _checked_options(l2, validation_split, seed):
+    arguments.non_negative_int("seed", seed)
     strengths = [arguments.positive_number("l2", value) for value in (l2 if np.ndim(l2) else [l2])]
     if not strengths:
         raise ValueError("Invalid value received for argument `l2`. Expected at least one. Received: none")

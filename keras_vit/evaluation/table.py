@@ -3,6 +3,8 @@ import json
 import math
 import numbers
 
+import numpy as np
+
 from keras_vit.files import replacing
 from keras_vit.text_table import text_table
 
@@ -30,7 +32,7 @@ class ResultsTable:
         """Adds a row.
 
         Args:
-            **values: The row's cells by column: strings, numbers, bools or None. NumPy's numbers become Python's.
+            **values: The row's cells by column: strings, numbers, bools or None. NumPy's become Python's.
 
         Raises:
             ValueError: If a value is of another kind, or there is none.
@@ -93,6 +95,8 @@ class ResultsTable:
 def _plain(name, value):
     if value is None or isinstance(value, (str, bool)):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

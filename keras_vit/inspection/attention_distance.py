@@ -9,8 +9,9 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     """Returns how far each head of each block looks: the mean distance in pixels, weighted by attention.
 
     Class, distillation and register tokens have no place in the image: they are left out, as queries and as keys, and
-    the rows of what remains are normalised. The distance of two patches is that of their corners. One block's attention
-    is held at a time.
+    the rows of what remains are normalised. A query whose attention is all on those tokens looks at no patch, and is
+    left out of the mean; a head that has only such queries gets 0. The distance of two patches is that of their
+    corners. One block's attention is held at a time.
 
     Args:
         model: Any model that holds one ViT of this package, as in `attention_maps`.
@@ -21,7 +22,8 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
         (num_blocks, num_heads), in pixels of the images that the ViT itself gets.
 
     Raises:
-        ValueError: If the model holds no ViT, or several, or its blocks differ in their number of heads.
+        ValueError: If the model holds no ViT, or several, or runs it more than once, or its blocks differ in their
+            number of heads.
 
     Example:
 
@@ -31,26 +33,29 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 right, and appendix D.7.
     """
     arguments.positive_int("batch_size", batch_size)
-    watch, sums, number = Watch(model), [], 0
+    watch, sums, numbers = Watch(model), [], []
 
     def add(i, scores):
         n = watch.layout.num_prefix_tokens
         # (batch, num_heads, patches, patches).
         scores = scores[:, :, n:, n:]
         distances = patch_distances(watch.layout.grid, watch.layout.patch_size)
-        per_query = np.einsum("bhqk,qk->bhq", scores, distances) / scores.sum(axis=-1)
+        weights = scores.sum(axis=-1)
+        looks = weights > 0
+        per_query = np.einsum("bhqk,qk->bhq", scores, distances) / np.where(looks, weights, 1)
         if i == len(sums):
             sums.append(0)
-        sums[i] = sums[i] + per_query.mean(axis=2).sum(axis=0)
+            numbers.append(0)
+        sums[i] = sums[i] + per_query.sum(axis=(0, 2), dtype="float64")
+        numbers[i] = numbers[i] + looks.sum(axis=(0, 2))
 
     for batch in batches(images, batch_size):
         watch.run(batch, add)
-        number += len(keras.tree.flatten(batch)[0])
     if len({len(of_heads) for of_heads in sums}) > 1:
         raise ValueError(
             f"Expected blocks of as many heads. Received: {', '.join(str(len(of_heads)) for of_heads in sums)} heads"
         )
-    return np.stack(sums) / number
+    return (np.stack(sums) / np.maximum(np.stack(numbers), 1)).astype("float32")
 
 
 def patch_distances(grid, patch_size):

@@ -1,3 +1,4 @@
+import numbers
 from collections.abc import Sequence
 
 import keras
@@ -26,7 +27,7 @@ def attention_maps(
         of `patch_layout`, prefix first. A list of such arrays unless `blocks` is an int.
 
     Raises:
-        ValueError: If the model holds no ViT, or several, or has no such block.
+        ValueError: If the model holds no ViT, or several, or runs it more than once, or has no such block.
 
     Example:
 
@@ -38,7 +39,10 @@ def attention_maps(
     arguments.positive_int("batch_size", batch_size)
     watch = Watch(model)
     depth = len(watch.blocks)
-    chosen = range(depth) if blocks is None else [blocks] if isinstance(blocks, int) else list(blocks)
+    single = isinstance(blocks, numbers.Integral)
+    chosen = range(depth) if blocks is None else [blocks] if single or not np.iterable(blocks) else list(blocks)
+    if not all(isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in chosen):
+        raise ValueError(f"Expected `blocks` to be an integer, a list of them or None. Received: blocks={blocks!r}")
     if not all(-depth <= i < depth for i in chosen):
         raise ValueError(f"Expected block indices below {depth}, the model's depth. Received: blocks={blocks!r}")
     chosen = [i % depth for i in chosen]
@@ -51,4 +55,4 @@ def attention_maps(
     for batch in batches(images, batch_size):
         watch.run(batch, keep)
     maps = [np.concatenate(maps[i]) for i in chosen]
-    return maps[0] if isinstance(blocks, int) else maps
+    return maps[0] if single else maps

@@ -90,7 +90,9 @@ def plot_attention_maps(image, attention, path=None, *, grid=None, query=None):
         image: (height, width, channels), of 0..255, as in `attention_overlay`.
         attention: (num_heads, num_tokens, num_tokens), as `attention_maps` returns it for one image.
         path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
-        grid: (rows, columns) of patches, the last tokens, as `patch_layout` tells it. None takes the largest square.
+        grid: (rows, columns) of patches, the last tokens, as `patch_layout` tells it. None is for a square of
+            patches, alone or after one class token: it takes 9 tokens for 3 x 3 patches, though they may be 4 x 2 after
+            a class token.
         query: Int, the token that looks. None takes the first, the class token, where there are tokens before the
             patches, and the mean of all patches where there are none.
 
@@ -99,7 +101,8 @@ def plot_attention_maps(image, attention, path=None, *, grid=None, query=None):
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not belong together, there is no such token, or `path` does not end in .png.
+        ValueError: If the shapes do not belong together, the number of tokens tells no `grid`, there is no such token,
+            or `path` does not end in .png.
 
     Example:
 
@@ -112,7 +115,15 @@ def plot_attention_maps(image, attention, path=None, *, grid=None, query=None):
             f"Expected `attention` of shape (num_heads, num_tokens, num_tokens). Received: shape {attention.shape}"
         )
     num_heads, num_tokens, _ = attention.shape
-    rows, columns = grid or (math.isqrt(num_tokens),) * 2
+    if grid is None:
+        side = math.isqrt(num_tokens)
+        if num_tokens - side**2 not in (0, 1):
+            raise ValueError(
+                "Expected `grid`, since neither all tokens nor all but the first make a square. "
+                f"Received: grid=None for {num_tokens} tokens"
+            )
+        grid = side, side
+    rows, columns = grid
     num_prefix = num_tokens - rows * columns
     if num_prefix < 0:
         raise ValueError(f"Expected `grid` of at most {num_tokens} patches. Received: grid={grid}")

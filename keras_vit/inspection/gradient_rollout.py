@@ -9,7 +9,9 @@ from keras_vit.inspection.watch import Watch, batches, original, replaced_calls,
 from keras_vit.layers import arguments
 
 
-def gradient_rollout(model: keras.Model, images, classes=None, batch_size: int = 8) -> np.ndarray:
+def gradient_rollout(
+    model: keras.Model, images, classes=None, batch_size: int = 8, readout: str | None = None
+) -> np.ndarray:
     """Follows the attention that speaks for a class through all blocks, to the patches that it comes from.
 
     Each block's attention weights A are multiplied by the gradient of the class' output with respect to them, negative
@@ -23,12 +25,14 @@ def gradient_rollout(model: keras.Model, images, classes=None, batch_size: int =
         images: The model's input, as in `attention_maps`.
         classes: The class to explain: its index, or one index an image. None takes each image's most probable one.
         batch_size: Int, how many images run at a time.
+        readout: As in `attention_rollout`.
 
     Returns:
         (batch, rows, columns), float32, not below 0.
 
     Raises:
-        ValueError: If the model holds no ViT, or several, gives no (batch, classes), or has no such class.
+        ValueError: If the model holds no ViT, or several, or runs it more than once, gives no (batch, classes), or has
+            no such class; or if its attention is quantized.
 
     Example:
 
@@ -40,10 +44,21 @@ def gradient_rollout(model: keras.Model, images, classes=None, batch_size: int =
     the paper does not treat, the last step is the pooling's own.
     """
     arguments.positive_int("batch_size", batch_size)
-    watch, grids, start = Watch(model), [], 0
+    watch, grids, start = Watch(model, readout), [], 0
+    if mode := quantization_of_attention(watch):
+        raise ValueError(
+            "Expected a model without quantized attention, whose gradient is not known. "
+            f"Received: model {model.name!r}, quantized to {mode!r}"
+        )
     number = len(keras.tree.flatten(images)[0])
     if classes is not None:
-        classes = np.broadcast_to(np.asarray(classes), number)
+        classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
+        if classes.shape not in ((), (number,)):
+            raise ValueError(
+                f"Expected `classes` to be one integer, or one for each of {number} images. Received: shape "
+                f"{classes.shape}"
+            )
+        classes = np.broadcast_to(classes, number)
     for batch in batches(images, batch_size):
         size = len(keras.tree.flatten(batch)[0])
         chosen = None if classes is None else classes[start : start + size]
@@ -52,9 +67,15 @@ def gradient_rollout(model: keras.Model, images, classes=None, batch_size: int =
     return np.concatenate(grids)
 
 
+def quantization_of_attention(watch):
+    """How an output projection of a model's attention is quantized, or None: Keras then runs another call than ours."""
+    modes = (getattr(block.attention.out, "quantization_mode", None) for block in watch.blocks)
+    return next((mode for mode in modes if mode), None)
+
+
 def _of_batch(watch, inputs, classes):
     calls, pooling = [], []
-    # Each call of a block by its layer, input and output; one layer may be called several times.
+    # Each call of a block by its layer, input and output.
     logits = _run(watch, inputs, lambda layer, x: _record(calls, layer, x), pooling)
     weights = _weights_of_class(logits, classes)
     outputs = [y for _, _, y in calls]
@@ -85,7 +106,7 @@ def _run(watch, inputs, call_block, pooling=None):
     """Runs the model with `call_block(layer, tokens)` in place of each block."""
 
     def block(layer, tokens, **kwargs):
-        watch.see_tokens(tokens)
+        watch.see_tokens(layer, tokens)
         return call_block(layer, tokens)
 
     calls = {layer: functools.partial(block, layer) for layer in watch.blocks}

@@ -19,7 +19,7 @@ from keras_vit.inspection.attention_plots import (
     plot_attention_rollout,
 )
 from keras_vit.inspection.filters import embedding_filters
-from keras_vit.inspection.gradient_rollout import gradient_rollout
+from keras_vit.inspection.gradient_rollout import gradient_rollout, quantization_of_attention
 from keras_vit.inspection.position_similarity import position_similarity
 from keras_vit.inspection.rollout import attention_rollout
 from keras_vit.inspection.watch import Watch, patch_layout, sublayers
@@ -98,7 +98,8 @@ def write_report(
 
 def _sections(model, paths, arrays, top, notes):
     distances = []
-    num_blocks = len(Watch(model).blocks)
+    watch = Watch(model)
+    num_blocks = len(watch.blocks)
     yield "<h2>Images</h2>"
     # One by one: images of a model of any size differ in theirs.
     for path, array in zip(paths, arrays, strict=True):
@@ -108,18 +109,22 @@ def _sections(model, paths, arrays, top, notes):
         yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid)} patches.</p>"
         best = None
-        if "head" in {layer.name for layer in model.layers} and len(model.output_shape) == 2:
-            (classes,) = classify(model, [path], min(top, model.output_shape[-1]))
+        # A list of two shapes has a length of 2 as well.
+        is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
+        if "head" in {layer.name for layer in model.layers} and is_vector:
+            (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
             best = classes[0][1]
             yield _predictions(classes)
         else:
-            yield "<p>The model has no layer named head, so its output is not taken for classes.</p>"
+            yield "<p>The model has no layer named head with one output, so what it gives is not taken for classes.</p>"
         yield _figure(
             plot_attention_rollout(array[None], attention_rollout(model, inputs)),
             "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "
             "In the middle the image, darkened where little does.",
         )
-        if best is not None:
+        if best is not None and quantization_of_attention(watch):
+            yield "<p>The model's attention is quantized, so it has no gradient to weight the rollout by.</p>"
+        elif best is not None:
             yield _figure(
                 plot_attention_rollout(array[None], gradient_rollout(model, inputs)),
                 f"The same for the class {best} alone: attention weighted by that class' gradient.",

@@ -8,7 +8,12 @@ FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 
 
 def attention_rollout(
-    model: keras.Model, images, head_fusion: str = "mean", discard_ratio: float = 0.0, batch_size: int = 8
+    model: keras.Model,
+    images,
+    head_fusion: str = "mean",
+    discard_ratio: float = 0.0,
+    batch_size: int = 8,
+    readout: str | None = None,
 ) -> np.ndarray:
     """Follows the attention through all blocks: how much of each patch arrives where the model's head reads.
 
@@ -25,12 +30,16 @@ def attention_rollout(
         discard_ratio: Float in [0, 1), the share of each fused matrix, its smallest numbers, that is set to 0 before
             the residual is added.
         batch_size: Int, how many images run at a time.
+        readout: What the model's head reads: "token", the first token, or "gap", the mean of all patches. None tells it
+            from this package's layers, which is wrong where a head of one's own reads something else, as one that
+            averages the tokens of a model with a class token.
 
     Returns:
         (batch, rows, columns), float32. With what stays on the class token and other prefix tokens it sums to 1.
 
     Raises:
-        ValueError: If the model holds no ViT, or several, or an argument is out of its range.
+        ValueError: If the model holds no ViT, or several, or runs it more than once, or an argument is out of its
+            range.
 
     Example:
 
@@ -44,7 +53,7 @@ def attention_rollout(
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
     arguments.positive_int("batch_size", batch_size)
-    watch, fuse = Watch(model), FUSIONS[head_fusion]
+    watch, fuse = Watch(model, readout), FUSIONS[head_fusion]
     rollout = pooling = None
 
     def step(i, scores):

@@ -14,7 +14,8 @@ class TensorBoardAttention(keras.callbacks.Callback):
     Args:
         log_dir: Path of the folder of logs. One beside that of `keras.callbacks.TensorBoard` keeps the two apart.
         images: A few images, as the model is trained on them.
-        every: Int, the number of epochs between pictures. The last epoch has one in any case.
+        every: Int, the number of epochs between pictures. The last epoch has one in any case, also where
+            training is stopped before its time.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.
         model: The model to look into, where it is not the one that is fitted but a part of it, as the student of a
             distillation.
@@ -46,15 +47,22 @@ class TensorBoardAttention(keras.callbacks.Callback):
         self._pictures = pictures_of(self.watched or self.model, self.images)
         self._summary = tf.summary
         self._writer = tf.summary.create_file_writer(self.log_dir)
+        self._left_out = None
 
     def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self.every and epoch + 1 < self.params["epochs"]:
-            return
+        # Which epoch is the last is known when no other comes.
+        self._left_out = epoch if (epoch + 1) % self.every else None
+        if self._left_out is None:
+            self._write(epoch)
+
+    def on_train_end(self, logs=None):
+        if self._left_out is not None:
+            self._write(self._left_out)
+        self._writer.close()
+
+    def _write(self, epoch):
         attention = attention_rollout(self.watched or self.model, self.images, self.head_fusion)
         pictures = attention_overlay(self._pictures, attention)
         with self._writer.as_default():
             self._summary.image("attention", pictures, step=epoch, max_outputs=len(pictures))
         self._writer.flush()
-
-    def on_train_end(self, logs=None):
-        self._writer.close()

@@ -18,7 +18,10 @@ from keras_vit.layers import (
     PatchEmbedding,
     TokenPooling,
     TransformerBlock,
+    arguments,
 )
+
+READOUTS = (None, "token", "gap")
 
 
 class PatchLayout(NamedTuple):
@@ -88,12 +91,13 @@ class Watch:
 
     Args:
         model: Any model that holds one ViT of this package.
+        readout: "token" or "gap", what the model's head reads, or None, as in `attention_rollout`.
 
     Raises:
-        ValueError: If it holds no block, or several patch embeddings.
+        ValueError: If it holds no block, or several patch embeddings, or `readout` is none of those.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, readout=None):
         self.model = model
         self.blocks = sublayers(model, TransformerBlock)
         if not self.blocks:
@@ -102,13 +106,16 @@ class Watch:
                 f"Received: {_named(model)}"
             )
         self.patch_embedding = only_one(model, PatchEmbedding)
-        # What the model's head reads: a token, the mean of all patches, or what a learned probe attends to.
+        # What the model's head reads: a token, the mean of all patches, or what a learned probe attends to. Of a user's
+        # own layers nothing can be told.
         self.readout = "token" if sublayers(model, ClassToken) else "gap"
         for pooling in sublayers(model, (TokenPooling, AttentionPooling)):
             if isinstance(pooling, AttentionPooling):
                 self.readout = "map"
             elif pooling.method == "gap":
                 self.readout = "gap"
+        if arguments.one_of("readout", readout, READOUTS) is not None:
+            self.readout = readout
         self.layout = self.pictures = self._feature_map_size = None
 
     def run(self, inputs, on_attention: Callable | None = None, on_pooling: Callable | None = None):
@@ -122,11 +129,14 @@ class Watch:
 
         Returns:
             What the model returns.
+
+        Raises:
+            ValueError: If a block runs more than once.
         """
         count = itertools.count()
 
         def block(layer, tokens, **kwargs):
-            self.see_tokens(tokens)
+            self.see_tokens(layer, tokens)
             if on_attention is None:
                 return original(layer)(tokens, training=False)
             tokens, scores = original(layer)(tokens, training=False, return_attention_scores=True)
@@ -166,11 +176,19 @@ class Watch:
             calls[layer] = functools.partial(normalization, layer)
         calls[self.patch_embedding] = functools.partial(embedding, self.patch_embedding)
         self._image_size = self.layout = None
+        self._have_run = set()
         with replaced_calls(calls):
             return self.model(inputs, training=False)
 
-    def see_tokens(self, tokens):
-        """Takes the layout from a block's tokens, which come after the patch embedding has run."""
+    def see_tokens(self, block, tokens):
+        """Takes the layout from the tokens of a block that runs now, which come after the patch embedding has run."""
+        if block in self._have_run:
+            # Two images, as of a siamese model, would be told as one.
+            raise ValueError(
+                f"Expected a model of blocks that run once. Received: {block.name!r} run again in "
+                f"{_named(self.model)}. Of a model that calls a ViT several times pass the ViT: model.get_layer(...)."
+            )
+        self._have_run.add(block)
         height, width = self._feature_map_size
         grid = (height // self.patch_embedding.patch_size[0], width // self.patch_embedding.patch_size[1])
         image_size = self._image_size or (height, width)
@@ -201,7 +219,15 @@ class Watch:
 
         Returns:
             (batch, num_tokens).
+
+        Raises:
+            ValueError: If a token was asked for and there is none.
         """
+        if self.readout == "token" and not self.layout.num_prefix_tokens:
+            raise ValueError(
+                "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
+                f"Received: 'token' for {_named(self.model)}"
+            )
         if self.readout == "token":
             return rows[:, 0]
         rows = rows[:, self.layout.num_prefix_tokens :]

@@ -29,6 +29,8 @@ def test_right_is_any_class_and_images_without_one_are_left_out():
 def test_of_a_model_and_a_file(tmp_path):
     model, images = model_and_images()
     data = (images, np.zeros(6, int))
+    for own in (np.full(6, -1), np.full((6, 5), 0.2), np.array(["cat"] * 6)):
+        assert imagenet_real_accuracy(model, (images, own), LABELS, batch_size=4, verbose=0) == 3 / 5
     for labels in (write(tmp_path), str(tmp_path / "real.json"), LABELS):
         assert imagenet_real_accuracy(model, data, labels, batch_size=4, verbose=0) == 3 / 5
 

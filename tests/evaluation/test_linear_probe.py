@@ -55,7 +55,14 @@ def test_of_a_model_and_into_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"l2": 0}, "l2"), ({"l2": ()}, "l2"), ({"validation_split": 0}, "validation_split")]
+    ("options", "name"),
+    [
+        ({"l2": 0}, "l2"),
+        ({"l2": ()}, "l2"),
+        ({"validation_split": 0}, "validation_split"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+    ],
 )
 def test_bad_options(options, name):
     with pytest.raises(ValueError, match=f"`{name}`"):

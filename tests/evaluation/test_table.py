@@ -10,7 +10,7 @@ from keras_vit.evaluation import ResultsTable
 def example():
     table = ResultsTable()
     table.add(model="B/16, 224", accuracy=0.5, images=np.int64(12000))
-    table.add(model='"L"', accuracy=np.float32(0.25), best=True)
+    table.add(model='"L"', accuracy=np.float32(0.25), best=np.bool_(True))
     table.add(model="H\n14", accuracy=float("nan"), images=None)
     return table
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -127,6 +128,8 @@ def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
         b"no json",
         b"[" * 100_000,
         b"\xff\xfe",
+        b'{"instances": ' + b"[" * 900 + b"0" + b"]" * 900 + b"}",
+        b'{"signature_name": "serving_bytes", "instances": ' + b"[" * 900 + b'"a"' + b"]" * 900 + b"}",
         [],
         {},
         {"instances": []},
@@ -148,3 +151,29 @@ def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
         status, answer = post(url, body)
         assert status == 400 and answer["error"], body
         assert post(url, {"instances": [image]})[0] == 200
+
+
+def test_what_goes_wrong_in_the_server_is_answered(monkeypatch, capsys):
+    serve = scripts.load("serve/server.py")
+
+    class Broken:
+        version = "1"
+
+        def __init__(self, folder):
+            pass
+
+        def predict(self, request):
+            raise ZeroDivisionError("no such luck")
+
+    monkeypatch.setattr(serve, "Model", Broken)
+    with serve.make_server("vit", "vit") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for _ in range(2):
+                status, answer = post(f"http://127.0.0.1:{server.server_port}/v1/models/vit", {})
+                assert (status, answer) == (500, {"error": "The server failed: ZeroDivisionError: no such luck"})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert capsys.readouterr().err.count("Traceback") == 2

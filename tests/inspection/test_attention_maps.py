@@ -28,6 +28,8 @@ def test_blocks_are_chosen_and_batches_joined():
     last, middle = attention_maps(model, images, blocks=[2, -2], batch_size=1)
     np.testing.assert_allclose(last, third, atol=1e-6)
     np.testing.assert_allclose(middle, second, atol=1e-6)
+    np.testing.assert_array_equal(attention_maps(model, images, blocks=np.int64(2)), third)
+    np.testing.assert_array_equal(attention_maps(model, images, blocks=np.array([0]))[0], first)
 
 
 def test_fused_and_explicit_attention_give_the_same_logits(monkeypatch):
@@ -68,6 +70,9 @@ def test_what_is_wrong_is_said():
         attention_maps(model, images, blocks=2)
     with pytest.raises(ValueError, match=r"below 2.*blocks=\[0, -3\]"):
         attention_maps(model, images, blocks=[0, -3])
+    for blocks in ("last", 0.5, [0.5], True, [[0]]):
+        with pytest.raises(ValueError, match="`blocks` to be an integer, a list of them or None. Received: blocks="):
+            attention_maps(model, images, blocks=blocks)
     with pytest.raises(ValueError, match="at least one image"):
         attention_maps(model, images[:0])
     with pytest.raises(ValueError, match="`batch_size`"):

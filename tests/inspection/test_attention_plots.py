@@ -55,6 +55,7 @@ def test_rollout_has_three_panels_an_image(channels, tmp_path):
         ((2, 3), 3, 2, "token 2"),
         ((2, 3), 1, 6, "patch at row 1, column 2"),
         (None, 1, None, "class token"),
+        (None, 0, None, "mean of all patches"),
     ],
 )
 def test_maps_have_a_panel_a_head(grid, prefix, query, title, tmp_path):
@@ -101,6 +102,10 @@ def test_what_is_wrong_is_said(tmp_path):
         plot_attention_maps(images[0], np.zeros((2, 5, 4)))
     with pytest.raises(ValueError, match=r"`grid` of at most 5 patches. Received: grid=\(2, 3\)"):
         plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid=(2, 3))
+    # A square floored would take the first patches of 2 x 3 for other tokens.
+    for num_tokens in (6, 7, 8, 12):
+        with pytest.raises(ValueError, match=rf"Expected `grid`, .* Received: grid=None for {num_tokens} tokens"):
+            plot_attention_maps(images[0], np.zeros((2, num_tokens, num_tokens)))
     with pytest.raises(ValueError, match="one of 5 tokens. Received: query=5"):
         plot_attention_maps(images[0], np.zeros((2, 5, 5)), query=5)
     with pytest.raises(ValueError, match=r"\(num_blocks, num_heads\)"):

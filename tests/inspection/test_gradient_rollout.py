@@ -74,6 +74,17 @@ def test_what_is_wrong_is_said():
     model, images = reference.build()
     with pytest.raises(ValueError, match=r"`classes` to be integers of 0..4. Received: \[5, 5\]"):
         gradient_rollout(model, images, classes=5)
+    for classes in ([1], [1, 2, 3], [[1, 2]], []):
+        with pytest.raises(ValueError, match=r"`classes` to be one integer, or one for each of 2 images. Received: "):
+            gradient_rollout(model, images, classes=classes)
     two, images = reference.build(distillation_token=True, return_both_heads=True)
     with pytest.raises(ValueError, match=r"output is \(batch, classes\)"):
         gradient_rollout(two, images)
+
+
+def test_quantized_attention_is_refused():
+    """Its gradient would be that of another call, and all zeros."""
+    model, images = reference.build()
+    model.get_layer("block_01").attention.out.quantize("int8")
+    with pytest.raises(ValueError, match="without quantized attention.*Received: model 'vit_B16'.*'int8'"):
+        gradient_rollout(model, images)

@@ -71,12 +71,15 @@ def test_the_page_holds_all_and_asks_for_nothing(images, tmp_path):
     [
         ({"num_classes": 0, "pooling": "gap"}, 5, "no layer named head"),
         ({"position_embedding": "relative"}, 5, "no position embeddings to compare"),
-        ({"image_size": (None, None), "grid_size": (4, 4)}, 6, "20 x 30 pixels"),
+        ({"image_size": (None, None), "grid_size": (4, 4)}, 6, "8 x 12 pixels"),
         ({"in_channels": 1, "distillation_token": True}, 6, "2 x 3 patches"),
     ],
 )
 def test_what_a_model_has_not_is_said(changes, pictures, words, images, tmp_path):
     model, _ = reference.build(**changes)
+    if "grid_size" in changes:
+        # It takes an image as it is; JAX has compiled this size.
+        keras.utils.save_img(images[0], np.random.default_rng(0).integers(0, 256, (8, 12, 3)), scale=False)
     page = Page(write_report(model, images[:1], tmp_path / "report.html", top=3))
     assert len(page.pictures) == pictures
     assert words in "".join(page.text)
@@ -87,6 +90,20 @@ def test_a_nested_model_is_reported(images, tmp_path):
     inner = keras.Sequential([keras.Input((8, 12, 3)), vit])
     model = keras.Sequential([keras.Input((8, 12, 3)), inner, keras.layers.Dense(3, name="head")])
     assert len(Page(write_report(model, images[:1], tmp_path / "report.html")).pictures) == 6
+
+
+def test_a_model_of_two_outputs_has_no_predictions(images, tmp_path):
+    model, _ = reference.build()
+    two = keras.Model(model.input, [model.output, model.get_layer("norm").output])
+    page = Page(write_report(two, images[:1], tmp_path / "report.html"))
+    assert len(page.pictures) == 5 and "not taken for classes" in "".join(page.text)
+
+
+def test_a_quantized_model_is_reported(images, tmp_path):
+    model, _ = reference.build()
+    model.get_layer("block_01").attention.out.quantize("int8")
+    page = Page(write_report(model, images[:1], tmp_path / "report.html"))
+    assert len(page.pictures) == 5 and "quantized" in "".join(page.text) and page.tags.count("tr") == 6
 
 
 def test_a_failed_write_leaves_nothing_behind(images, tmp_path, monkeypatch):

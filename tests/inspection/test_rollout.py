@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.inspection import attention_maps, attention_rollout
+from keras_vit.inspection import attention_maps, attention_rollout, gradient_rollout
 from keras_vit.inspection.rollout import discard_smallest
 from tests.inspection import reference
 
@@ -50,6 +50,26 @@ def test_attention_pooling_weighs_the_patches():
     np.testing.assert_allclose(attention_rollout(model, images)[0], (weights @ matrix[1:])[1:].reshape(2, 3), atol=1e-5)
 
 
+def test_a_head_of_ones_own_is_named():
+    """A user's own layer that pools the tokens is not known, and the model has a class token."""
+    vit, images = reference.build(num_registers=1)
+    pooled = keras.layers.GlobalAveragePooling1D()(vit.get_layer("norm").output)
+    model = keras.Model(vit.input, keras.layers.Dense(3)(pooled))
+    matrix = rollout_of(reference.run(vit, images)[1])
+    expected = matrix[2:].mean(axis=0)[2:].reshape(2, 3)
+    np.testing.assert_allclose(attention_rollout(model, images, readout="gap")[0], expected, atol=1e-5)
+    of_token = matrix[0, 2:].reshape(2, 3)
+    assert np.abs(of_token - expected).max() > 1e-3
+    for readout in (None, "token"):
+        np.testing.assert_allclose(attention_rollout(model, images, readout=readout)[0], of_token, atol=1e-5)
+    gap, images = reference.build(pooling="gap")
+    of_gap = gradient_rollout(gap, images, classes=1)
+    np.testing.assert_array_equal(gradient_rollout(gap, images, classes=1, readout="gap"), of_gap)
+    assert np.abs(gradient_rollout(vit, images, 1) - gradient_rollout(vit, images, 1, readout="gap")).max() > 1e-4
+    with pytest.raises(ValueError, match="`readout`. Expected 'gap' for a model without a class token.*'token'"):
+        attention_rollout(gap, images, readout="token")
+
+
 def test_the_smallest_are_discarded():
     matrices = np.array([[[0.4, 0.1], [0.2, 0.3]], [[0.5, 0.6], [0.7, 0.8]]])
     np.testing.assert_array_equal(discard_smallest(matrices, 0.6), [[[0.4, 0], [0, 0.3]], [[0, 0], [0.7, 0.8]]])
@@ -80,3 +100,6 @@ def test_what_is_wrong_is_said():
         attention_rollout(model, images, "sum")
     with pytest.raises(ValueError, match="`discard_ratio`"):
         attention_rollout(model, images, discard_ratio=1)
+    for function in (attention_rollout, gradient_rollout):
+        with pytest.raises(ValueError, match="`readout`. Expected one of None, 'token', 'gap'. Received: 'mean'"):
+            function(model, images, readout="mean")

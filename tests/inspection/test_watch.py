@@ -96,13 +96,13 @@ def test_a_loaded_model_gives_the_same(outer, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "size", "layout"),
     [
-        ({"image_size": (18, 27)}, (18, 27), ((18, 27), (4, 6), (4, 4), 1)),
-        ({"image_size": (None, None), "num_registers": 2}, (8, 16), ((8, 16), (2, 4), (4, 4), 3)),
+        ({"image_size": (11, 14)}, (11, 14), ((11, 14), (2, 3), (4, 4), 1)),
+        ({"image_size": (None, None), "num_registers": 2}, (8, 12), ((8, 12), (2, 3), (4, 4), 3)),
         ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
         (
-            {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 16)},
-            (32, 16),
-            ((32, 16), (4, 2), (8, 8), 1),
+            {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
+            (32, 48),
+            ((32, 48), (4, 6), (8, 8), 1),
         ),
         ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
     ],
@@ -169,3 +169,14 @@ def test_other_models_are_refused():
     for function in (attention_rollout, lambda model, images: position_similarity(model)):
         with pytest.raises(ValueError, match=r"with 2. Of a model that holds several ViTs pass one"):
             function(two, images)
+
+
+def test_a_vit_that_runs_twice_is_refused():
+    """What it sees in the one image would be mixed with what it sees in the other."""
+    vit, images = reference.build(num_classes=0)
+    inputs = keras.Input((8, 12, 3)), keras.Input((8, 12, 3))
+    siamese = keras.Model(inputs, keras.layers.Subtract()([vit(x) for x in inputs]))
+    for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
+        with pytest.raises(ValueError, match="blocks that run once.*Received: 'block_00' run again in model"):
+            function(siamese, [images, images[::-1]])
+    assert attention_rollout(vit, images).shape == (2, 2, 3)
