@@ -326,7 +326,7 @@ def parse_arguments():
     add("--num-labels", type=int, default=1000)
     add("--mask-unit", type=int, default=7, help="SimMIM's squares, in pixels")
     add("--decoder-num-layers", type=int, default=1, help="MAE's")
-    add("--pretrain-epochs", nargs=3, type=int, default=[6, 6, 12], help="of masked_patch, simmim and mae")
+    add("--pretrain-epochs", nargs=3, type=int, default=[16, 20, 12], help="of masked_patch, simmim and mae")
     add("--pretrain-images", type=int, default=60_000)
     add("--pretrain-batch-size", type=int, default=128)
     add("--pretrain-learning-rate", type=float, default=2e-3)
