@@ -169,8 +169,10 @@ def main():
     parser.add_argument("--teacher-epochs", type=int, default=6)
     parser.add_argument("--images", type=int, default=4_000, help="labelled images of the student (default: 4000)")
     parser.add_argument("--test-images", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=30, help="of the student (default: 30)")
-    parser.add_argument("--validate-every", type=int, default=3, help="epochs between points of the curve (default: 3)")
+    parser.add_argument("--epochs", type=int, default=60, help="of the student (default: 60)")
+    parser.add_argument(
+        "--validate-every", type=int, default=15, help="epochs between points of the curve (default: 15)"
+    )
     parser.add_argument("--rate", type=float, default=2e-3, help="the student's highest learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
