@@ -69,20 +69,19 @@ class ImageNormalization(keras.layers.Layer):
 
     def normalize(self, images):
         """Applies the constants to float images of 0..255: a NumPy array or a tensor of the backend."""
+        offset, scale = self._offset_and_scale(images)
         # In this form, and not as x * a + b, -1 and 1 come out exact.
-        offset = np.array([255 * value for value in self.mean], "float32")
-        scale = np.array([255 * value for value in self.std], "float32")
-        if not isinstance(images, np.ndarray):
-            offset, scale = ops.convert_to_tensor(offset), ops.convert_to_tensor(scale)
         return (images - offset) / scale
 
     def denormalize(self, images):
         """Undoes `normalize`, for float images that it made: a NumPy array or a tensor of the backend."""
-        mean = np.array([255 * value for value in self.mean], "float32")
-        std = np.array([255 * value for value in self.std], "float32")
-        if not isinstance(images, np.ndarray):
-            mean, std = ops.convert_to_tensor(mean), ops.convert_to_tensor(std)
-        return images * std + mean
+        offset, scale = self._offset_and_scale(images)
+        return images * scale + offset
+
+    def _offset_and_scale(self, images):
+        """The constants for 0..255, each of the images' kind."""
+        constants = [np.array([255 * value for value in c], "float32") for c in (self.mean, self.std)]
+        return constants if isinstance(images, np.ndarray) else [ops.convert_to_tensor(c) for c in constants]
 
     def compute_output_shape(self, images_shape):
         return images_shape
