@@ -1,12 +1,11 @@
-import keras
-
 from keras_vit.inspection.attention_plots import attention_overlay
 from keras_vit.inspection.rollout import FUSIONS, attention_rollout
 from keras_vit.inspection.watch import pictures_of
 from keras_vit.layers import arguments
+from keras_vit.tensorboard import TensorBoardPictures
 
 
-class TensorBoardAttention(keras.callbacks.Callback):
+class TensorBoardAttention(TensorBoardPictures):
     """Writes where the model looks in a few images, for TensorBoard, as training goes on.
 
     Each picture is the image, darkened where little attention goes, by `attention_rollout`.
@@ -31,38 +30,18 @@ class TensorBoardAttention(keras.callbacks.Callback):
     >>> model.fit(images, labels, epochs=100, callbacks=[callback])  # doctest: +SKIP
     """
 
+    name = "attention"
+
     def __init__(self, log_dir, images, every=1, head_fusion="mean", model=None):
-        super().__init__()
-        self.log_dir = str(log_dir)
+        super().__init__(log_dir, every)
         self.images = images
-        self.every = arguments.positive_int("every", every)
         self.head_fusion = arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
         self.watched = model
 
     def on_train_begin(self, logs=None):
-        try:
-            import tensorflow as tf  # noqa: TID251  TensorBoard's logs are written by TensorFlow alone.
-        except ImportError as error:
-            raise ImportError('TensorBoard logs need TensorFlow: pip install "keras-vit[tensorflow]"') from error
-        self._pictures = pictures_of(self.watched or self.model, self.images)
-        self._summary = tf.summary
-        self._writer = tf.summary.create_file_writer(self.log_dir)
-        self._left_out = None
+        super().on_train_begin(logs)
+        self._inputs = pictures_of(self.watched or self.model, self.images)
 
-    def on_epoch_end(self, epoch, logs=None):
-        # Which epoch is the last is known when no other comes.
-        self._left_out = epoch if (epoch + 1) % self.every else None
-        if self._left_out is None:
-            self._write(epoch)
-
-    def on_train_end(self, logs=None):
-        if self._left_out is not None:
-            self._write(self._left_out)
-        self._writer.close()
-
-    def _write(self, epoch):
+    def pictures(self):
         attention = attention_rollout(self.watched or self.model, self.images, self.head_fusion)
-        pictures = attention_overlay(self._pictures, attention)
-        with self._writer.as_default():
-            self._summary.image("attention", pictures, step=epoch, max_outputs=len(pictures))
-        self._writer.flush()
+        return attention_overlay(self._inputs, attention)

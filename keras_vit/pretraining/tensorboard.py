@@ -1,11 +1,10 @@
-import keras
 import numpy as np
 
-from keras_vit.layers import arguments
 from keras_vit.pictures import displayable
+from keras_vit.tensorboard import TensorBoardPictures
 
 
-class TensorBoardReconstructions(keras.callbacks.Callback):
+class TensorBoardReconstructions(TensorBoardPictures):
     """Writes reconstructions of the same images, under the same masks, for TensorBoard as training goes on.
 
     Each picture is original, masked and prediction side by side.
@@ -25,27 +24,11 @@ class TensorBoardReconstructions(keras.callbacks.Callback):
     >>> model.fit(images, epochs=100, callbacks=[callback])  # doctest: +SKIP
     """
 
+    name = "reconstructions"
+
     def __init__(self, log_dir, images, every=1):
-        super().__init__()
-        self.log_dir = str(log_dir)
+        super().__init__(log_dir, every)
         self.images = images
-        self.every = arguments.positive_int("every", every)
 
-    def on_train_begin(self, logs=None):
-        try:
-            import tensorflow as tf  # noqa: TID251  TensorBoard's logs are written by TensorFlow alone.
-        except ImportError as error:
-            raise ImportError('TensorBoard logs need TensorFlow: pip install "keras-vit[tensorflow]"') from error
-        self._summary = tf.summary
-        self._writer = tf.summary.create_file_writer(self.log_dir)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self.every and epoch + 1 < self.params["epochs"]:
-            return
-        pictures = np.concatenate([displayable(part) for part in self.model.reconstruct(self.images)], axis=2)
-        with self._writer.as_default():
-            self._summary.image("reconstructions", pictures, step=epoch, max_outputs=len(pictures))
-        self._writer.flush()
-
-    def on_train_end(self, logs=None):
-        self._writer.close()
+    def pictures(self):
+        return np.concatenate([displayable(part) for part in self.model.reconstruct(self.images)], axis=2)

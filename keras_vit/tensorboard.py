@@ -1,0 +1,55 @@
+"""Pictures in TensorBoard's logs: what every callback that draws during training needs."""
+
+import keras
+
+from keras_vit.layers import arguments
+
+
+class TensorBoardPictures(keras.callbacks.Callback):
+    """Writes pictures every few epochs, and after the last one in any case. A subclass says which.
+
+    Args:
+        log_dir: Path of the folder of logs.
+        every: Int, the number of epochs between pictures.
+
+    Raises:
+        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
+        ValueError: If `every` is not a positive integer.
+    """
+
+    name: str
+
+    def __init__(self, log_dir, every=1):
+        super().__init__()
+        self.log_dir = str(log_dir)
+        self.every = arguments.positive_int("every", every)
+
+    def pictures(self):
+        """Returns uint8 images, (number, height, width, channels)."""
+        raise NotImplementedError
+
+    def on_train_begin(self, logs=None):
+        try:
+            import tensorflow as tf  # noqa: TID251  TensorBoard's logs are written by TensorFlow alone.
+        except ImportError as error:
+            raise ImportError('TensorBoard logs need TensorFlow: pip install "keras-vit[tensorflow]"') from error
+        self._summary = tf.summary
+        self._writer = tf.summary.create_file_writer(self.log_dir)
+        self._left_out = None
+
+    def on_epoch_end(self, epoch, logs=None):
+        # Which epoch is the last is known when no other comes: training may be stopped before its time.
+        self._left_out = epoch if (epoch + 1) % self.every else None
+        if self._left_out is None:
+            self._write(epoch)
+
+    def on_train_end(self, logs=None):
+        if self._left_out is not None:
+            self._write(self._left_out)
+        self._writer.close()
+
+    def _write(self, epoch):
+        pictures = self.pictures()
+        with self._writer.as_default():
+            self._summary.image(self.name, pictures, step=epoch, max_outputs=len(pictures))
+        self._writer.flush()
