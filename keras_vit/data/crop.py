@@ -111,8 +111,10 @@ class Crop:
         seed = tf.cast(seed, "int64")
         image.set_shape((None, None, self.channels))
         if self.flip:
-            # Here, since a byte is a quarter of what it becomes.
-            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
+            # Here, since a byte is a quarter of what it becomes. `tf.image` has this too, with checks of the shape that
+            # take longer.
+            mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
+            image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
         image = tf.cast(image, "float32")
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
@@ -129,12 +131,12 @@ class Crop:
         import tensorflow as tf
 
         def whole():
-            size = self._allowed(self._header(encoded))
+            shape = self._allowed(self._header(encoded))
             image = tf.io.decode_image(encoded, self.channels, expand_animations=False)
-            return _cut(image, self._window(size, seed))
+            return _cut(image, self._window(shape, seed))
 
         def window():
-            window = self._window(self._allowed(tf.image.extract_jpeg_shape(encoded)[:2]), seed)
+            window = self._window(self._allowed(tf.image.extract_jpeg_shape(encoded)), seed)
             return tf.image.decode_and_crop_jpeg(encoded, window, self.channels)
 
         if self.channels == 4:
@@ -161,7 +163,7 @@ class Crop:
 
         def window():
             array = tf.numpy_function(load, [encoded], "float32")
-            return _cut(array, self._window(self._allowed(tf.shape(array)[:2]), seed))
+            return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
 
         if self.channels not in (1, 3, 4):
             return window()
@@ -169,49 +171,50 @@ class Crop:
         return tf.cond(is_array, window, lambda: tf.cast(self._picture(encoded, seed), "float32"))
 
     def _header(self, encoded):
-        """The (height, width) that the header of a picture says, as a tensor."""
+        """The (height, width, channels) that the header of a picture says, as a tensor; the channels may be wrong."""
         import tensorflow as tf
 
         def integers(position, count, dtype, little_endian=True):
             part = tf.strings.substr(encoded, position, count)
             width, height = tf.unstack(tf.cast(tf.io.decode_raw(part, dtype, little_endian), "int32")[:2], num=2)
-            return tf.stack([tf.abs(height), width])
+            return tf.abs(tf.stack([height, width, self.channels]))
 
         start = tf.strings.substr(encoded, 0, 3)
 
         def unknown():
             message = "Expected a JPEG, PNG, GIF or BMP. Received bytes that start"
             with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[message, start])]):
-                return tf.zeros(2, "int32")
+                return tf.zeros(3, "int32")
 
         size = tf.case(
             [
-                (start == JPEG, lambda: tf.image.extract_jpeg_shape(encoded)[:2]),
+                (start == JPEG, lambda: tf.image.extract_jpeg_shape(encoded)),
                 (start == b"\x89PN", lambda: integers(16, 8, tf.int32, little_endian=False)),
                 (start == b"GIF", lambda: integers(6, 4, tf.uint16)),
                 (tf.strings.substr(encoded, 0, 2) == b"BM", lambda: integers(18, 8, tf.int32)),
             ],
             default=unknown,
         )
-        return tf.ensure_shape(size, (2,))
+        return tf.ensure_shape(size, (3,))
 
-    def _allowed(self, size):
-        """The same (height, width), unless they are too many pixels."""
+    def _allowed(self, shape):
+        """The same (height, width, channels), unless they are too many pixels."""
         import tensorflow as tf
 
-        pixels = tf.reduce_prod(tf.cast(size, "float32"))
+        # Few operations, since each takes about as long as decoding a thousand pixels.
+        pixels = tf.reduce_prod(tf.cast(shape[:2], "float32"))
         message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
-        allowed = (pixels > 0) & (pixels <= self.max_pixels)
-        with tf.control_dependencies([tf.raw_ops.Assert(condition=allowed, data=[message, size])]):
-            return tf.identity(size)
+        allowed = tf.raw_ops.Assert(condition=pixels <= self.max_pixels, data=[message, shape])
+        with tf.control_dependencies([allowed]):
+            return tf.identity(shape)
 
-    def _window(self, size, seed):
-        """The (y, x, height, width) to decode of an image of (height, width)."""
+    def _window(self, shape, seed):
+        """The (y, x, height, width) to decode of an image of (height, width, channels)."""
         import tensorflow as tf
 
         if self.kind == "pretrain":
             start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-                tf.concat([size, [self.channels]], 0),
+                shape,
                 tf.zeros((0, 0, 4)),
                 seed,
                 min_object_covered=0.0,
@@ -220,6 +223,7 @@ class Crop:
                 use_image_if_no_bounding_boxes=True,
             )
             return tf.concat([start[:2], extent[:2]], 0)
+        size = shape[:2]
         if self.kind == "eval" and self.crop_fraction < 1:
             target = tf.constant(self.image_size, "float32")
             ratio = tf.reduce_min(tf.cast(size, "float32") / target) * self.crop_fraction
