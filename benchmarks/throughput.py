@@ -1,324 +1,370 @@
-"""Throughput of ViT-B/16 beside other implementations, in one process: forward pass and training step, float32.
+"""Our ViTs beside those of others on this CPU: forward pass, training step, first call and peak memory.
 
-The peers are keras-hub's ViT and, on the torch backend, timm's; install them with `pip install keras-hub timm`. All
-sides get the same weights, GELU, loss and optimizer (SGD, momentum 0.9), no dropout, and, in Keras, the same
-jit_compile. Their outputs are compared before anything is timed. The sides take turns, A B A B, and each round gives
-one ratio, so that other load on the machine hits both; the median of the ratios is the result. Images per second of
-CPU time are counted too: on a machine that others use at the same time, and with OMP_NUM_THREADS=1, which leaves no
-thread spinning, they vary less.
+The peers are keras-hub on each backend; timm and transformers on torch, eager and compiled; big_vision's official Flax
+model on JAX, where --big-vision names its `models/vit.py` (`pip install keras-hub timm transformers flax optax`). All
+sides get the same weights, GELU, loss and optimizer (SGD, momentum 0.9), no dropout and, in Keras, the same
+jit_compile; inputs are tensors of their framework. Their outputs and the losses of two training steps are compared
+before anything is timed. The sides take turns, and each round gives one ratio ours / peer, so that other load on the
+machine hits both; the results are the median of the ratios, its quartiles and an interval of at least 95% for the
+median, for wall time and for CPU time. First calls and memory are those of fresh child processes, which take turns
+too: first_* the seconds to build the model and to run it once, memory_* the most memory after the imports.
 
-    KERAS_BACKEND=torch python benchmarks/throughput.py --rounds 20
+Each round also times the matrix products of a block at that batch; a side's share is of their rate, in its own dtype,
+the model's FLOPs being those of `keras_vit.profile`, three times that in training. --gemm-all measures them on the
+three backends before, and the share of the best of them is told too.
+
+--ours-option adds ours with more builder arguments, measured against ours without; then peers only run where --peers
+names them. Results go to results/throughput_<backend>.json, where a run replaces the rows that it measured again.
+
+    KERAS_BACKEND=torch python benchmarks/throughput.py --gemm-all
+    KERAS_BACKEND=jax python benchmarks/throughput.py --tasks forward train --ours-option token_merging=8
 """
 
 import argparse
-import enum
+import ast
+import functools
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
-import statistics
-import sys
-import time
-import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+from children import gemm_of, make_data, side_of, tokens_of
+from measure import MatrixProducts, add_rows, compare, medians, spread, take_turns
+from peers import OURS, PEERS, make, why_not
+from sides import Case, Entrant
 
 import keras_vit
-from keras_vit.files import replacing
 
-OURS = "keras_vit"
-NUM_CLASSES = 1000
-NUM_HEADS = 12
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+RESULTS = pathlib.Path(__file__).parent / "results"
 JIT_COMPILE = {"auto": "auto", "on": True, "off": False}
-# Float32 sums in another order, through 12 blocks, on logits of about 1.
-TOLERANCE = 1e-3
+TASKS = ("forward", "train", "first_forward", "first_train", "memory_forward", "memory_train")
+# The numbers of a child process that make a row, the one that counts first.
+CHILD_MEASURES = {
+    "first": ("s", ("build_and_first_call", "build", "first_call", "next_call")),
+    "memory": ("MB", ("peak", "peak_after_build", "built")),
+}
+# Of logits of about 1 and losses of about 7. Sums in another order; in bfloat16 also other layers that stay in float32.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
+FRAMEWORKS = ("tensorflow-cpu", "tensorflow", "jax", "torch", "numpy")
+PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", *FRAMEWORKS)
 
 
-class KerasSide:
-    """A Keras model, run through the compiled functions that model.predict and model.fit use."""
-
-    def __init__(self, model, jit_compile):
-        self.model = model
-        self.num_parameters = model.count_params()
-        model.compile(
-            optimizer=keras.optimizers.SGD(1e-3, momentum=0.9),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            # keras-hub would add an accuracy of its own otherwise.
-            metrics=None,
-            jit_compile=jit_compile,
-        )
-
-    def forward(self, images):
-        return self.model.predict_on_batch(images)
-
-    def train(self, images, labels):
-        # The loss comes back as a NumPy number, so the step is over.
-        return self.model.train_on_batch(images, labels, return_dict=True)["loss"]
+def labels_of(entrants, dtype):
+    """{label: entrant}; those of another dtype than the row's say so."""
+    return {e.label if e.dtype == dtype else f"{e.label} {e.dtype}": e for e in entrants}
 
 
-class TorchSide:
-    """A torch.nn.Module with the usual eager training step."""
-
-    def __init__(self, module):
-        import torch
-
-        self.torch = torch
-        self.module = module
-        self.num_parameters = sum(p.numel() for p in module.parameters())
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-        self.loss = torch.nn.CrossEntropyLoss()
-
-    def _images(self, images):
-        return self.torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-
-    def forward(self, images):
-        self.module.eval()
-        with self.torch.no_grad():
-            return self.module(self._images(images)).numpy()
-
-    def train(self, images, labels):
-        self.module.train()
-        self.optimizer.zero_grad()
-        loss = self.loss(self.module(self._images(images)), self.torch.from_numpy(labels))
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+def reason(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def our_model(num_layers):
-    # The head is not left at zero, so that the outputs of the sides can be compared.
-    return keras_vit.ViT(
-        "B/16", num_layers=num_layers, num_classes=NUM_CLASSES, activation="gelu", head_init="glorot_uniform"
-    )
+def build_sides(entrants, case, task):
+    """({label: side}, {label: why it does not run}), ours first and the others with its weights."""
+    sides, skipped, weights = {}, {}, None
+    for label, entrant in entrants.items():
+        why = why_not(entrant, case)
+        if why:
+            skipped[label] = why
+            continue
+        try:
+            sides[label] = make(entrant, case, task, weights)
+        except ImportError as error:
+            if entrant.peer == OURS:
+                raise
+            skipped[label] = reason(error)
+        if weights is None:
+            weights = [np.asarray(w) for w in sides[label].model.get_weights()]
+    return sides, skipped
 
 
-def our_weights(model):
-    """Embedding, blocks and head of our model as NumPy arrays, each part a list in the order of its variables."""
-    weights = [np.asarray(w) for w in model.get_weights()]
-    return weights[:4], [weights[i : i + 12] for i in range(4, len(weights) - 4, 12)], weights[-4:]
+def run_once(runs, entrants, skipped):
+    """{label: what its run returns}. A peer whose run fails, as torch.compile's may, goes to `skipped`."""
+    results = {}
+    for label, run in runs.items():
+        if label in skipped:
+            continue
+        try:
+            results[label] = run()
+        except Exception as error:
+            if entrants[label].peer == OURS:
+                raise
+            skipped[label] = reason(error)
+    return results
 
 
-def keras_hub_model(num_layers, weights):
-    """keras-hub's ViT, whose GELU is the exact one, with the given weights."""
-    import keras_hub
+def check_same(what, outputs, entrants):
+    """The largest difference of each side's outputs from ours; options of ours may change what it computes.
 
-    backbone = keras_hub.models.ViTBackbone(
-        image_shape=(224, 224, 3),
-        patch_size=16,
-        num_layers=num_layers,
-        num_heads=NUM_HEADS,
-        hidden_dim=768,
-        mlp_dim=3072,
-        dropout_rate=0.0,
-        attention_dropout=0.0,
-        layer_norm_epsilon=1e-6,
-    )
-    model = keras_hub.models.ViTImageClassifier(backbone, num_classes=NUM_CLASSES, dropout=0.0)
-    (kernel, bias, token, positions), blocks, head = weights
-    values = [token, kernel, bias, positions]
-    for scale_1, shift_1, qkv_kernel, qkv_bias, *rest in blocks:
-        projections = zip(np.split(qkv_kernel, 3, axis=-1), np.split(qkv_bias, 3), strict=True)
-        values += [scale_1, shift_1, *(array for projection in projections for array in projection), *rest]
-    values += head
-    model.set_weights([v.reshape(w.shape) for v, w in zip(values, model.weights, strict=True)])
-    return model
-
-
-def timm_model(num_layers, weights):
-    """timm's vit_base_patch16_224 (exact GELU) with the given weights."""
-    add_torchvision_stub()
-    import timm
-    import torch
-
-    module = timm.create_model("vit_base_patch16_224", depth=num_layers, num_classes=NUM_CLASSES)
-    (kernel, bias, token, positions), blocks, head = weights
-    values = [token, positions, kernel.transpose(3, 2, 0, 1), bias, *(v for block in blocks for v in block), *head]
-    with torch.no_grad():
-        for parameter, value in zip(module.parameters(), values, strict=True):
-            # torch stores a dense kernel as (outputs, inputs).
-            parameter.copy_(torch.from_numpy(value.T.copy() if value.ndim == 2 else value.copy()))
-    return module
-
-
-def add_torchvision_stub():
-    """Puts an empty torchvision where there is none: timm imports it, but its ViT uses nothing of it."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-
-        class Stub(types.ModuleType):
-            __path__ = []
-
-            def __getattr__(self, name):
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return type(name, (), {})
-
-        for name in ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional"):
-            sys.modules[f"torchvision{name}"] = Stub(name)
-        functional = sys.modules["torchvision.transforms.functional"]
-        sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]
-        sys.modules["torchvision.transforms"].functional = functional
-        functional.InterpolationMode = enum.Enum("InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS")
-
-
-def build_sides(num_layers, jit_compile):
-    ours = our_model(num_layers)
-    weights = our_weights(ours)
-    sides = {
-        OURS: KerasSide(ours, jit_compile),
-        "keras-hub": KerasSide(keras_hub_model(num_layers, weights), jit_compile),
-    }
-    if keras.backend.backend() == "torch":
-        sides["timm"] = TorchSide(timm_model(num_layers, weights))
-    return sides
-
-
-def check_same_function(sides, images):
-    """Raises unless the sides have as many parameters and give the same finite outputs."""
-    expected = sides[OURS].forward(images)
-    if not np.isfinite(expected).all():
-        raise RuntimeError(f"Expected finite outputs of {OURS}. Received: NaN or infinity")
-    for name, side in sides.items():
-        if side.num_parameters != sides[OURS].num_parameters:
-            raise RuntimeError(
-                f"Expected {sides[OURS].num_parameters} parameters in {name}. Received: {side.num_parameters}"
-            )
-        difference = float(np.abs(side.forward(images) - expected).max())
+    Raises:
+        RuntimeError: If outputs are not finite, or those of a peer are not ours.
+    """
+    ours = next(iter(outputs))
+    differences = {}
+    for label, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise RuntimeError(f"Expected finite {what} of {label}. Received: NaN or infinity")
+        differences[label] = float(np.abs(np.subtract(values, outputs[ours])).max())
+        tolerance = max(TOLERANCES[entrants[name].dtype] for name in (ours, label))
         # Written so that NaN fails too.
-        if not difference <= TOLERANCE:
-            raise RuntimeError(f"Expected the outputs of {name} to be those of {OURS}. Received: {difference} apart")
+        if entrants[label].peer != OURS and not differences[label] <= tolerance:
+            raise RuntimeError(f"Expected the {what} of {label} to be ours. Received: {differences[label]} apart")
+    return differences
 
 
-def measure(sides, run, batch_size, rounds, warm_up):
-    """Images a second, of wall time and of CPU time, of each side in each round; the sides take turns in a round."""
-    samples = {clock: {name: [] for name in sides} for clock in CLOCKS}
-    for i in range(warm_up + rounds):
-        for name, side in sides.items():
-            starts = [clock() for clock in CLOCKS.values()]
-            result = run(side)
-            seconds = [clock() - start for clock, start in zip(CLOCKS.values(), starts, strict=True)]
-            if not np.isfinite(result).all():
-                raise RuntimeError(f"Expected finite results of {name}. Received: NaN or infinity")
-            if i >= warm_up:
-                for clock, spent in zip(CLOCKS, seconds, strict=True):
-                    samples[clock][name].append(batch_size / spent)
-    return {clock: summarize(rates) for clock, rates in samples.items()}
+def check_parameters(sides):
+    """Raises a RuntimeError unless all sides have as many parameters as the first."""
+    numbers = {label: side.num_parameters for label, side in sides.items()}
+    if len(set(numbers.values())) > 1:
+        raise RuntimeError(f"Expected as many parameters in each side. Received: {numbers}")
 
 
-def summarize(samples):
-    """Medians of each side, and for each peer the spread of the ratio ours / peer of each round."""
-    ratios = {}
-    for name, rates in samples.items():
-        if name != OURS:
-            pairs = [ours / peer for ours, peer in zip(samples[OURS], rates, strict=True)]
-            low, median, high = np.quantile(pairs, (0.25, 0.5, 0.75)).tolist()
-            ratios[name] = {"min": min(pairs), "q1": low, "median": median, "q3": high, "max": max(pairs)}
+def measure_rates(args, case, dtype, task, batches, entrants):
+    """The rows of a forward pass or a training step, one a batch and subject."""
+    sides, skipped = build_sides(entrants, case, task)
+    flops = 2 * keras_vit.profile(next(iter(sides.values())).model).multiply_adds * (3 if task == "train" else 1)
+    check_parameters(sides)
+    rows, differences = [], {}
+    for batch in batches:
+        data = make_data(case, batch)
+        inputs = {label: side.prepare(*data) for label, side in sides.items() if label not in skipped}
+        runs = {label: functools.partial(getattr(sides[label], task), *inputs[label]) for label in inputs}
+        # The first batch size alone: the weights of a second one have been trained.
+        if not differences:
+            forward = {label: functools.partial(sides[label].forward, *inputs[label]) for label in inputs}
+            differences["outputs"] = check_same("outputs", run_once(forward, entrants, skipped), entrants)
+            losses = {f"loss of step {i}": run_once(runs, entrants, skipped) for i in (1, 2)} if task == "train" else {}
+            for name, values in losses.items():
+                differences[name] = check_same(name, values, entrants)
+        run_once(runs, entrants, skipped)
+        runs = {label: run for label, run in runs.items() if label not in skipped}
+        products = {
+            kind: MatrixProducts(case.sizes, tokens_of(case, batch), kind)
+            for kind in dict.fromkeys(entrants[label].dtype for label in runs)
+        }
+        load = os.getloadavg()
+        samples, gemm = take_turns(
+            runs, batch, args.rounds, args.warm_up, args.turn_seconds, {kind: p.rate for kind, p in products.items()}
+        )
+        best = {kind: {keras.backend.backend(): max(rates)} for kind, rates in gemm.items()}
+        for kind in best if args.gemm_all else ():
+            for backend in PEERS:
+                rate = gemm_of(backend, case, batch, kind)
+                best[kind][backend] = max(rate, best[kind].get(backend, 0.0))
+        shares, best_shares = {}, {}
+        for label, rates in samples["wall"].items():
+            if not entrants[label].options:  # which may leave out some of the work
+                kind = entrants[label].dtype
+                shares[label] = spread([r * flops / g for r, g in zip(rates, gemm[kind], strict=True)])
+                best_shares[label] = spread([r * flops / max(best[kind].values()) for r in rates])
+        more = {
+            "share_of_gemm": shares,
+            **({"share_of_best_gemm": best_shares} if args.gemm_all else {}),
+            "gemm_gflops": {kind: {b: r / 1e9 for b, r in rates.items()} for kind, rates in best.items()},
+            "gflops_per_image": flops / 1e9,
+            "differences": differences,
+            "skipped": skipped,
+            "jit_compile": {label: side.model.jit_compile for label, side in sides.items() if hasattr(side, "model")},
+            "run": {**describe_run(args, case), "load_average": [load, os.getloadavg()]},
+        }
+        rows += make_rows(task, case, dtype, batch, "images/s", samples, entrants, more)
+    return rows
+
+
+def make_rows(task, case, dtype, batch, unit, samples, entrants, more):
+    """One row for ours beside the peers, and one for ours with each of the options beside ours without."""
+    first = next(iter(samples.values()))
+    with_options = [label for label in first if entrants[label].options]
+    peers = [label for label in first if label not in with_options]
+    subjects = {label: [peers[0], label] for label in with_options}
+    if len(peers) > 1 or not with_options:
+        subjects[peers[0]] = peers
+    rows = []
+    for subject, labels in subjects.items():
+        chosen = {name: {label: values[label] for label in labels} for name, values in samples.items()}
+        row = {
+            "task": task,
+            "model": f"{case.variant}@{case.image_size}",
+            "dtype": dtype,
+            "batch": batch,
+            "options": entrants[subject].options_label,
+            "unit": unit,
+            "subject": subject,
+            "medians": {name: medians(values) for name, values in chosen.items()},
+            "ratios_subject_to_side": {name: compare(values, subject) for name, values in chosen.items()},
+            "samples": chosen,
+            **more,
+        }
+        print_row(row)
+        rows.append(row)
+    return rows
+
+
+def print_row(row):
+    what = f"{row['task']} {row['model']} {row['dtype']} batch {row['batch']} {row['options']}"
+    print(f"\n{what}, {row['run']['backend']}; {row['subject']} / side: median [interval] (quartiles)")
+    for measure, rates in row["medians"].items():
+        for label, rate in rates.items():
+            line = f"  {measure:20} {label:34}{rate:10.2f} {row['unit']:8}"
+            ratio = row["ratios_subject_to_side"][measure].get(label)
+            if ratio:
+                line += " {median:.3f} [{low:.3f}, {high:.3f}] ({q1:.3f}, {q3:.3f})".format(**ratio)
+            for words, name in (("GEMM", "share_of_gemm"), ("best GEMM", "share_of_best_gemm")):
+                if measure == "wall" and label in row.get(name, {}):
+                    line += f" {row[name][label]['median']:.1%} of {words}"
+            print(line)
+    for label, why in row["skipped"].items():
+        print(f"  skipped {label}: {why}", flush=True)
+
+
+def measure_children(args, case, dtype, kinds, task, batch, entrants):
+    """The rows of first calls and peak memory of one task, both from the same child processes."""
+    if args.quick:
+        entrants = dict(list(entrants.items())[:2])
+    skipped = {label: why_not(e, case) for label, e in entrants.items() if why_not(e, case)}
+    results = {label: [] for label in entrants if label not in skipped}
+    load = os.getloadavg()
+    for _ in range(args.child_rounds):
+        for label in [label for label in results if label not in skipped]:
+            try:
+                results[label].append(side_of(entrants[label], case, task, batch))
+            except RuntimeError as error:
+                if entrants[label].peer == OURS:
+                    raise
+                skipped[label] = str(error)[:300]
+    run = {**describe_run(args, case), "rounds": args.child_rounds, "load_average": [load, os.getloadavg()]}
+    rows = []
+    for kind in kinds:
+        unit, measures = CHILD_MEASURES[kind]
+        samples = {
+            name: {label: [r[name] for r in found] for label, found in results.items() if label not in skipped}
+            for name in measures
+        }
+        more = {"skipped": skipped, "run": run}
+        rows += make_rows(f"{kind}_{task}", case, dtype, batch, unit, samples, entrants, more)
+    return rows
+
+
+def describe_run(args, case):
+    versions = {"keras_vit": keras_vit.__version__}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return {
-        "median_images_per_second": {name: statistics.median(rates) for name, rates in samples.items()},
-        "ratio_ours_to_peer": ratios,
-        "samples_images_per_second": samples,
-    }
-
-
-def print_table(results):
-    print(f"{'':8} {'':5} {'side':10}{'images/s':>10}   ours / side: median [min, q1, q3, max]")
-    for task, clocks in results.items():
-        for clock, result in clocks.items():
-            for name, rate in result["median_images_per_second"].items():
-                line = f"{task:8} {clock:5} {name:10}{rate:10.2f}"
-                if name != OURS:
-                    r = result["ratio_ours_to_peer"][name]
-                    line += f"   {r['median']:.3f} [{r['min']:.3f}, {r['q1']:.3f}, {r['q3']:.3f}, {r['max']:.3f}]"
-                print(line)
-
-
-def version_of(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def describe_run(args, num_layers, sides):
-    packages = ("keras", "keras-hub", "timm", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")
-    return {
-        "model": f"ViT-B/16 at 224, {num_layers} blocks, {NUM_CLASSES} classes, float32",
-        "num_parameters": sides[OURS].num_parameters,
         "backend": keras.backend.backend(),
-        "jit_compile": sides[OURS].model.jit_compile,
-        "batch_size": args.batch_size,
-        "train_batch_size": args.train_batch_size,
+        "num_layers": case.sizes["num_layers"],
+        "activation": case.activation,
+        "optimizer": case.optimizer,
+        "jit_compile": args.jit_compile,
         "rounds": args.rounds,
+        "turn_seconds": args.turn_seconds,
         "cpu_count": os.cpu_count(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "versions": {OURS: keras_vit.__version__, **{p: version_of(p) for p in packages if version_of(p)}},
+        "versions": versions,
     }
 
 
-def write_json(path, content):
-    """Writes the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def parse_option(text):
+    """ "token_merging=8, remat=True" as pairs of names and Python values."""
+    try:
+        keywords = ast.parse(f"dict({text})", mode="eval").body.keywords
+        pairs = tuple((keyword.arg, ast.literal_eval(keyword.value)) for keyword in keywords)
+    except (ValueError, SyntaxError) as error:
+        raise argparse.ArgumentTypeError(f"Expected NAME=VALUE, a Python value. Received: {text}") from error
+    if not pairs:
+        raise argparse.ArgumentTypeError(f"Expected NAME=VALUE. Received: {text}")
+    return pairs
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n    ")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch-size", type=int, default=8, help="images in a forward pass (default: 8)")
-    parser.add_argument("--train-batch-size", type=int, default=8, help="images in a training step (default: 8)")
-    parser.add_argument("--rounds", type=int, default=15, help="timed rounds of each task (default: 15)")
-    parser.add_argument("--warm-up", type=int, default=2, help="untimed rounds before them (default: 2)")
-    parser.add_argument("--jit-compile", choices=JIT_COMPILE, default="auto", help="as in model.compile, for each side")
-    parser.add_argument("--quick", action="store_true", help="2 blocks, batches of 2, 3 rounds: to see that it runs")
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        help="where the JSON goes (default: results/throughput_<backend>.json beside this file; nowhere with --quick)",
-    )
+    add = parser.add_argument
+    add("--models", nargs="+", default=["B/16"], help="VARIANT or VARIANT@SIZE (default: B/16)")
+    add("--tasks", nargs="+", choices=TASKS, help="(default: forward train)")
+    add("--dtypes", nargs="+", choices=TOLERANCES, default=["float32"], help="ours (default: float32)")
+    add("--peer-dtypes", nargs="+", choices=TOLERANCES, help="the peers' (default: as ours)")
+    add("--peers", nargs="*", choices=sorted({p for peers in PEERS.values() for p in peers}), help="(default: all)")
+    add("--ours-option", action="append", default=[], type=parse_option, help="NAME=VALUE, or several with commas")
+    add("--batch-sizes", nargs="+", type=int, default=[1, 8], help="of forward passes (default: 1 8)")
+    add("--train-batch-sizes", nargs="+", type=int, default=[8], help="of training steps (default: 8)")
+    add("--rounds", type=int, default=15, help="timed rounds (default: 15)")
+    add("--warm-up", type=int, default=2, help="untimed rounds before them (default: 2)")
+    add("--turn-seconds", type=float, default=0.5, help="least seconds of a side's turn (default: 0.5)")
+    add("--child-rounds", type=int, default=3, help="rounds of first_* and memory_* (default: 3)")
+    add("--jit-compile", choices=JIT_COMPILE, default="auto", help="as in model.compile, of each Keras side")
+    add("--activation", choices=("gelu", "gelu_tanh"), default="gelu", help="of all sides (default: gelu, exact)")
+    add("--big-vision", help="path of big_vision's models/vit.py, for its model on JAX")
+    add("--gemm-all", action="store_true", help="time the matrix products of the three backends too")
+    add("--quick", action="store_true", help="2 blocks, batches of 2, a round or two, no file: to see that it runs")
+    add("--plot", action="store_true", help="measure nothing: draw results/throughput.png from the files there are")
+    add("--out", type=pathlib.Path, help="the file of rows (default: results/throughput_<backend>.json)")
     args = parser.parse_args()
+    backend = keras.backend.backend()
+    foreign = sorted(set(args.peers or ()) - set(PEERS[backend]))
+    if foreign:
+        parser.error(
+            f"Expected peers among {', '.join(PEERS[backend])} with the backend {backend}. Received: {foreign}"
+        )
+    args.tasks = args.tasks or ["forward", "train", *(("first_train", "memory_train") if args.quick else ())]
     if args.quick:
-        args.batch_size = args.train_batch_size = 2
-        args.rounds = 3
+        args.batch_sizes = args.train_batch_sizes = [2]
+        args.rounds, args.warm_up, args.turn_seconds, args.child_rounds = 2, 0, 0.0, 1
     elif args.out is None:
-        args.out = pathlib.Path(__file__).parent / "results" / f"throughput_{keras.backend.backend()}.json"
+        args.out = RESULTS / f"throughput_{backend}.json"
     return args
+
+
+def entrants_of(args, dtype):
+    """Ours, ours with each of the options, and the peers in each of their dtypes."""
+    ours = [Entrant(OURS, dtype), *(Entrant(OURS, dtype, options=options) for options in args.ours_option)]
+    everyone = () if args.ours_option else PEERS[keras.backend.backend()]
+    names = everyone if args.peers is None else args.peers
+    peers = []
+    for name in names:
+        peer, _, compiled = name.partition(" ")
+        peers += [Entrant(peer, d, compiled=bool(compiled)) for d in args.peer_dtypes or [dtype]]
+    return labels_of([*ours, *peers], dtype)
 
 
 def main():
     args = parse_arguments()
-    keras.utils.set_random_seed(0)
-    num_layers = 2 if args.quick else 12
-    sides = build_sides(num_layers, JIT_COMPILE[args.jit_compile])
-    random = np.random.default_rng(0)
-    images = random.uniform(-1, 1, (max(args.batch_size, args.train_batch_size), 224, 224, 3)).astype("float32")
-    labels = random.integers(0, NUM_CLASSES, len(images))
-    forward_images = images[: args.batch_size]
-    train_images, train_labels = images[: args.train_batch_size], labels[: args.train_batch_size]
+    if args.plot:
+        from throughput_plot import draw
 
-    check_same_function(sides, forward_images)
-    content = {**describe_run(args, num_layers, sides), "load_average_before": os.getloadavg()}
-    tasks = {
-        "forward": (args.batch_size, lambda side: side.forward(forward_images)),
-        "train": (args.train_batch_size, lambda side: side.train(train_images, train_labels)),
-    }
-    results = {
-        task: measure(sides, run, batch_size, args.rounds, args.warm_up) for task, (batch_size, run) in tasks.items()
-    }
-    print(f"{content['model']}; backend {content['backend']}, jit_compile={content['jit_compile']}")
-    print_table(results)
-    if args.out is not None:
-        write_json(args.out, {**content, "load_average_after": os.getloadavg(), "results": results})
-        print(f"Wrote {args.out}")
+        print(f"Wrote {draw(RESULTS)}")
+        return
+    keras.utils.set_random_seed(0)
+    for model in args.models:
+        case = Case(
+            model,
+            num_layers=2 if args.quick else None,
+            activation=args.activation,
+            jit_compile=JIT_COMPILE[args.jit_compile],
+            big_vision=args.big_vision,
+        )
+        for dtype in args.dtypes:
+            for task, batches in (("forward", args.batch_sizes), ("train", args.train_batch_sizes)):
+                entrants = entrants_of(args, dtype)
+                rows = []
+                # Children first: they have the machine's memory for themselves.
+                kinds = [kind for kind in CHILD_MEASURES if f"{kind}_{task}" in args.tasks]
+                for batch in batches if kinds else ():
+                    rows += measure_children(args, case, dtype, kinds, task, batch, entrants)
+                if task in args.tasks:
+                    rows += measure_rates(args, case, dtype, task, batches, entrants)
+                    keras.utils.clear_session(free_memory=True)
+                if args.out is not None and rows:
+                    add_rows(args.out, rows)
+                    print(f"Wrote {args.out}", flush=True)
 
 
 if __name__ == "__main__":
