@@ -5,8 +5,6 @@ import dataclasses
 import importlib
 import importlib.util
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from keras_vit.export import precision as precisions
 from keras_vit.export.child import run_in_child
+from keras_vit.files import draft_folder
 from keras_vit.models.preprocessing import normalization_of
 
 # How many images a model answers at a time here.
@@ -250,7 +249,7 @@ def write_checked(
 
 @contextlib.contextmanager
 def _draft(path, overwrite):
-    """Gives a path of the same name in a temporary folder beside `path`, and moves that folder's files to their place.
+    """Gives a path of the same name in a folder beside `path`, and moves that folder's files to their place.
 
     A format may write other files beside the one named; that one is moved last.
     """
@@ -264,16 +263,13 @@ def _draft(path, overwrite):
 
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with draft_folder(path) as folder:
         yield folder / path.name
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
             refuse_existing(path.with_name(file.name))
         for file in files:
             os.replace(file, path.with_name(file.name))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_on(backend, write_file, model, reduced, path, precision, custom_module):
@@ -285,7 +281,7 @@ def _write_on(backend, write_file, model, reduced, path, precision, custom_modul
     elif precision != "int8":
         run_in_child(write_file, reduced, backend=backend, custom_module=custom_module, path=path, precision=precision)
     else:
-        # A .keras file loses which layers inside others are quantized: it brings the model, and this the weights.
+        # A .keras file loses which layers inside those of a user are quantized: it brings the model, this the weights.
         weights = path.with_name("int8.npz")
         np.savez(weights, *reduced.get_weights())
         run_in_child(

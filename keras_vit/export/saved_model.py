@@ -1,6 +1,5 @@
 import importlib
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from keras_vit.export import parity
 from keras_vit.export.child import run_in_child
 from keras_vit.export.labels import read_labels
 from keras_vit.export.parity import ExportReport
+from keras_vit.files import draft_folder, put_folder
 from keras_vit.layers import ImageNormalization, arguments
 from keras_vit.models.graph import operations_before
 from keras_vit.models.predictions import activation_of
@@ -164,26 +164,18 @@ def saved_model(
     answers = _answers(model, images, settings["step"])
     settings["names"] = list(answers)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The server takes only numbers for versions, so it does not see these.
-    temporary, replaced = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("new", "old"))
-    with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        np.savez(Path(folder, "sample.npz"), images, *answers.values())
-        try:
-            task = {"folder": str(temporary), "settings": settings, "sample": str(Path(folder, "sample.npz"))}
-            if keras.backend.backend() == "tensorflow":
-                difference = write(model, **task)
-            else:
-                difference = run_in_child(write, model, backend="tensorflow", custom_module=custom_module, **task)
-            _check(difference, answers, model)
-            size = sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file())
-            if path.exists():
-                os.rename(path, replaced)
-            os.rename(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if replaced.exists() and not path.exists():
-                os.rename(replaced, path)
-            shutil.rmtree(replaced, ignore_errors=True)
+    # The server takes only numbers for versions, so it does not see the draft.
+    with draft_folder(path) as folder:
+        draft, sample = folder / path.name, folder / f"{path.name}.sample.npz"
+        np.savez(sample, images, *answers.values())
+        task = {"folder": str(draft), "settings": settings, "sample": str(sample)}
+        if keras.backend.backend() == "tensorflow":
+            difference = write(model, **task)
+        else:
+            difference = run_in_child(write, model, backend="tensorflow", custom_module=custom_module, **task)
+        _check(difference, answers, model)
+        size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        put_folder(draft, path)
     return ExportReport(path, "float32", size, difference, len(images), None)
 
 

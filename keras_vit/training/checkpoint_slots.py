@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_vit.files import replacing
+from keras_vit.files import remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 1"
 
@@ -60,8 +60,7 @@ class CheckpointSlots:
     def open(self):
         """Makes the folder, and removes what a process killed while it saved has left there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*.step_*.npz"):
-            leftover.unlink(missing_ok=True)
+        remove_abandoned(self.folder, "step_*.npz", alone=True)
 
     def paths(self):
         """The files of the folder, oldest first."""

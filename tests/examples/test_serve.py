@@ -19,7 +19,11 @@ from tests.examples import scripts
 from tests.export.bodies import encoded
 from tests.tiny import build
 
-pytest.importorskip("tensorflow", reason="the server runs the model on TensorFlow")
+if keras.backend.backend() != "tensorflow":
+    # tests/export compares what the other backends export with their models.
+    pytest.skip("the server runs the model on TensorFlow, whichever backend it comes from", allow_module_level=True)
+# Tests that share a server run in one worker.
+pytestmark = pytest.mark.xdist_group("serve")
 LABELS = ["ant", "bee", "cat", "dog", "emu"]
 
 
@@ -35,7 +39,7 @@ def url(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "vit"
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
     # A newer version that is not finished must not be taken up.
-    (folder / ".2.123.new").mkdir()
+    (folder / ".2.123.draft").mkdir()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     script = "import sys, runpy; sys.modules.update(keras=None, keras_vit=None); sys.argv.pop(0); "
     script += "runpy.run_path(sys.argv[0], run_name='__main__')"

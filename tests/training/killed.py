@@ -129,7 +129,7 @@ def try_kills(kills, folder, seed=0):
         rest, status = finish(process)
         output += rest
         assert status == -signal.SIGKILL, output
-        counts["while saving"] += len(list((folder / "killed" / "run").glob(".*.step_*.npz"))) > 0
+        counts["while saving"] += len(list((folder / "killed" / "run").glob(".step_*.npz.*.draft"))) > 0
         counts["kills"] += 1
         counts["damaged"] += "damaged" in output
         found = re.search(r"Resuming from .* step (\d+)\.", output)

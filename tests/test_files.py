@@ -1,0 +1,102 @@
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from keras_vit import files
+from keras_vit.files import draft_folder, put_folder, remove_abandoned, replacing
+
+# The module needs nothing but Python, which starts in no time without Keras.
+WRITER = """
+import runpy, sys, time
+with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
+    draft.write_text("half")
+    print("at work", flush=True)
+    time.sleep(600)
+"""
+
+
+def writer(path):
+    """A process in the middle of writing a file."""
+    command = [sys.executable, "-c", WRITER, files.__file__, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "at work\n"
+    return process
+
+
+def names(folder):
+    return sorted(child.name for child in folder.iterdir())
+
+
+def write(path, text):
+    with replacing(path) as draft:
+        draft.write_text(text)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a[1].txt"
+    write(path, "old")
+    with pytest.raises(OSError, match="full"), replacing(path) as draft:
+        assert draft.name == path.name and draft.parent.parent == tmp_path
+        draft.write_text("ne")
+        raise OSError("full")
+    assert (path.read_text(), names(tmp_path)) == ("old", [path.name])
+    write(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("new", [path.name])
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        write(tmp_path / "none" / "a.txt", "new")
+
+
+def test_what_killed_processes_left_goes_with_the_next_one_and_what_others_write_stays(tmp_path):
+    path = tmp_path / "a[1].txt"
+    with writer(path) as killed, writer(path) as living:
+        killed.kill()
+        killed.wait()
+        assert len(names(tmp_path)) == 2
+        write(path, "whole")
+        draft, file = names(tmp_path)
+        assert file == path.name and (tmp_path / draft / file).read_text() == "half"
+        living.kill()
+        living.wait()
+        # Of another name: not its business.
+        write(tmp_path / "b.txt", "whole")
+        assert names(tmp_path) == [draft, path.name, "b.txt"]
+        write(path, "again")
+    assert names(tmp_path) == [path.name, "b.txt"]
+
+
+def test_without_locks_drafts_stay_unless_nobody_else_writes_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    left = tempfile.mkdtemp(prefix=".a.txt.", suffix=".draft", dir=tmp_path)
+    write(tmp_path / "a.txt", "whole")
+    assert [str(tmp_path / name) for name in names(tmp_path)] == [left, str(tmp_path / "a.txt")]
+    remove_abandoned(tmp_path, "*.txt", alone=True)
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_is_replaced_whole_and_back_where_it_cannot(tmp_path):
+    path = tmp_path / "1"
+    path.mkdir()
+    (path / "old").touch()
+    with pytest.raises(FileNotFoundError), draft_folder(path) as folder:
+        put_folder(folder / "1", path)
+    assert (names(path), names(tmp_path)) == (["old"], ["1"])
+    with draft_folder(path) as folder:
+        (folder / "1").mkdir()
+        put_folder(folder / "1", path)
+    assert (names(path), names(tmp_path)) == ([], ["1"])
+
+
+def test_the_only_copy_of_a_version_is_not_removed(tmp_path):
+    path = tmp_path / "1"
+    left = tempfile.mkdtemp(prefix=".1.", suffix=".draft", dir=tmp_path)
+    # As of a process that was killed between the two renames.
+    (tmp_path / left / "1.replaced").mkdir()
+    with draft_folder(path) as folder:
+        (folder / "1").mkdir()
+        put_folder(folder / "1", path)
+    assert len(names(tmp_path)) == 2
+    with draft_folder(path):
+        pass
+    assert names(tmp_path) == ["1"]
