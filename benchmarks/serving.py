@@ -3,7 +3,7 @@
 A ViT-Ti/16 for 96 x 96 pixels is exported with `postprocess="classify"` and loaded by a process without Keras. There 16
 threads ask its three signatures in turn, with a few inputs whose answers are known; each answer must be the same as
 before. Memory is that of the process after the first 1,000 requests, which fill TensorFlow's and malloc's pools, and
-after 10,000 more.
+after 10,000 more. The export is of the backend that KERAS_BACKEND names; the result is results/serving_<backend>.json.
 
     KERAS_BACKEND=torch python benchmarks/serving.py
 """
@@ -83,7 +83,7 @@ def serve(folder, count, threads):
         for worker in workers:
             worker.join()
 
-    ask_all(WARM_UP)
+    ask_all(min(WARM_UP, count))
     before = resident()
     seconds.clear()
     start = time.perf_counter()
@@ -108,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=16)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

@@ -1,6 +1,7 @@
 """Graph operations from a model's output to named classes."""
 
 import os
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -11,8 +12,8 @@ class Classify(tf.Module):
     Args:
         activation: "softmax" (one class an image), "sigmoid" (any number of them) or None, where the outputs are
             probabilities.
-        labels_path: Path of a text file of one name a line. It becomes an asset of the SavedModel; its names can be
-            changed there later.
+        labels_path: Path of a text file of one name a line, UTF-8. A copy of it becomes an asset of the SavedModel, for
+            those who read it; the names that are answered are in the graph.
         top: Integer, how many classes to give.
 
     Call arguments:
@@ -27,17 +28,12 @@ class Classify(tf.Module):
         super().__init__()
         self.activation = {"softmax": tf.nn.softmax, "sigmoid": tf.sigmoid, None: tf.identity}[activation]
         self.top = top
-        source = tf.lookup.TextFileInitializer(
-            os.fspath(labels_path),
-            "int64",
-            tf.lookup.TextFileIndex.LINE_NUMBER,
-            "string",
-            tf.lookup.TextFileIndex.WHOLE_LINE,
-        )
-        self.labels = tf.lookup.StaticHashTable(source, default_value="")
+        self.labels_file = tf.saved_model.Asset(os.fspath(labels_path))
+        # Not a table that is filled from the asset when the model is loaded: OpenVINO reads no SavedModel with one.
+        self.labels = Path(labels_path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
     def __call__(self, outputs):
         probabilities = self.activation(outputs)
         scores, classes = tf.math.top_k(probabilities, self.top)
-        labels = tf.ensure_shape(self.labels.lookup(tf.cast(classes, "int64")), (None, self.top))
+        labels = tf.gather(tf.constant(self.labels), classes)
         return {"probabilities": probabilities, "classes": classes, "scores": scores, "labels": labels}

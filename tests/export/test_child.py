@@ -131,6 +131,7 @@ def test_a_layer_defined_in_a_function_is_refused_with_advice():
         run_in_child(backend_name, keras.Model(backbone.input, Local()(backbone.output)), backend="tensorflow")
 
 
+@one_backend
 def test_what_goes_wrong_is_said():
     with pytest.raises(RuntimeError, match="(?s)KERAS_BACKEND=.*no such luck: 0$"):
         run_in_child(broken, backend=keras.backend.backend(), luck=0)

@@ -119,6 +119,23 @@ def test_saved_model_cli_gives_the_models_answers(model, folder, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), answers(model, batch(7)), atol=1e-5, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def read_by_openvino(folder):
+    """The signature serving_default, converted and compiled."""
+    openvino = pytest.importorskip("openvino")
+    core = openvino.Core()
+    return core.compile_model(core.read_model(folder), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+@pytest.mark.parametrize("count", BATCHES)
+def test_openvino_gives_the_models_answers(model, read_by_openvino, count):
+    images = batch(count)
+    logits = answers(model, images)
+    answer = read_by_openvino({"images": images})
+    np.testing.assert_allclose(answer["outputs"], logits, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(answer["labels"], np.array(LABELS)[np.argsort(-logits, axis=1)[:, :3]])
+
+
 def test_raw_images_are_scaled(model, server):
     images = np.stack([pixels(i, (16, 16, 3)) for i in range(3)])
     expected = answers(model, keras_vit.preprocess_input(images, model))
@@ -231,15 +248,6 @@ def test_an_existing_version_is_refused_and_stays(model, folder):
     assert [path.name for path in folder.parent.iterdir()] == ["1"]
 
 
-def test_overwriting_replaces_the_version_whole(model, folder, tmp_path):
-    path = tmp_path / "1"
-    path.mkdir()
-    (path / "leftover").touch()
-    export.saved_model(model, path, overwrite=True, warm_up=())
-    assert sorted(file.name for file in path.iterdir()) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
-
-
 KILLED = """
 import sys
 from keras_vit import export
@@ -249,19 +257,24 @@ export.saved_model(build(), sys.argv[1])
 """
 
 
-def test_a_killed_export_leaves_nothing_under_the_versions_name(tmp_path):
+def test_a_killed_export_leaves_nothing_under_the_versions_name_and_the_next_one_nothing_else(model, tmp_path):
     path = tmp_path / "1"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment(), start_new_session=True)
-    # Its temporary folder shows that it is at work.
+    # Its draft shows that it is at work.
     while not any(tmp_path.iterdir()):
         assert process.poll() is None
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert not path.exists()
-    # Nor is what it left in the way.
+    assert [child.name[:3] for child in tmp_path.iterdir()] == [".1."]
+    # Nor is that in the way of another version, which is replaced whole.
     path.mkdir()
-    assert [child.name for child in tmp_path.iterdir() if child.name.isdigit()] == ["1"]
+    (path / "leftover").touch()
+    # The images beside the random ones may be more than a request holds.
+    report = export.saved_model(model, path, overwrite=True, warm_up=(), max_batch_size=1, images=batch(3))
+    assert report.num_checked == 5 and report.difference < 1e-5
+    assert sorted(file.name for file in path.iterdir()) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
+    assert [child.name for child in tmp_path.iterdir()] == ["1"]
 
 
 @pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
@@ -277,12 +290,6 @@ def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkey
     assert not any(tmp_path.iterdir())
 
 
-def test_images_beside_the_random_ones_may_be_more_than_a_request_holds(model, tmp_path):
-    report = export.saved_model(model, tmp_path / "1", max_batch_size=1, images=batch(3))
-    assert report.num_checked == 5 and report.difference < 1e-5
-    assert export.saved_model(model, tmp_path / "2", images=batch(127)).num_checked == 129
-
-
 def test_a_model_of_any_size_takes_one_number_for_its_size(tmp_path):
     from keras_vit.export import warm_up
 
@@ -291,9 +298,11 @@ def test_a_model_of_any_size_takes_one_number_for_its_size(tmp_path):
         export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1023)
     with pytest.raises(ValueError, match="`image_size`.*0"):
         export.saved_model(model, tmp_path / "1", image_size=0)
-    export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1024)
-    shapes = {name: inputs.get("images", np.zeros(())).shape for name, inputs in warm_up.read(tmp_path / "1")}
-    assert shapes["serving_default"] == (1, 32, 32, 3)
+    # Elsewhere a process of its own would take seconds to write the same.
+    if keras.backend.backend() == "tensorflow":
+        export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1024)
+        shapes = {name: inputs.get("images", np.zeros(())).shape for name, inputs in warm_up.read(tmp_path / "1")}
+        assert shapes["serving_default"] == (1, 32, 32, 3)
 
 
 @pytest.mark.parametrize(
