@@ -2,10 +2,11 @@
 
     python benchmarks/export.py --weights ViT-B_16-224.npz --images ViT-B_16-224.reference.npz
     python benchmarks/export.py --table
+    python benchmarks/export.py --readme
 
 Each cell is one call of keras_vit.export, which runs the file in its format's own runtime beside the model. The
 results go to results/export_<backend>.json, one cell after the other, so that a run that was ended goes on; --table
-prints what is there as the table of the README.
+prints what is there as the table of the README, and --readme writes it there.
 """
 
 import argparse
@@ -31,7 +32,17 @@ FORMATS = {
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "onnx", "onnxscript", "onnxruntime", "openvino")
 PACKAGES += ("ai-edge-litert", "numpy")
 RESULTS = pathlib.Path(__file__).parent / "results"
+README = pathlib.Path(__file__).parents[1] / "README.md"
+# In Markdown nobody sees them.
+MARKS = ("<!-- What benchmarks/export.py --readme wrote: -->", "<!-- The end of it. -->")
 ONLY_FLOAT32 = "its weights are stored as TensorFlow computes with them"
+# For the table, by how a refusal begins.
+SHORT_REASONS = {
+    ONLY_FLOAT32: "A SavedModel's weights are stored as TensorFlow computes with them.",
+    "Invalid value received for argument `precision`. Expected, for .tflite files": (
+        "LiteRT's converter stores no bfloat16."
+    ),
+}
 LOAD_SAVED_MODEL = """
 import sys, numpy, tensorflow as tf
 serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
@@ -139,34 +150,53 @@ def run_backend(args):
 
 
 def table(folder):
-    """The table in Markdown, and under it why cells are refused."""
+    """The table in Markdown, and under it why cells are refused. A format and precision that nothing ran has no row."""
     results = {}
     for backend in BACKENDS:
         path = folder / f"export_{backend}.json"
         if path.exists():
             results[backend] = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    lines = ["| Format | Weights | MB | TensorFlow | JAX | PyTorch | same top-1 | outputs change |", "|---" * 8 + "|"]
+    lines = ["| Format | weights | MB | TensorFlow | JAX | PyTorch | same top-1 | change |", "|---" * 8 + "|"]
     reasons = {}
     for format, (title, _) in FORMATS.items():
+        refused = {}
         for precision in PRECISIONS:
             cells = [results.get(backend, {}).get(f"{format} {precision}") for backend in BACKENDS]
+            row = [_difference(cell, reasons) for cell in cells]
             done = [cell for cell in cells if cell is not None and "refused" not in cell]
-            row = [title, precision, f"{done[0]['size'] / 1e6:.0f}" if done else "-"]
-            for cell in cells:
-                if cell is not None and "refused" in cell:
-                    reason = cell["refused"].strip().splitlines()[-1]
-                    number = reasons.setdefault(reason, len(reasons) + 1)
-                    row.append(f"no ({number})")
-                else:
-                    row.append("not run" if cell is None else f"{cell['difference']:.0e}")
             if done:
                 changes = [cell["change"] for cell in done]
-                row.append(f"{min(c['same_top1'] for c in changes)} of {changes[0]['num_images']}")
-                row.append(f"{max(c['largest'] for c in changes):.0e}")
-            else:
-                row += ["-", "-"]
-            lines.append(f"| {' | '.join(row)} |")
-    return "\n".join([*lines, "", *(f"({number}) {reason}" for reason, number in reasons.items())])
+                top1 = f"{min(c['same_top1'] for c in changes)} of {changes[0]['num_images']}"
+                change = f"{max(c['largest'] for c in changes):.1g}"
+                row = [f"{max(cell['size'] for cell in done) / 1e6:.0f}", *row, top1, change]
+                lines.append(f"| {' | '.join([title, precision, *row])} |")
+            elif any(cells):
+                refused.setdefault(tuple(row), []).append(precision)
+        lines += [f"| {title} | {', '.join(names)} | | {' | '.join(row)} | | |" for row, names in refused.items()]
+    return "\n".join([*lines, "", " ".join(f"({number}) {reason}" for reason, number in reasons.items())]).rstrip()
+
+
+def _difference(cell, reasons):
+    """What a backend's column says, and where it is refused the number of the reason, which is noted."""
+    if cell is None:
+        return "not run"
+    if "refused" not in cell:
+        return f"{cell['difference']:.1g}"
+    said = cell["refused"].strip().splitlines()[-1]
+    reason = next((short for start, short in SHORT_REASONS.items() if said.startswith(start)), said)
+    return f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+
+
+def with_table(text, table):
+    """A README with the table between its two marks.
+
+    Raises:
+        ValueError: If it has not each mark once.
+    """
+    if [text.count(mark) for mark in MARKS] != [1, 1]:
+        raise ValueError(f"Expected a README with {MARKS[0]!r} and {MARKS[1]!r} once each.")
+    before, rest = text.split(MARKS[0])
+    return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
 def parse_arguments():
@@ -180,6 +210,7 @@ def parse_arguments():
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--again", action="store_true", help="forget the results that are there")
     parser.add_argument("--table", action="store_true", help="only print the table of the results that are there")
+    parser.add_argument("--readme", action="store_true", help="only write that table to README.md, between its marks")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the JSON files")
     args = parser.parse_args()
     if (args.weights is None) != (args.images is None):
@@ -189,7 +220,9 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    if not args.table:
+    if args.readme:
+        README.write_text(with_table(README.read_text(encoding="utf-8"), table(args.out)), encoding="utf-8")
+    elif not args.table:
         if os.environ.get("KERAS_VIT_EXPORT_CHILD"):
             run_backend(args)
             return

@@ -1,5 +1,6 @@
-"""The README's Python, run as it stands."""
+"""The README's Python, run as it stands, and its table of exports."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -51,3 +52,13 @@ def test_every_command_shown_is_one():
     assert len(lines) >= 4
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
+
+
+def test_the_table_of_exports_is_that_of_the_results():
+    path = Path(__file__).parents[1] / "benchmarks" / "export.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_exports", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    table = benchmark.table(benchmark.RESULTS)
+    assert all(f"| {title} |" in table for title, _ in benchmark.FORMATS.values())
+    assert benchmark.with_table(README, table) == README, "python benchmarks/export.py --readme"
