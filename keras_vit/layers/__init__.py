@@ -4,6 +4,7 @@ from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
 from keras_vit.layers.bottleneck import Bottleneck
 from keras_vit.layers.class_token import ClassToken, PrefixTokens
+from keras_vit.layers.dense import Dense
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.image_normalization import ImageNormalization
@@ -23,6 +24,7 @@ __all__ = [
     "AttentionPooling",
     "Bottleneck",
     "ClassToken",
+    "Dense",
     "DropPath",
     "GroupNormalization",
     "ImageNormalization",

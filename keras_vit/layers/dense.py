@@ -10,11 +10,15 @@ MIN_ROWS = 64
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Dense(keras.layers.Dense):
-    """`keras.layers.Dense`, faster on PyTorch: product and bias are one operation there.
+    """`keras.layers.Dense`, computed as each backend is fastest.
 
-    On a GPU that saves a pass over the outputs. On an AMD processor the operation is a convolution with a 1 x 1 kernel
-    in float32: PyTorch takes matrix products from MKL, which runs them at half speed there, and convolutions from
-    oneDNN, which does not. On TensorFlow and JAX compiling does as much, and this is Keras' layer.
+    - TensorFlow and JAX: of a matrix with a row for each token. There TensorFlow makes one operation of the product,
+      the bias and a GELU, and JAX sums the gradient of the bias faster.
+    - PyTorch: product and bias are one operation, which saves a pass over the outputs. On an AMD processor that is a
+      convolution with a 1 x 1 kernel in float32: PyTorch takes matrix products from MKL, which runs them at half speed
+      there, and convolutions from oneDNN, which does not.
+
+    In bfloat16 on TensorFlow without a GPU `jit_compile="auto"` does not compile: XLA has no fast products in it there.
 
     Args:
         units: Int, the outputs' width.
@@ -32,9 +36,18 @@ class Dense(keras.layers.Dense):
     (2, 197, 8)
     """
 
+    def __init__(self, units, **kwargs):
+        super().__init__(units, **kwargs)
+        if keras.backend.backend() == "tensorflow" and self.compute_dtype == "bfloat16" and not has_gpu():
+            self.supports_jit = False
+
     def call(self, inputs, training=None):
         if keras.backend.backend() != "torch":
-            return super().call(inputs, training=training)
+            shape = ops.shape(inputs)
+            if len(shape) == 2:
+                return super().call(inputs, training=training)
+            x = super().call(ops.reshape(inputs, (-1, shape[-1])), training=training)
+            return ops.reshape(x, (-1, *shape[1:-1], self.units))
         x, kernel = ops.convert_to_tensor(inputs), ops.convert_to_tensor(self.kernel)
         bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
         x = _product(x, kernel, bias)
@@ -66,6 +79,12 @@ def _product(x, kernel, bias):
     # The transposed convolution takes the kernel as it lies in memory: (inputs, outputs, height, width).
     outputs = functional.conv_transpose2d(pixels, kernel[:, :, None, None], bias)
     return outputs.permute(0, 2, 3, 1).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@functools.cache
+def has_gpu():
+    """Whether there is a GPU."""
+    return not keras.distribution.list_devices()[0].startswith("cpu")
 
 
 @functools.cache

@@ -1,10 +1,12 @@
 import keras
 
 from keras_vit.layers import activations, arguments
+from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.dense import Dense
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class MLP(keras.layers.Layer):
+class MLP(CompositeLayer):
     """The feed-forward part of a transformer block: a wide dense layer, an activation, a dense layer back.
 
     Args:
@@ -46,14 +48,16 @@ class MLP(keras.layers.Layer):
 
     def build(self, tokens_shape):
         hidden_shape = (*tokens_shape[:-1], self.mlp_dim)
-        self.dense_1 = self._dense(self.mlp_dim, "dense_1")
+        # The activation is part of the first, where TensorFlow makes one operation of it, the product and the bias.
+        self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
         self.dense_2.build(hidden_shape)
 
-    def _dense(self, units, name):
-        return keras.layers.Dense(
+    def _dense(self, units, name, activation=None):
+        return Dense(
             units,
+            activation=activation,
             kernel_initializer="glorot_uniform",
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
             # A frozen layer that is loaded again tells its sublayers by this alone.
@@ -63,7 +67,7 @@ class MLP(keras.layers.Layer):
         )
 
     def call(self, tokens, training=None):
-        x = self.activation(self.dense_1(tokens))
+        x = self.dense_1(tokens)
         # On torch a layer call that does nothing still takes its time on the host, here and in TransformerBlock.
         if not self.dropout_rate:
             return self.dense_2(x)

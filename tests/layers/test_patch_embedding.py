@@ -107,7 +107,7 @@ def test_initial_weights():
         ({"hidden_dim": 0}, "`hidden_dim`. Expected an integer of at least 1. Received: 0"),
         ({"patch_size": 0}, "`patch_size`. Expected an integer of at least 1. Received: 0"),
         ({"patch_size": (4, 4, 3)}, r"`patch_size`. Expected an integer or \(height, width\). Received: \(4, 4, 3\)"),
-        ({"method": "linear"}, "`method`. Expected one of 'conv', 'unfold'. Received: 'linear'"),
+        ({"method": "linear"}, "`method`. Expected one of None, 'conv', 'unfold'. Received: 'linear'"),
     ],
 )
 def test_refuses(arguments, message):

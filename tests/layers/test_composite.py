@@ -1,0 +1,41 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from tests.tiny import build, randomize
+
+
+def saved_and_loaded(model, path):
+    model.save(path)
+    return keras.saving.load_model(path)
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+def test_a_quantized_model_comes_back_from_its_file(tmp_path, mode):
+    model = randomize(build(num_layers=1))
+    model.quantize(mode)
+    block = model.get_layer("block_00")
+    parts = (block.attention.qkv, block.attention.out, block.mlp.dense_1, block.mlp.dense_2)
+    assert {layer.quantization_mode for layer in parts} == {mode}
+    loaded = saved_and_loaded(model, tmp_path / "model.keras")
+    assert [str(w.dtype) for w in loaded.weights] == [str(w.dtype) for w in model.weights]
+    images = np.random.default_rng(0).uniform(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_array_equal(*(ops.convert_to_numpy(m(images, training=False)) for m in (loaded, model)))
+
+
+def test_what_was_left_in_floats_stays_so_in_whichever_model(tmp_path):
+    backbone = build(num_layers=1, num_classes=0)
+    backbone.get_layer("block_00").mlp.dense_2.quantize("int8")
+    model = keras.Sequential([keras.Input((16, 16, 3)), backbone])
+    block = saved_and_loaded(model, tmp_path / "model.keras").layers[0].get_layer("block_00")
+    layers = (block.attention.qkv, block.mlp.dense_1, block.mlp.dense_2)
+    assert [layer.quantization_mode for layer in layers] == [None, None, "int8"]
+
+
+def test_a_layer_that_was_never_quantized_writes_what_it_wrote(tmp_path):
+    layer = keras_vit.layers.MLP(8)
+    assert layer.get_build_config() is None
+    layer.build((None, 3, 4))
+    assert layer.get_build_config() == {"input_shape": (None, 3, 4)}
