@@ -11,7 +11,7 @@ from keras_vit.models import (
     DINOv2L14, DINOv2S14, DeiT3B16, DeiT3L16, DeiT3S16, DeiTB16, DeiTB16Distilled, DeiTS16, DeiTS16Distilled,
     DeiTTi16, DeiTTi16Distilled, R26ViTB32, R26ViTS32, R50ViTB16, R50ViTB32, R50ViTL32, RViTTi16, SigLIPB16,
     SigLIPL16, SigLIPSO400M14, ViT, ViTB16, ViTB32, ViTB8, ViTG14, ViTH14, ViTL16, ViTL32, ViTS16, ViTS32,
-    ViTSO400M14, ViTTi16, ViTg14, decode_predictions, features, from_pretrained, preprocess_input,
+    ViTSO400M14, ViTTi16, ViTg14, decode_predictions, features, fold_preprocessing, from_pretrained, preprocess_input,
 )
 # isort: on
 # fmt: on
@@ -27,7 +27,7 @@ __all__ = [
     "R26ViTS32", "R50ViTB16", "R50ViTB32", "R50ViTL32", "RViTTi16", "SigLIPB16", "SigLIPL16", "SigLIPSO400M14",
     "ViT", "ViTB8", "ViTB16", "ViTB32", "ViTG14", "ViTH14", "ViTL16", "ViTL32", "ViTS16", "ViTS32", "ViTSO400M14",
     "ViTTi16", "ViTg14", "__version__", "data", "decode_predictions", "distillation", "evaluation", "export",
-    "features", "from_pretrained", "inspection", "layers", "list_weights", "load_weights", "models", "paper_table",
-    "preprocess_input", "pretraining", "profile", "save_weights", "training", "weights",
+    "features", "fold_preprocessing", "from_pretrained", "inspection", "layers", "list_weights", "load_weights",
+    "models", "paper_table", "preprocess_input", "pretraining", "profile", "save_weights", "training", "weights",
 ]
 # fmt: on

@@ -3,7 +3,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.inspection.watch import only_one, sublayers
-from keras_vit.layers import PatchEmbedding, StandardizedConv2D, arguments
+from keras_vit.layers import ImageNormalization, PatchEmbedding, StandardizedConv2D, arguments
 
 FIGURE_7 = 28
 
@@ -23,7 +23,8 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
         nothing; its largest number is made positive.
 
     Raises:
-        ValueError: If the model holds no patch embedding, or several, or has fewer components than `number`.
+        ValueError: If the model holds no patch embedding, or several, or has fewer components than `number`, or its
+            preprocessing is folded.
 
     Example:
 
@@ -33,6 +34,11 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 left.
     """
     embedding = only_one(model, PatchEmbedding)
+    if any(layer.folded for layer in sublayers(model, ImageNormalization)):
+        raise ValueError(
+            "Expected a model whose preprocessing is not folded into its filters. Received: model "
+            f"{model.name!r}; pass the one that fold_preprocessing was called on."
+        )
     root = next((layer for layer in sublayers(model, StandardizedConv2D) if layer.name == "root_conv"), None)
     kernel = ops.convert_to_numpy(embedding.kernel if root is None else root.standardized_kernel())
     *shape, num_filters = kernel.shape

@@ -22,6 +22,8 @@ class ImageNormalization(keras.layers.Layer):
         interpolation: How images are resized before they come here: "bilinear", "bicubic", "nearest", "lanczos3",
             "lanczos5" or "area".
         crop_fraction: Float in (0, 1]: the share of the shorter side that the evaluation's centre crop keeps.
+        folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are taken, and
+            passed through. See `keras_vit.fold_preprocessing`.
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -30,7 +32,8 @@ class ImageNormalization(keras.layers.Layer):
         Images of the same shape, always in float32: a reduced compute dtype would round pixels before they are centred.
 
     Raises:
-        ValueError: If a constant is out of its range, or holds another number of channels than the images.
+        ValueError: If a constant is out of its range, or holds another number of channels than the images, or what is
+            not applied is said to be folded.
 
     Example:
 
@@ -39,7 +42,9 @@ class ImageNormalization(keras.layers.Layer):
     1.0
     """
 
-    def __init__(self, mean=0.5, std=0.5, apply=False, interpolation="bilinear", crop_fraction=1.0, **kwargs):
+    def __init__(
+        self, mean=0.5, std=0.5, apply=False, interpolation="bilinear", crop_fraction=1.0, folded=False, **kwargs
+    ):
         # Float32 whatever the policy says: see Returns.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
         self.mean = _constants("mean", mean)
@@ -51,7 +56,9 @@ class ImageNormalization(keras.layers.Layer):
                 "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
                 f"Received: {crop_fraction!r}"
             )
-        self.apply = bool(apply)
+        self.apply, self.folded = bool(apply), bool(folded)
+        if self.folded and not self.apply:
+            raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
         self.interpolation = arguments.one_of("interpolation", interpolation, INTERPOLATIONS)
         self.crop_fraction = float(crop_fraction)
 
@@ -65,7 +72,7 @@ class ImageNormalization(keras.layers.Layer):
 
     def call(self, images):
         images = ops.cast(images, self.compute_dtype)
-        return self.normalize(images) if self.apply else images
+        return self.normalize(images) if self.apply and not self.folded else images
 
     def normalize(self, images):
         """Applies the constants to float images of 0..255: a NumPy array or a tensor of the backend."""
@@ -94,6 +101,7 @@ class ImageNormalization(keras.layers.Layer):
             "apply": self.apply,
             "interpolation": self.interpolation,
             "crop_fraction": self.crop_fraction,
+            "folded": self.folded,
         }
 
 

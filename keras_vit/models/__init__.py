@@ -25,6 +25,7 @@ from keras_vit.models.deit import (
 )
 from keras_vit.models.dinov2 import DINOv2B14, DINOv2L14, DINOv2S14
 from keras_vit.models.features import features
+from keras_vit.models.folding import fold_preprocessing
 from keras_vit.models.hybrid import R26ViTB32, R26ViTS32, R50ViTB16, R50ViTB32, R50ViTL32, RViTTi16
 from keras_vit.models.predictions import decode_predictions
 from keras_vit.models.preprocessing import preprocess_input
@@ -93,6 +94,7 @@ __all__ = [
     "ViTg14",
     "decode_predictions",
     "features",
+    "fold_preprocessing",
     "from_pretrained",
     "preprocess_input",
 ]

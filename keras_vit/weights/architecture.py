@@ -209,6 +209,8 @@ def unwritten(model, source):
         source: Name of the source whose code is to read the file.
     """
     found = {layer.name: layer for layer in model.layers}
+    if getattr(found.get("normalization"), "folded", False):
+        yield "preprocessing folded into its patch embedding"
     method = getattr(found.get("position_embedding"), "method", "none")
     # Without a table big_vision's code takes sines and cosines, and no other's does.
     if "block_00" in found and method == ("none" if source == "big_vision" else "sincos2d"):

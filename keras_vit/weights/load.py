@@ -68,8 +68,8 @@ def load_weights(
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged, of no known source, holds NaN, or was trained with another activation or
-            epsilon; and as `WeightsMismatchError`, with both lists, if it does not fit. The model is as it was in each
-            case.
+            epsilon, or the model's preprocessing is folded; and as `WeightsMismatchError`, with both lists, if it does
+            not fit. The model is as it was in each case.
         ImportError: If the file needs PyTorch to be read and there is none.
 
     Example:
@@ -85,6 +85,11 @@ def load_weights(
 
 def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_resize=None):
     """Loads a Checkpoint that is open already; the rest is as in `load_weights`."""
+    if any(getattr(layer, "folded", False) for layer in model.layers):
+        raise ValueError(
+            f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
+            "Load the one that fold_preprocessing was called on, and fold that again."
+        )
     plan = _Plan(model, checkpoint, skip, position_resize)
     settings = dict(checkpoint.settings)
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:

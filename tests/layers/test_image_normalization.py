@@ -18,6 +18,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
         {"apply": True},
         {**IMAGENET, "apply": True, "interpolation": "bicubic", "crop_fraction": 0.875},
         {"mean": (0.1, 0.2, 0.3), "std": 0.5, "apply": True},
+        {"apply": True, "folded": True},
     ],
 )
 def test_contract(arguments):

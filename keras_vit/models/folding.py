@@ -1,0 +1,90 @@
+import keras
+import numpy as np
+
+from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding
+from keras_vit.models.graph import nodes_before
+
+
+def fold_preprocessing(model: keras.Model) -> keras.Model:
+    """Builds a copy of a ViT for inference whose patch embedding does the scaling of its images too.
+
+    The copy takes the same raw images and gives the same outputs within rounding, with one pass over the pixels less:
+    `(x / 255 - mean) / std` becomes part of the kernel and bias. Its `normalization` layer still carries the constants
+    and passes images through. Save the copy as .keras, which says so; other formats are for the model it was made of.
+
+    Args:
+        model: A ViT in float32 of this package's builders, built with `include_preprocessing=True`. It stays as it is.
+
+    Returns:
+        A new `keras.Model`, not compiled.
+
+    Raises:
+        ValueError: If the model takes preprocessed images, or is folded already; if anything but the patch embedding
+            reads the scaled images, as the ResNet of a hybrid does, whose zero padding and standardized kernels are
+            made for them; if it computes in less than float32, where raw pixels would lose digits; or if it holds
+            weights that its config does not tell of, as LoRA's.
+
+    Example:
+
+    >>> model = keras_vit.ViTTi16(num_classes=10, include_preprocessing=True)
+    >>> folded = keras_vit.fold_preprocessing(model)
+    >>> images = np.random.default_rng(0).uniform(0, 255, (1, 224, 224, 3))
+    >>> bool(np.allclose(folded(images), model(images), atol=1e-4))
+    True
+    """
+    normalization, embedding = _layers_to_fold(model)
+
+    def clone(layer):
+        changes = {"folded": True} if layer is normalization else {}
+        return type(layer).from_config({**layer.get_config(), **changes})
+
+    folded = keras.models.clone_model(model, clone_function=clone)
+    values = {weight.path: weight for weight in model.weights}
+    if {weight.path for weight in folded.weights} != set(values):
+        raise ValueError(
+            "Expected a model whose config tells of all its weights. Received: model "
+            f"{model.name!r}; with LoRA, pass keras_vit.training.merge_lora(model)."
+        )
+    for weight in folded.weights:
+        # A copy: on JAX two models that share an array lose it, since training donates it.
+        weight.assign(keras.ops.copy(values[weight.path]))
+
+    mean, std = (255 * np.array(constants, "float64") for constants in (normalization.mean, normalization.std))
+    kernel = keras.ops.convert_to_numpy(embedding.kernel).astype("float64") / std[:, None]
+    bias = keras.ops.convert_to_numpy(embedding.bias) - (kernel * mean[:, None]).sum(axis=(0, 1, 2))
+    target = folded.get_layer(embedding.name)
+    target.kernel.assign(kernel.astype("float32"))
+    target.bias.assign(bias.astype("float32"))
+    return folded
+
+
+def _layers_to_fold(model):
+    layers = getattr(model, "layers", ())
+    normalization = next((layer for layer in layers if isinstance(layer, ImageNormalization)), None)
+    embedding = next((layer for layer in layers if isinstance(layer, PatchEmbedding)), None)
+    if normalization is None or embedding is None:
+        raise ValueError(
+            "Expected a ViT of this package's builders, with layers normalization and patch_embedding. "
+            f"Received: {model!r}. Where one of its layers holds the ViT, pass that: model.get_layer(...)."
+        )
+    if not normalization.apply or normalization.folded:
+        raise ValueError(
+            "Expected a model built with include_preprocessing=True, and not folded yet. Received: model "
+            f"{model.name!r}, whose {normalization.name!r} layer has apply={normalization.apply}, "
+            f"folded={normalization.folded}"
+        )
+    scaled = normalization.output
+    readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
+    # Positions of a model of any size read no more than the images' size.
+    others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
+    if others or embedding not in readers or any(x is scaled for x in model.outputs):
+        raise ValueError(
+            "Expected a model whose patch embedding alone reads the scaled images. Received: model "
+            f"{model.name!r}, where {', '.join(others) or 'another output'} reads them too."
+        )
+    if embedding.compute_dtype != "float32":
+        raise ValueError(
+            "Expected a model that computes in float32. Received: model "
+            f"{model.name!r} with a patch embedding in {embedding.compute_dtype}"
+        )
+    return normalization, embedding

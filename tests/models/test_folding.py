@@ -1,0 +1,118 @@
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.training import enable_lora
+from tests.tiny import build, randomize
+
+RNG = np.random.default_rng(0)
+RAW = {"include_preprocessing": True, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+KINDS = {
+    "plain": {},
+    "one constant": {"mean": 0.5, "std": 0.25},
+    "patches that do not divide, one channel": {"image_size": (18, 27), "in_channels": 1, "mean": 0.4, "std": 0.3},
+    "any size": {"image_size": (None, None), "grid_size": (4, 4)},
+    "merging, registers": {"token_merging": 3, "num_registers": 2, "pooling": "gap"},
+    "two heads": {"distillation_token": True, "return_both_heads": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_outputs_of_raw_images(kind, tmp_path):
+    model = build(**{**RAW, **KINDS[kind]})
+    before = model.get_weights()
+    size = (16, 24) if kind == "any size" else model.input_shape[1:3]
+    images = RNG.integers(0, 256, (3, *size, model.input_shape[-1])).astype("uint8")
+    folded = keras_vit.fold_preprocessing(model)
+    folded.save(tmp_path / "folded.keras")
+    clone = keras.models.clone_model(folded)
+    clone.set_weights(folded.get_weights())
+    for copy in (folded, keras.saving.load_model(tmp_path / "folded.keras"), clone):
+        for actual, expected in zip(keras.tree.flatten(copy(images)), keras.tree.flatten(model(images)), strict=True):
+            np.testing.assert_allclose(ops.convert_to_numpy(actual), ops.convert_to_numpy(expected), atol=1e-4)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(weight), value)
+    assert [layer.name for layer in folded.layers] == [layer.name for layer in model.layers]
+    assert folded.name == model.name
+
+
+def test_the_constants_stay_readable():
+    folded = keras_vit.fold_preprocessing(build(**RAW))
+    images = RNG.uniform(0, 255, (1, 16, 16, 3)).astype("float32")
+    np.testing.assert_array_equal(keras_vit.preprocess_input(images, folded), images)
+    np.testing.assert_array_equal(keras_vit.inspection.watch.pictures_of(folded, images), images)
+    assert folded.get_layer("normalization").mean == RAW["mean"]
+    # A pass over the pixels less.
+    (row,) = (row for row in keras_vit.profile(folded).rows if row.name == "normalization")
+    assert row.activation_bytes == 0
+
+
+def test_frozen_layers_stay_frozen():
+    model = build(**RAW)
+    for layer in model.layers[:-1]:
+        layer.trainable = False
+    assert [w.path for w in keras_vit.fold_preprocessing(model).trainable_weights] == ["head/kernel", "head/bias"]
+
+
+def with_lora():
+    model = build(**RAW)
+    enable_lora(model, rank=2)
+    return model
+
+
+def half():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return build(**RAW)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def with_another_reader():
+    model = build(**RAW)
+    scaled = keras.layers.GlobalAveragePooling2D(name="mean_color")(model.get_layer("normalization").output)
+    return keras.Model(model.input, [model.output, scaled])
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16', whose 'normalization'"),
+        (lambda: keras_vit.fold_preprocessing(build(**RAW)), "has apply=True, folded=True"),
+        (
+            lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW),
+            "where root_conv reads",
+        ),
+        (with_another_reader, "where mean_color reads them too"),
+        (half, "computes in float32. Received: model 'vit_B16' with a patch embedding in bfloat16"),
+        (with_lora, "merge_lora"),
+        (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
+        (
+            lambda: keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5, image_size=32, include_preprocessing=True),
+            "layers normalization and patch_embedding",
+        ),
+    ],
+    ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
+)
+def test_refuses_what_would_not_be_the_same(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        keras_vit.fold_preprocessing(make())
+
+
+def test_nothing_takes_its_kernel_for_the_models_own(tmp_path):
+    model = randomize(build(**RAW, name="raw"))
+    folded = keras_vit.fold_preprocessing(model)
+    keras_vit.save_weights(model, tmp_path / "weights.npz")
+    with pytest.raises(ValueError, match="preprocessing folded into its patch embedding. Nothing was written"):
+        keras_vit.save_weights(folded, tmp_path / "folded.npz")
+    with pytest.raises(ValueError, match="is not folded into its weights. Received: model 'raw'"):
+        keras_vit.load_weights(folded, tmp_path / "weights.npz")
+    with pytest.raises(ValueError, match="not folded into its filters. Received: model 'raw'"):
+        keras_vit.inspection.embedding_filters(folded)
+    with pytest.raises(ValueError, match="Received: model 'raw', whose preprocessing is folded"):
+        keras_vit.pretraining.SimMIM(folded)
