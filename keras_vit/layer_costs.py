@@ -89,7 +89,8 @@ def parts_of(operation, inputs, output):
         if isinstance(operation, kind):
             return rule(operation, inputs, output)
     size = math.prod(output)
-    if isinstance(operation, FREE_VIEWS) or (isinstance(operation, layers.ImageNormalization) and not operation.apply):
+    passes_through = isinstance(operation, layers.ImageNormalization) and (not operation.apply or operation.folded)
+    if isinstance(operation, FREE_VIEWS) or passes_through:
         return [Part("", 0, 0)]
     if isinstance(operation, FREE):
         return [Part("", 0, size)]
@@ -232,16 +233,28 @@ def _attention_pooling(layer, inputs, output):
 
 
 def _transformer_block(layer, inputs, output):
-    size = math.prod(output)
-    scale = [] if layer.layer_scale_1 is None else [Part("layer_scale", 0, size)]
+    def scale(size):
+        return [] if layer.layer_scale_1 is None else [Part("layer_scale", 0, size)]
+
+    before, size = math.prod(inputs[0]), math.prod(output)
+    merging = []
+    if layer.token_merging:
+        (tokens, hidden_dim), num_left = inputs[0], output[0]
+        patches = tokens - layer.num_prefix_tokens
+        pairs = patches // 2 * (patches - patches // 2)
+        merging = [
+            Part("match", pairs * (layer.attention.head_dim or hidden_dim // layer.attention.num_heads), pairs),
+            Part("merge", num_left * tokens * hidden_dim, num_left * tokens + size),
+        ]
     return [
-        Part("norm_1", 0, size),
+        Part("norm_1", 0, before),
         *_inside("attention", _self_attention(layer.attention, inputs, output)),
-        *scale,
-        Part("residual", 0, size),
+        *scale(before),
+        Part("residual", 0, before),
+        *merging,
         Part("norm_2", 0, size),
-        *_inside("mlp", _mlp(layer.mlp, inputs, output)),
-        *scale,
+        *_inside("mlp", _mlp(layer.mlp, {0: output}, output)),
+        *scale(size),
         Part("residual", 0, size),
     ]
 

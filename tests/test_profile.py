@@ -22,6 +22,8 @@ VARIATIONS = [
     {"position_embedding": "relative", "qk_norm": True},
     {"position_embedding": "learned2d", "layer_scale_init": 0.1, "drop_path_rate": 0.1, "dropout_rate": 0.1},
     {"patch_dropout_rate": 0.5, "hidden_dim": 13},
+    {"token_merging": 3, "pooling": "map", "num_registers": 2, "layer_scale_init": 0.1},
+    {"token_merging": (4, 0), "pooling": "gap"},
     {"image_size": (None, None)},
     {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
     {"stages": (), "patch_size": 2, "image_size": 32},
@@ -63,6 +65,17 @@ def test_multiply_adds_from_the_definition():
     # The same steps, each by what it leaves: norms, sums, projections, attention weights and the MLP's inner numbers.
     left = (2 + 2) * n * d + 3 * n * d + 3 * n * n + n * d + n * d + 2 * n * mlp + n * d
     assert {row.activation_bytes for row in costs.rows if row.kind == "TransformerBlock"} == {4 * left}
+
+
+def test_merged_tokens_are_counted_no_more():
+    d, mlp, total = 12, 20, 16 * (4 * 4 * 3) * 12 + 12 * 5
+    for n, left in ((17, 14), (14, 11)):
+        merging = ((n - 1) // 2) * (n - 1 - (n - 1) // 2) * 4 + left * n * d
+        total += 4 * n * d * d + 2 * n * n * d + merging + 2 * left * d * mlp
+    costs = profile(build(token_merging=3))
+    assert costs.multiply_adds == total
+    assert [row.output_shape for row in costs.rows if row.kind == "TransformerBlock"] == [(14, 12), (11, 12)]
+    assert costs.activation_bytes < profile(build()).activation_bytes
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch counts the products that really happen")

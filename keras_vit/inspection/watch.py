@@ -94,7 +94,8 @@ class Watch:
         readout: "token" or "gap", what the model's head reads, or None, as in `attention_rollout`.
 
     Raises:
-        ValueError: If it holds no block, or several patch embeddings, or `readout` is none of those.
+        ValueError: If it holds no block, or blocks that merge tokens, or several patch embeddings, or `readout` is none
+            of those.
     """
 
     def __init__(self, model, readout=None):
@@ -104,6 +105,11 @@ class Watch:
             raise ValueError(
                 "Expected a model that holds a ViT of this package, with layers of type TransformerBlock. "
                 f"Received: {_named(model)}"
+            )
+        if any(block.token_merging for block in self.blocks):
+            raise ValueError(
+                "Expected a model without token merging, after which attention lies on no grid of patches. Received: "
+                f"{_named(model)}. Build it with token_merging=0 and load the same weights."
             )
         self.patch_embedding = only_one(model, PatchEmbedding)
         # What the model's head reads: a token, the mean of all patches, or what a learned probe attends to. Of a user's

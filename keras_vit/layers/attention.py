@@ -4,6 +4,8 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments
+from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.dense import Dense, has_gpu
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
@@ -18,11 +20,11 @@ def has_fused_kernel():
     It is none on TensorFlow, nor on JAX on a CPU, where plain matrix products are faster and also compile in float16.
     """
     backend = keras.backend.backend()
-    return backend == "torch" or (backend == "jax" and not keras.distribution.list_devices()[0].startswith("cpu"))
+    return backend == "torch" or (backend == "jax" and has_gpu())
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class MultiHeadSelfAttention(keras.layers.Layer):
+class MultiHeadSelfAttention(CompositeLayer):
     """Multi-head self-attention with one fused projection for queries, keys and values.
 
     Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
@@ -43,12 +45,16 @@ class MultiHeadSelfAttention(keras.layers.Layer):
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
+        sizes: (batch, num_tokens) or None, of how many tokens each was merged: it is attended to as if they were all
+            there.
         training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
+        return_keys: Bool, whether to return the mean of the heads' keys too.
 
     Returns:
-        (batch, num_tokens, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads,
-        num_tokens (queries), num_tokens (keys)), whose rows sum to 1.
+        (batch, num_tokens, hidden_dim); with `return_attention_scores=True` also the weights, (batch, num_heads,
+        num_tokens (queries), num_tokens (keys)), whose rows sum to 1; with `return_keys=True` also the keys, (batch,
+        num_tokens, head_dim).
 
     Raises:
         ValueError: If an argument is out of its range, or there are more heads than channels.
@@ -59,7 +65,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A; relative positions: appendix D.4.
-    Initial weights as in the official Flax code: Xavier uniform for query, key, value and output each, zero biases.
+    Sizes: [arXiv 2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initial weights as in the official Flax
+    code: Xavier uniform for query, key, value and output each, zero biases.
     """
 
     def __init__(
@@ -88,7 +95,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
-    def build(self, tokens_shape):
+    def build(self, tokens_shape, sizes_shape=None):
         hidden_dim = tokens_shape[-1]
         if self.head_dim is None and hidden_dim < self.num_heads:
             raise ValueError(
@@ -96,7 +103,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             )
         self.key_dim = self.head_dim or hidden_dim // self.num_heads
         width = self.num_heads * self.key_dim
-        self.qkv = keras.layers.Dense(
+        self.qkv = Dense(
             3 * width,
             kernel_initializer=xavier_uniform(hidden_dim, width),
             # A frozen layer that is loaded again tells its sublayers by this alone.
@@ -105,7 +112,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             name="qkv",
         )
         self.qkv.build(tokens_shape)
-        self.out = keras.layers.Dense(
+        self.out = Dense(
             hidden_dim,
             kernel_initializer="glorot_uniform",
             trainable=self.trainable,
@@ -130,9 +137,12 @@ class MultiHeadSelfAttention(keras.layers.Layer):
                 initializer=keras.initializers.RandomNormal(stddev=0.02),
             )
 
-    def call(self, tokens, training=None, return_attention_scores=False):
+    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False):
         query, key, value = self.project(tokens)
         bias = None if self.max_relative_distance is None else self._relative_bias(query)
+        if sizes is not None:
+            of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
+            bias = of_sizes if bias is None else bias + of_sizes
         dropout = training and self.dropout_rate > 0
         if return_attention_scores or dropout or not has_fused_kernel():
             x, scores = self._attend(query, key, value, bias, training)
@@ -140,7 +150,9 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             x, scores = self._attend_fused(query, key, value, bias), None
         length = ops.shape(tokens)[1]
         x = self.out(ops.reshape(x, (-1, length, self.num_heads * self.key_dim)))
-        return (x, scores) if return_attention_scores else x
+        if not return_attention_scores and not return_keys:
+            return x
+        return (x, *((scores,) if return_attention_scores else ()), *((ops.mean(key, axis=2),) if return_keys else ()))
 
     def project(self, tokens):
         """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
@@ -162,6 +174,9 @@ class MultiHeadSelfAttention(keras.layers.Layer):
 
     def _attend_fused(self, query, key, value, bias):
         length = ops.shape(query)[1]
+        if keras.backend.backend() == "jax" and bias is not None:
+            # cuDNN takes no bias that is to be repeated for each query.
+            bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
         if keras.backend.backend() != "jax" or length % 2 == 0:
             return ops.dot_product_attention(query, key, value, bias=bias)
         # cuDNN has no gradient for an odd number of tokens, as the 197 of ViT-B/16. One more, which none attends to,
@@ -181,15 +196,18 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         x = ops.matmul(self.dropout(scores, training=training), ops.transpose(value, (0, 2, 1, 3)))
         return ops.transpose(x, (0, 2, 1, 3)), scores
 
-    def compute_output_shape(self, tokens_shape):
+    def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape
 
-    def compute_output_spec(self, tokens, training=None, return_attention_scores=False):
-        x = keras.KerasTensor(tokens.shape, dtype=self.compute_dtype)
-        if not return_attention_scores:
-            return x
-        batch, length, _ = tokens.shape
-        return x, keras.KerasTensor((batch, self.num_heads, length, length), dtype=self.compute_dtype)
+    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False):
+        batch, length, hidden_dim = tokens.shape
+        shapes = [tokens.shape]
+        if return_attention_scores:
+            shapes.append((batch, self.num_heads, length, length))
+        if return_keys:
+            shapes.append((batch, length, self.head_dim or hidden_dim // self.num_heads))
+        outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         return {

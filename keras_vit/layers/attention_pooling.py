@@ -1,13 +1,16 @@
+import math
+
 import keras
 from keras import ops
 
 from keras_vit.layers import arguments
 from keras_vit.layers.attention import has_fused_kernel, xavier_uniform
+from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.mlp import MLP
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class AttentionPooling(keras.layers.Layer):
+class AttentionPooling(CompositeLayer):
     """Makes one vector of a sequence by attention from a learned probe, then a residual MLP (the "MAP head").
 
     Args:
@@ -19,6 +22,8 @@ class AttentionPooling(keras.layers.Layer):
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
+        sizes: (batch, num_tokens) or None, of how many tokens each was merged: it is attended to as if they were all
+            there.
         return_attention_scores: Bool, whether to return the probe's attention weights too.
 
     Returns:
@@ -50,7 +55,7 @@ class AttentionPooling(keras.layers.Layer):
         self.mlp = MLP(mlp_dim, activation=activation, trainable=self.trainable, dtype=self.dtype_policy, name="mlp")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
-    def build(self, tokens_shape):
+    def build(self, tokens_shape, sizes_shape=None):
         batch, _, hidden_dim = tokens_shape
         head_dim = hidden_dim // self.num_heads
         if not head_dim:
@@ -73,22 +78,33 @@ class AttentionPooling(keras.layers.Layer):
         self.norm.build(probe_shape)
         self.mlp.build(probe_shape)
 
-    def call(self, tokens, return_attention_scores=False):
+    def call(self, tokens, sizes=None, return_attention_scores=False):
         batch, _, hidden_dim = ops.shape(tokens)
         tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
+        if sizes is not None:
+            x, scores = self._attend_by_size(probe, tokens, sizes[:, self.num_prefix_tokens :])
         # Asking for the scores makes Keras compute them step by step.
-        if return_attention_scores or not has_fused_kernel():
+        elif return_attention_scores or not has_fused_kernel():
             x, scores = self.attention(probe, tokens, return_attention_scores=True)
         else:
             x, scores = self.attention(probe, tokens), None
         x = (x + self.mlp(self.norm(x)))[:, 0]
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_shape(self, tokens_shape):
+    def _attend_by_size(self, probe, tokens, sizes):
+        """What `self.attention` computes, which takes no bias, with the logarithm of the sizes added to the scores."""
+        query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
+        key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
+        scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")
+        scores = scores + ops.log(ops.cast(sizes, "float32"))[:, None, None, :]
+        scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
+        return self.attention.output_dense(ops.einsum("bhqk,bkhd->bqhd", scores, value)), scores
+
+    def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
-    def compute_output_spec(self, tokens, return_attention_scores=False):
+    def compute_output_spec(self, tokens, sizes=None, return_attention_scores=False):
         x = keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
         if not return_attention_scores:
             return x

@@ -15,6 +15,7 @@ class TokenPooling(keras.layers.Layer):
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
+        sizes: (batch, num_prefix_tokens + num_patches) or None, of how many tokens each was merged: the mean is of all.
 
     Returns:
         (batch, hidden_dim).
@@ -43,14 +44,17 @@ class TokenPooling(keras.layers.Layer):
             )
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
-    def call(self, tokens):
+    def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
         # In float32: a sum of hundreds of half-precision numbers loses what the head needs.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
-        return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)
+        if sizes is None:
+            return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)
+        weights = ops.cast(sizes[:, self.num_prefix_tokens :, None], "float32")
+        return ops.cast(ops.sum(patches * weights, axis=1) / ops.sum(weights, axis=1), self.compute_dtype)
 
-    def compute_output_shape(self, tokens_shape):
+    def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
     def get_config(self):

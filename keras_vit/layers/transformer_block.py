@@ -1,14 +1,18 @@
 import keras
+from keras import ops
 
 from keras_vit.layers import arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention
+from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
+from keras_vit.layers.rematerialization import recompute
+from keras_vit.layers.token_merging import match, merge, num_merged
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(CompositeLayer):
     """A pre-norm transformer encoder block: `x += attention(norm(x)); x += mlp(norm(x))`.
 
     Args:
@@ -23,16 +27,23 @@ class TransformerBlock(keras.layers.Layer):
         activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of the norms.
         max_relative_distance: Int or None, the reach of relative position embeddings, as in MultiHeadSelfAttention.
+        token_merging: Int, how many patches join the one most like them between attention and MLP, at most half of
+            them.
+        num_prefix_tokens: Int, how many tokens stand before the patches, which never merge. Of use with `token_merging` alone.
+        remat: Bool, whether training keeps the block's input alone and computes the rest again for the gradient.
         seed: Int or None, the random seed of all dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
+        sizes: (batch, num_tokens), int32, how many patches each token stands for, as an earlier block gave it; None
+            where none has merged.
         training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
 
     Returns:
-        (batch, num_tokens, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads,
-        num_tokens, num_tokens).
+        (batch, num_tokens, hidden_dim), where tokens merge shorter by as many, and followed by the new sizes, (batch,
+        num_tokens), int32; with `return_attention_scores=True` also the weights, (batch, num_heads, num_tokens,
+        num_tokens), of the tokens that came in.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -42,7 +53,8 @@ class TransformerBlock(keras.layers.Layer):
     >>> keras_vit.layers.TransformerBlock(num_heads=12, mlp_dim=3072)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equations 2 and 3.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equations 2 and 3; token merging: [arXiv
+    2210.09461](https://arxiv.org/abs/2210.09461); recomputing: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174).
     """
 
     def __init__(
@@ -57,10 +69,16 @@ class TransformerBlock(keras.layers.Layer):
         activation="gelu_tanh",
         layer_norm_epsilon=1e-6,
         max_relative_distance=None,
+        token_merging=0,
+        num_prefix_tokens=0,
+        remat=False,
         seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.token_merging = arguments.non_negative_int("token_merging", token_merging)
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        self.remat = bool(remat)
         if layer_scale_init is not None:
             layer_scale_init = arguments.number("layer_scale_init", layer_scale_init)
         self.layer_scale_init = layer_scale_init
@@ -110,34 +128,70 @@ class TransformerBlock(keras.layers.Layer):
             return None
         return LayerScale(self.layer_scale_init, trainable=self.trainable, dtype=self.dtype_policy, name=name)
 
-    def build(self, tokens_shape):
+    def build(self, tokens_shape, sizes_shape=None):
         for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):
             if layer is not None:
                 layer.build(tokens_shape)
 
-    def call(self, tokens, training=None, return_attention_scores=False):
-        x, scores = self.norm_1(tokens), None
-        if return_attention_scores:
-            x, scores = self.attention(x, training=training, return_attention_scores=True)
+    def call(self, tokens, sizes=None, training=None, return_attention_scores=False):
+        def run(tokens):
+            return self._run(tokens, sizes, training, return_attention_scores)
+
+        if self.remat and training:
+            dropouts = [self.attention.dropout, self.dropout, self.drop_path_1, self.drop_path_2]
+            outputs = recompute(run, tokens, self.weights, [*dropouts, self.mlp.dropout_1, self.mlp.dropout_2])
         else:
-            x = self.attention(x, training=training)
+            outputs = run(tokens)
+        if self.token_merging:
+            # As integers they are exact in any dtype policy.
+            return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
+        return outputs
+
+    def _run(self, tokens, sizes, training, return_attention_scores):
+        x = self.attention(
+            self.norm_1(tokens),
+            sizes=sizes,
+            training=training,
+            return_attention_scores=return_attention_scores,
+            return_keys=self.token_merging > 0,
+        )
+        x, *more = x if isinstance(x, tuple) else (x,)
         if self.dropout.rate:
             x = self.dropout(x, training=training)
         tokens = tokens + self._branch(x, self.layer_scale_1, self.drop_path_1, training)
+        if self.token_merging:
+            tokens, *more = *self._merge(tokens, sizes, more.pop()), *more
         x = self.mlp(self.norm_2(tokens), training=training)
         tokens = tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
-        return (tokens, scores) if return_attention_scores else tokens
+        return (tokens, *more) if more else tokens
+
+    def _merge(self, tokens, sizes, keys):
+        length = ops.shape(tokens)[1]
+        count = num_merged(length, self.token_merging, self.num_prefix_tokens)
+        if isinstance(count, int) and not count:
+            return tokens, ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
+        return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
 
     def _branch(self, x, layer_scale, drop_path, training):
         if layer_scale is not None:
             x = layer_scale(x)
         return drop_path(x, training=training) if drop_path.rate else x
 
-    def compute_output_shape(self, tokens_shape):
-        return tokens_shape
+    def compute_output_shape(self, tokens_shape, sizes_shape=None):
+        if not self.token_merging:
+            return tokens_shape
+        batch, length, hidden_dim = tokens_shape
+        if length is not None:
+            length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
+        return (batch, length, hidden_dim), (batch, length)
 
-    def compute_output_spec(self, tokens, training=None, return_attention_scores=False):
-        return self.attention.compute_output_spec(tokens, return_attention_scores=return_attention_scores)
+    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
+        spec = self.attention.compute_output_spec(tokens, return_attention_scores=return_attention_scores)
+        if not self.token_merging:
+            return spec
+        shape, sizes_shape = self.compute_output_shape(tokens.shape)
+        outputs = keras.KerasTensor(shape, dtype=self.compute_dtype), keras.KerasTensor(sizes_shape, dtype="int32")
+        return (*outputs, spec[1]) if return_attention_scores else outputs
 
     def get_config(self):
         attention = self.attention
@@ -154,5 +208,8 @@ class TransformerBlock(keras.layers.Layer):
             "activation": mlp["activation"],
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "max_relative_distance": attention.max_relative_distance,
+            "token_merging": self.token_merging,
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "remat": self.remat,
             "seed": self.seed,
         }

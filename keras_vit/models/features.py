@@ -20,7 +20,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
 
     Raises:
         ValueError: If the model has no such block, `format` is neither of the two, or maps are asked of a model with
-            patch dropout.
+            patch dropout or token merging.
 
     Example:
 
@@ -41,8 +41,14 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
             raise ValueError(
                 f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
             )
-    outputs = [found[i].output for i in blocks]
+    # A block that merges tokens gives their sizes too.
+    outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
     if format == "map":
+        if any(block.token_merging for block in found):
+            raise ValueError(
+                'Expected a model without token merging for format="map", since tokens of several patches have no one '
+                f"place in one. Received: model {model.name!r}; build it with token_merging=0."
+            )
         if any(isinstance(layer, PatchDropout) for layer in model.layers):
             raise ValueError(
                 'Expected a model without patch dropout for format="map", since patches left out have no place '

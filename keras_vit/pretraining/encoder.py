@@ -18,7 +18,8 @@ class Encoder:
         backbone: A ViT of this package's builders for images of a fixed size.
 
     Raises:
-        ValueError: If the backbone is no such ViT, takes images of any size, or drops patches by itself.
+        ValueError: If the backbone is no such ViT, takes images of any size, or drops or merges patches by itself,
+            or its preprocessing is folded.
     """
 
     def __init__(self, backbone):
@@ -43,7 +44,17 @@ class Encoder:
                 f"Expected a `backbone` with patch_dropout_rate=0. Received: model {backbone.name!r} with a layer "
                 f"{dropped[0]!r}, which would leave out patches that are to be predicted."
             )
+        if any(layers[i].token_merging for i in blocks):
+            raise ValueError(
+                f"Expected a `backbone` with token_merging=0. Received: model {backbone.name!r}, which would have no "
+                "token for each patch that is to be predicted. Its weights load into one that merges."
+            )
         self.normalization = normalization_of(backbone)
+        if self.normalization.folded:
+            raise ValueError(
+                f"Expected a `backbone` that scales its images before its patches. Received: model {backbone.name!r}, "
+                "whose preprocessing is folded, which is for inference."
+            )
         self.patch_embedding = layers[start]
         # Where the pooled vector alone is normalised there is no `norm` behind the blocks.
         end = next((i for i, layer in enumerate(layers) if layer.name == "norm"), blocks[-1])

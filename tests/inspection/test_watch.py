@@ -171,6 +171,16 @@ def test_other_models_are_refused():
             function(two, images)
 
 
+def test_merged_tokens_are_refused():
+    model, images = reference.build(token_merging=(0, 1))
+    for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
+        with pytest.raises(ValueError, match="without token merging.*Build it with token_merging=0"):
+            function(model, images)
+    # What is said of weights alone is as true as ever.
+    assert embedding_filters(model, number=2).shape == (2, 4, 4, 3)
+    assert position_similarity(model).shape == (2, 3, 2, 3)
+
+
 def test_a_vit_that_runs_twice_is_refused():
     """What it sees in the one image would be mixed with what it sees in the other."""
     vit, images = reference.build(num_classes=0)

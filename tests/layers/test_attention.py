@@ -136,6 +136,28 @@ def test_fused_path_of_an_accelerator(monkeypatch, arguments, length):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("length", [4, 5])
+@pytest.mark.parametrize("fused", [False, True])
+def test_sizes_count_tokens_as_often(monkeypatch, fused, length):
+    """As if each were there that many times; the weights of its copies add up to its own."""
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: fused)
+    x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
+    sizes = np.array([[2, 1, 3, 1, 1], [1, 1, 1, 1, 4]], "int32")[:, :length]
+    layer = build(x, num_heads=2)
+    y = ops.convert_to_numpy(layer(x, sizes))
+    z, scores, keys = map(ops.convert_to_numpy, layer(x, sizes, return_attention_scores=True, return_keys=True))
+    np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-5)
+    for i in range(2):
+        first = np.cumsum(sizes[i]) - sizes[i]
+        copies, weights = layer(np.repeat(x[i : i + 1], sizes[i], axis=1), return_attention_scores=True)
+        np.testing.assert_allclose(z[i], ops.convert_to_numpy(copies)[0, first], rtol=1e-5, atol=1e-5)
+        of_keys = np.add.reduceat(ops.convert_to_numpy(weights)[0][:, first], first, axis=-1)
+        np.testing.assert_allclose(scores[i], of_keys, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(keys, ops.convert_to_numpy(layer.project(x)[1]).mean(axis=2), atol=1e-6)
+    outputs = MultiHeadSelfAttention(2)(keras.Input((5, 8)), return_attention_scores=True, return_keys=True)
+    assert [o.shape for o in outputs] == [(None, 5, 8), (None, 2, 5, 5), (None, 5, 4)]
+
+
 def test_heads_that_do_not_divide_the_width():
     layer = MultiHeadSelfAttention(6)
     layer.build((None, 65, 512))

@@ -62,6 +62,22 @@ def test_definition(num_heads, epsilon):
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
+def test_sizes_count_tokens_as_often():
+    """As if each were there that many times."""
+    x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    sizes = np.array([[9, 2, 1, 3], [9, 1, 4, 2]], "int32")
+    layer = AttentionPooling(2, 12, num_prefix_tokens=1)
+    layer.build(x.shape)
+    randomize(layer, np.random.default_rng(1), scale=0.5)
+    y, scores = map(ops.convert_to_numpy, layer(x, sizes, return_attention_scores=True))
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x, sizes)), y, rtol=1e-6)
+    for i in range(2):
+        copies = layer(np.repeat(x[i : i + 1], [1, *sizes[i, 1:]], axis=1))
+        np.testing.assert_allclose(y[i], ops.convert_to_numpy(copies)[0], rtol=1e-5, atol=1e-5)
+    assert scores.shape == (2, 2, 1, 3)
+    np.testing.assert_allclose(scores.sum(-1), 1, rtol=1e-5)
+
+
 def test_order_of_the_tokens_does_not_matter():
     x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
     layer = AttentionPooling(2, 12)

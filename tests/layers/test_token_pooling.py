@@ -21,6 +21,14 @@ def test_definition():
         np.testing.assert_allclose(ops.convert_to_numpy(y), x[:, num_prefix_tokens:].mean(1), rtol=1e-5, atol=1e-6)
 
 
+def test_mean_of_merged_tokens_is_that_of_all():
+    x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    sizes = np.array([[1, 2, 1, 3], [1, 1, 5, 1]], "int32")
+    y = ops.convert_to_numpy(TokenPooling("gap", num_prefix_tokens=1)(x, sizes))
+    expected = [np.repeat(x[i, 1:], sizes[i, 1:], axis=0).mean(axis=0) for i in range(2)]
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_mean_is_summed_in_float32():
     # Summed in bfloat16, 1 would stop growing at 256.
     y = TokenPooling("gap", dtype="mixed_bfloat16")(np.ones((1, 1000, 2), "float32"))

@@ -44,3 +44,10 @@ def test_bad_arguments_are_named():
         keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))
     with pytest.raises(ValueError, match="patch_dropout_rate=0"):
         keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
+    with pytest.raises(ValueError, match="token_merging=0"):
+        keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
+
+
+def test_features_of_merging_blocks_are_their_tokens():
+    model = keras_vit.features(build(token_merging=(4, 0)), blocks=(0, 1))
+    assert [y.shape for y in model(np.ones((1, 16, 16, 3), "float32"))] == [(1, 13, 12)] * 2

@@ -45,6 +45,9 @@ KINDS = {
     "registers": {"num_registers": 3, "layer_scale_init": 0.1},
     "dropouts": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.2, "patch_dropout_rate": 0.3},
     "preprocessing": {"include_preprocessing": True, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.2]},
+    "merging": {"token_merging": 3, "num_registers": 2, "drop_path_rate": 0.1, "image_size": (12, 25)},
+    "merging_once_map": {"token_merging": (4, 0), "pooling": "map", "qk_norm": True, "remat": True},
+    "merging_gap": {"token_merging": 2, "pooling": "gap", "patch_dropout_rate": 0.3},
     "one_channel_wide": {"in_channels": 1, "image_size": (9, 30), "num_classes": 0},
 }
 
@@ -223,6 +226,11 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
         ({"pooling": "token", "class_token": False}, "class token"),
         ({"position_embedding": "rope"}, "`position_embedding`"),
         ({"position_embedding": "relative", "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
+        ({"position_embedding": "relative", "token_merging": (0, 2)}, "token_merging=0"),
+        ({"position_embedding": "relative", "token_merging": 1}, 'position_embedding="relative"'),
+        ({"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
+        ({"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
+        ({"token_merging": (1, 0.5)}, "`token_merging`. Expected an integer of at least 0. Received: 0.5"),
         ({"position_embedding": "sincos2d", "hidden_dim": 6}, "that 4 divides"),
         ({"dropout_rate": 1}, "`dropout_rate`"),
         ({"drop_path_rate": -0.1}, "`drop_path_rate`"),
@@ -250,3 +258,60 @@ def test_no_such_weights_file():
 def test_models_of_two_variants_have_two_names():
     names = [builder(num_layers=1, hidden_dim=16, mlp_dim=8).name for builder in (keras_vit.ViTg14, keras_vit.ViTG14)]
     assert names == ["vit_g14", "vit_G14"]
+
+
+def numpy(model, x):
+    return ops.convert_to_numpy(model(x))
+
+
+def test_merging_no_tokens_is_no_merging():
+    model = randomize(build())
+    for token_merging in (0, (0, 0), [0, 0]):
+        other = build(token_merging=token_merging)
+        assert other.get_config() == model.get_config()
+        other.set_weights(model.get_weights())
+        np.testing.assert_array_equal(numpy(other, images(2, 16, 16, 3)), numpy(model, images(2, 16, 16, 3)))
+    merging = build(token_merging=3)
+    assert [w.path for w in merging.weights] == [w.path for w in model.weights]
+    assert [layer.name for layer in merging.layers] == [layer.name for layer in model.layers]
+
+
+@pytest.mark.parametrize("image_size", [(12, 20), (None, None)])
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_registers": 1}, {"pooling": "gap"}, {"pooling": "map"}, {"distillation_token": True}],
+    ids=["token", "gap", "map", "distilled"],
+)
+def test_merging_equal_patches_changes_nothing(changes, image_size):
+    """Without positions a pair of equal patches is one that counts twice, for the blocks behind and the pooling."""
+    options = {"position_embedding": "none", "patch_size": 2, "image_size": image_size, **changes}
+    model = randomize(build(**options))
+    patches = images(2, 6, 5, 2, 2, 3)
+    # 6 x 10 patches, of which neighbours are equal.
+    x = np.repeat(patches, 2, axis=2).transpose(0, 1, 3, 2, 4, 5).reshape(2, 12, 20, 3)
+    for token_merging in ((30, 0), (13, 0)):
+        merging = build(token_merging=token_merging, **options)
+        merging.set_weights(model.get_weights())
+        np.testing.assert_allclose(numpy(merging, x), numpy(model, x), rtol=1e-3, atol=1e-4)
+        if token_merging == (30, 0):
+            tokens, sizes = keras.Model(merging.input, merging.get_layer("block_00").output)(x)
+            prefix = tokens.shape[1] - 30
+            np.testing.assert_array_equal(ops.convert_to_numpy(sizes), [[1] * prefix + [2] * 30] * 2)
+
+
+def test_a_model_of_any_size_merges_as_one_of_a_fixed_size():
+    for size in ((16, 16), (12, 28), (4, 4)):
+        model = randomize(build(image_size=size, token_merging=5, position_embedding="none"))
+        any_size = build(image_size=(None, None), token_merging=5, position_embedding="none")
+        any_size.set_weights(model.get_weights())
+        x = images(2, *size, 3)
+        np.testing.assert_allclose(any_size.predict(x, verbose=0), numpy(model, x), rtol=1e-4, atol=1e-4)
+
+
+def test_real_model_merging_eight_tokens_a_block_names_the_same_classes(shared):
+    with np.load(shared / "weights" / "ViT-B_16-224.reference.npz") as file:
+        expected, x = file["logits_official_flax_tanh_gelu"].argmax(axis=1), file["images"]
+    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz", token_merging=8)
+    assert model.get_layer("block_11").output[0].shape == (None, 197 - 12 * 8, 768)
+    logits = model.predict(keras_vit.preprocess_input(x, model), batch_size=7, verbose=0)
+    assert (logits.argmax(axis=1) != expected).sum() <= 1

@@ -1,0 +1,93 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.training import enable_lora
+from tests.tiny import build
+
+IMAGES = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
+LABELS = np.arange(4)
+CHANGES = {
+    "plain": {"layer_scale_init": 0.5, "qk_norm": True},
+    "dropout": {"dropout_rate": 0.2, "attention_dropout_rate": 0.2, "drop_path_rate": 0.3, "patch_dropout_rate": 0.2},
+    "merging": {"token_merging": 3, "drop_path_rate": 0.3, "pooling": "gap"},
+}
+
+
+def trained(remat, lora=False, **changes):
+    """The losses of three steps and the weights after them."""
+    # The random seeds of the dropout are drawn from this one.
+    keras.utils.set_random_seed(0)
+    model = build(remat=remat, **changes)
+    if lora:
+        enable_lora(model, rank=2)
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        # Compiling by XLA takes TensorFlow seconds and changes no gradient.
+        jit_compile="auto" if keras.backend.backend() == "jax" else False,
+    )
+    return [model.train_on_batch(IMAGES, LABELS) for _ in range(3)], model
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_same_losses_and_weights(kind):
+    losses, model = trained(False, **CHANGES[kind])
+    again, recomputed = trained(True, **CHANGES[kind])
+    np.testing.assert_allclose(again, losses, rtol=1e-5)
+    for expected, actual in zip(model.weights, recomputed.weights, strict=True):
+        np.testing.assert_allclose(
+            ops.convert_to_numpy(actual), ops.convert_to_numpy(expected), rtol=1e-4, atol=1e-5, err_msg=expected.path
+        )
+
+
+def test_same_losses_with_lora():
+    np.testing.assert_allclose(trained(True, lora=True)[0], trained(False, lora=True)[0], rtol=1e-5)
+
+
+def test_compiled_as_fit_does():
+    """By XLA too, on TensorFlow."""
+    losses = []
+    for remat in (False, True):
+        keras.utils.set_random_seed(0)
+        model = build(remat=remat, num_layers=1, dropout_rate=0.2, token_merging=2)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        losses.append(model.fit(IMAGES, np.eye(4, 5), batch_size=4, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("again", ["same", "reloaded", "cloned"])
+def test_recomputes_in_training_alone(monkeypatch, tmp_path, again):
+    calls, remat = [], keras.remat
+    monkeypatch.setattr(keras, "remat", lambda f: calls.append(f) or remat(f))
+    model = build(remat=True, num_layers=3)
+    if again == "reloaded":
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    elif again == "cloned":
+        model = keras.models.clone_model(model)
+    model(IMAGES)
+    model.predict(IMAGES, verbose=0)
+    keras_vit.inspection.attention_rollout(model, IMAGES)
+    assert not calls
+    model(IMAGES, training=True)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        losses, _ = trained(True, dropout_rate=0.1, token_merging=2)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert np.isfinite(losses).all()
+
+
+def test_changes_no_output():
+    model, recomputing = build(), build(remat=True)
+    recomputing.set_weights(model.get_weights())
+    np.testing.assert_array_equal(*(ops.convert_to_numpy(m(IMAGES)) for m in (model, recomputing)))
