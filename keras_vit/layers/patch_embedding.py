@@ -81,8 +81,8 @@ class PatchEmbedding(keras.layers.Layer):
         patch_size: Int, or (height, width), in pixels. A remainder that does not fill a patch is dropped at the bottom
             and right.
         method: "conv" (a strided convolution) or "unfold" (patches, then one matrix product): the same function of the
-            same kernel, so they differ in speed alone. None takes "unfold" on JAX, which on a CPU spends as long on the
-            gradient of the convolution as on all of a ViT-B/16, and "conv" elsewhere.
+            same kernel, so they differ in speed alone. None takes "conv" on PyTorch and "unfold" elsewhere: XLA takes as
+            long for the convolution's gradient on a CPU as for half of a ViT-B/16.
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -120,7 +120,7 @@ class PatchEmbedding(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def call(self, images):
-        method = self.method or ("unfold" if keras.backend.backend() == "jax" else "conv")
+        method = self.method or ("conv" if keras.backend.backend() == "torch" else "unfold")
         if method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return ops.matmul(unfold(images, self.patch_size), kernel) + self.bias

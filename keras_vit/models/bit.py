@@ -8,6 +8,7 @@ import keras
 
 from keras_vit import layers
 from keras_vit.layers import arguments
+from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import bit_body, stage_sizes
 from keras_vit.variants import decode_resnet
@@ -19,6 +20,7 @@ from keras_vit.weights.preprocessing import preprocessing_of
 logger = logging.getLogger("keras_vit")
 
 
+@with_dtype
 def BiT(
     variant: str,
     *,
@@ -36,6 +38,7 @@ def BiT(
     std: float | Sequence[float] | None = None,
     interpolation: str | None = None,
     crop_fraction: float | None = None,
+    dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> keras.Model:
     """Builds a BiT model: a pre-activation ResNet with group normalisation and standardized convolutions.
@@ -69,6 +72,8 @@ def BiT(
             "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
         crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
             1 without weights.
+        dtype: The dtype policy of all layers but the heads, which compute in float32: "mixed_bfloat16" as an example;
+            None takes Keras' global one.
         name: String, the model's name.
 
     Returns:

@@ -8,6 +8,7 @@ import keras
 
 from keras_vit import layers
 from keras_vit.layers import arguments
+from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid
 from keras_vit.variants import decode_variant
@@ -25,6 +26,7 @@ DEFAULT_IMAGE_SIZE = 224
 logger = logging.getLogger("keras_vit")
 
 
+@with_dtype
 def ViT(
     variant: str,
     *,
@@ -68,6 +70,7 @@ def ViT(
     std: float | Sequence[float] | None = None,
     interpolation: str | None = None,
     crop_fraction: float | None = None,
+    dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> keras.Model:
     """Builds a Vision Transformer.
@@ -140,6 +143,8 @@ def ViT(
             "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
         crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
             1 without weights.
+        dtype: The dtype policy of all layers but the heads, which compute in float32: "mixed_bfloat16" as an example;
+            None takes Keras' global one.
         name: String, the model's name.
 
     Returns:

@@ -21,21 +21,17 @@ def build(recipe, num_classes, weights=None):
     Returns:
         A `keras.Model`, not compiled.
     """
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(recipe.dtype)
-    try:
-        model = ViT(
-            recipe.variant,
-            **{
-                "image_size": recipe.image_size,
-                "num_classes": num_classes,
-                "weights": weights,
-                "include_preprocessing": True,
-                **recipe.model,
-            },
-        )
-    finally:
-        keras.config.set_dtype_policy(policy)
+    model = ViT(
+        recipe.variant,
+        **{
+            "image_size": recipe.image_size,
+            "num_classes": num_classes,
+            "weights": weights,
+            "include_preprocessing": True,
+            "dtype": recipe.dtype,
+            **recipe.model,
+        },
+    )
     if recipe.train == "head":
         freeze(model)
     elif recipe.train == "lora":
