@@ -81,8 +81,8 @@ class PatchEmbedding(keras.layers.Layer):
         patch_size: Int, or (height, width), in pixels. A remainder that does not fill a patch is dropped at the bottom
             and right.
         method: "conv" (a strided convolution) or "unfold" (patches, then one matrix product): the same function of the
-            same kernel, so they differ in speed alone. None takes "conv" on PyTorch and "unfold" elsewhere: XLA takes as
-            long for the convolution's gradient on a CPU as for half of a ViT-B/16.
+            same kernel, so they differ in speed alone. None takes "conv" on PyTorch and "unfold" elsewhere: XLA takes
+            as long for the convolution's gradient on a CPU as for half of a ViT-B/16.
 
     Call arguments:
         images: Images, (batch, height, width, channels).

@@ -29,7 +29,7 @@ class TransformerBlock(CompositeLayer):
         max_relative_distance: Int or None, the reach of relative position embeddings, as in MultiHeadSelfAttention.
         token_merging: Int, how many patches join the one most like them between attention and MLP, at most half of
             them.
-        num_prefix_tokens: Int, how many tokens stand before the patches, which never merge. Of use with `token_merging` alone.
+        num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Of use with `token_merging`.
         remat: Bool, whether training keeps the block's input alone and computes the rest again for the gradient.
         seed: Int or None, the random seed of all dropout.
 

@@ -161,7 +161,7 @@ def test_initial_weights_have_the_official_statistics(kind):
 
 
 # Fewer on JAX, which compiles each anew.
-@settings(max_examples=30 if keras.backend.backend() == "jax" else 200)
+@settings(max_examples=8 if keras.backend.backend() == "jax" else 60)
 @given(
     height=st.integers(8, 96),
     width=st.integers(8, 96),
