@@ -76,8 +76,13 @@ def _product(x, kernel, bias):
     if not by_convolution:
         return functional.linear(x, kernel.T, bias)
     pixels = x.reshape(1, rows, 1, x.shape[-1]).permute(0, 3, 1, 2)
-    # The transposed convolution takes the kernel as it lies in memory: (inputs, outputs, height, width).
-    outputs = functional.conv_transpose2d(pixels, kernel[:, :, None, None], bias)
+    if torch.is_grad_enabled() and kernel.requires_grad:
+        # Its gradients are faster by more than the copy takes.
+        weight = kernel.T[:, :, None, None].contiguous(memory_format=torch.channels_last)
+        outputs = functional.conv2d(pixels, weight, bias)
+    else:
+        # The transposed convolution takes the kernel as it lies in memory: (inputs, outputs, height, width).
+        outputs = functional.conv_transpose2d(pixels, kernel[:, :, None, None], bias)
     return outputs.permute(0, 2, 3, 1).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
