@@ -57,7 +57,7 @@ def curve(recipe):
 
 
 def test_the_same_seeds_give_the_same_loss_curve():
-    recipe = training.recipe("deit_tiny").replace({"learning_rate": 1e-2, "clip": 1.0})
+    recipe = training.recipe("deit_tiny").replace({"learning_rate": 3e-3, "clip": 1.0})
     losses = curve(recipe)
     assert len(losses) == STEPS and np.mean(losses[-10:]) < 0.95 * np.mean(losses[:10])
     np.testing.assert_allclose(losses, json.loads(GOLDEN.read_text()), rtol=1e-3)
