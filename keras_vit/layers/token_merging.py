@@ -51,7 +51,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
     >>> from keras_vit.layers.token_merging import match
     >>> keys = np.array([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.1, 1.0]]])
-    >>> keras.ops.convert_to_numpy(match(keys, token_merging=1)).tolist()  # the last joins the third
+    >>> ops.convert_to_numpy(match(keys, token_merging=1)).tolist()  # the last joins the third
     [[1, 0, 2, 2]]
     """
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
@@ -98,7 +98,7 @@ def merge(tokens, sizes, places, num_left):
 
     >>> from keras_vit.layers.token_merging import merge
     >>> tokens, sizes = merge(np.array([[[1.0], [2.0], [5.0]]]), np.array([[1, 2, 1]]), np.array([[0, 1, 1]]), 2)
-    >>> keras.ops.convert_to_numpy(tokens).tolist(), keras.ops.convert_to_numpy(sizes).tolist()
+    >>> ops.convert_to_numpy(tokens).tolist(), ops.convert_to_numpy(sizes).tolist()
     ([[[1.0], [3.0]]], [[1.0, 3.0]])
     """
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
