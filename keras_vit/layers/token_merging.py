@@ -97,9 +97,9 @@ def merge(tokens, sizes, places, num_left):
     Example:
 
     >>> from keras_vit.layers.token_merging import merge
-    >>> tokens, sizes = merge(np.array([[[1.0], [2.0], [5.0]]]), np.array([[1, 2, 1]]), np.array([[0, 1, 1]]), 2)
+    >>> tokens, sizes = merge(np.array([[[1.0], [2.0], [6.0]]]), np.array([[1, 3, 1]]), np.array([[0, 1, 1]]), 2)
     >>> ops.convert_to_numpy(tokens).tolist(), ops.convert_to_numpy(sizes).tolist()
-    ([[[1.0], [3.0]]], [[1.0, 3.0]])
+    ([[[1.0], [3.0]]], [[1.0, 4.0]])
     """
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")
