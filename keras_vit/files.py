@@ -98,7 +98,8 @@ def remove_abandoned(folder, pattern, alone=False):
     """Removes the draft folders of processes that are no more.
 
     Each process holds the system's lock on its own, which ends with it, however it ends, and also tells of processes in
-    other containers and, where a network folder has locks, on other machines. Without locks all stay.
+    other containers. Most network folders tell nothing of other machines: two that write the same name there at the
+    same time get in each other's way. Without locks all stay.
 
     Args:
         folder: Path of the folder that they are in.

@@ -157,7 +157,7 @@ class Crop:
             # Bytes in a graph, an array that holds them outside.
             data = data if isinstance(data, bytes) else data.item()
             array = np.load(io.BytesIO(data), allow_pickle=False)
-            if array.ndim != 3 or array.shape[-1] != self.channels:
+            if array.ndim != 3 or array.shape[-1] != self.channels or not array.size:
                 raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
             return array.astype("float32")
 

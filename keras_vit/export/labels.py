@@ -38,6 +38,6 @@ def read_labels(labels, num_classes):
     names = [str(name) for name in np.asarray(labels, object).ravel()]
     if len(names) != num_classes:
         raise ValueError(f"Expected `labels` to name {num_classes} classes. Received: {len(names)} names")
-    if bad := [name for name in names if not name or len(name.splitlines()) != 1]:
+    if bad := [name for name in names if name.splitlines() != [name]]:
         raise ValueError(f"Expected `labels` of one line each. Received: {bad[0]!r}")
     return names

@@ -44,18 +44,20 @@ class Dense(keras.layers.Dense):
     def call(self, inputs, training=None):
         if keras.backend.backend() != "torch":
             shape = ops.shape(inputs)
-            if len(shape) == 2:
+            if len(shape) == 2 or 0 in inputs.shape[1:]:
                 return super().call(inputs, training=training)
             x = super().call(ops.reshape(inputs, (-1, shape[-1])), training=training)
             return ops.reshape(x, (-1, *shape[1:-1], self.units))
         x, kernel = ops.convert_to_tensor(inputs), ops.convert_to_tensor(self.kernel)
+        if x.dtype != kernel.dtype:
+            return super().call(inputs, training=training)
         bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
         x = _product(x, kernel, bias)
         return x if self.activation is None else self.activation(x)
 
     def quantize(self, mode=None, type_check=True, **kwargs):
         # Keras passes subclasses over, since their `call` may be another one; this one computes the same.
-        return super().quantize(mode, type_check=False, **kwargs)
+        return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)
 
 
 def _product(x, kernel, bias):
@@ -69,9 +71,10 @@ def _product(x, kernel, bias):
         and x.dtype == torch.float32
         # oneDNN lays the kernel out anew each time, which takes longer than a few rows' product.
         and rows >= MIN_ROWS
+        # A compiler chooses by itself, and an export is for other machines.
+        and not torch.compiler.is_compiling()
         and is_amd()
         and torch.backends.mkldnn.is_available()
-        and not torch.compiler.is_exporting()
     )
     if not by_convolution:
         return functional.linear(x, kernel.T, bias)
@@ -88,7 +91,7 @@ def _product(x, kernel, bias):
 
 @functools.cache
 def has_gpu():
-    """Whether there is a GPU."""
+    """Whether there is an accelerator, a GPU as a rule."""
     return not keras.distribution.list_devices()[0].startswith("cpu")
 
 

@@ -1,7 +1,6 @@
 """Gradient checkpointing: what a layer computes on its way is thrown away and, for the gradient, computed again."""
 
 import keras
-from keras import ops
 
 
 def recompute(function, tensor, weights, dropouts):
@@ -25,5 +24,6 @@ def recompute(function, tensor, weights, dropouts):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
             return function(tensor)
 
-    # Passed in, for on TensorFlow no gradient would reach other tensors that the function sees.
-    return keras.remat(run)(tensor, *(ops.convert_to_tensor(weight) for weight in weights))
+    # Passed in, for on TensorFlow no gradient would reach other tensors that the function sees; and not as variables,
+    # whose gradients it would count twice outside a graph.
+    return keras.remat(run)(tensor, *(weight.value for weight in weights))

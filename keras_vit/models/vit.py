@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 
@@ -325,7 +325,8 @@ def ViT(
 
 def _one_a_block(name, value, num_layers):
     """Ints of at least 0, one a block: an int stands for all of them."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * num_layers
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    values = tuple(value) if several else (value,) * num_layers
     if len(values) != num_layers:
         raise ValueError(
             f"Invalid value received for argument `{name}`. Expected an integer, or one for each of the {num_layers} "

@@ -130,6 +130,7 @@ BROKEN = {
     "huge": HUGE_PNG,
     "array of other channels": _npy(np.zeros((5, 5, 2))),
     "pickle": _npy(np.array([[[{}]]], object)),
+    "empty array": _npy(np.zeros((0, 5, 3))),
     "truncated array": _npy(np.zeros((5, 5, 3)))[:-10],
 }
 

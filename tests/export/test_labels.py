@@ -12,7 +12,7 @@ def test_labels_come_from_a_list_a_file_or_the_number_of_classes(tmp_path):
     assert read_labels(None, 1000)[285] == imagenet_classes()[285][1]
 
 
-@pytest.mark.parametrize("labels", [["a"], ["a", ""], ["a", "b\rc"]])
+@pytest.mark.parametrize("labels", [["a"], ["a", ""], ["a", "b\rc"], ["a\n", "b"]])
 def test_labels_that_are_not_lines_are_refused(labels):
     with pytest.raises(ValueError, match="labels"):
         read_labels(labels, 2)

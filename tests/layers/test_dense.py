@@ -27,7 +27,7 @@ def test_it_reloads_and_keeps_its_dtype(by_convolution, dtype, tmp_path):
     np.testing.assert_array_equal(*(ops.convert_to_numpy(ops.cast(y, "float32")) for y in (reloaded(x), expected)))
 
 
-@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8), (0, 5, 8)])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
 def test_it_is_what_keras_computes(by_convolution, shape):
     layer, keras_layer = Dense(6), keras.layers.Dense(6)
     rng = np.random.default_rng(0)
@@ -40,6 +40,28 @@ def test_it_is_what_keras_computes(by_convolution, shape):
     actual = ops.convert_to_numpy(layer(x))
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_another_dtype_are_promoted(by_convolution):
+    layer = Dense(6)
+    layer.build((None, 8))
+    x = np.arange(16).reshape(2, 8)
+    expected = x @ ops.convert_to_numpy(layer.kernel)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x.astype("int32"))), expected, rtol=1e-5)
+
+
+def test_a_subclass_of_another_call_is_not_quantized():
+    class Doubled(Dense):
+        def call(self, inputs, training=None):
+            return 2 * super().call(inputs, training=training)
+
+    layers = Dense(6), Doubled(6)
+    for layer in layers:
+        layer.build((None, 8))
+    layers[0].quantize("int8")
+    assert layers[0].quantization_mode == "int8"
+    with pytest.raises(NotImplementedError):
+        layers[1].quantize("int8")
 
 
 def test_gradients_are_those_of_the_product(by_convolution):

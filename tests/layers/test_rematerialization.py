@@ -16,7 +16,7 @@ CHANGES = {
 }
 
 
-def trained(remat, lora=False, **changes):
+def trained(remat, lora=False, run_eagerly=False, **changes):
     """The losses of three steps and the weights after them."""
     # The random seeds of the dropout are drawn from this one.
     keras.utils.set_random_seed(0)
@@ -28,6 +28,7 @@ def trained(remat, lora=False, **changes):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         # Compiling by XLA takes TensorFlow seconds and changes no gradient.
         jit_compile="auto" if keras.backend.backend() == "jax" else False,
+        run_eagerly=run_eagerly,
     )
     return [model.train_on_batch(IMAGES, LABELS) for _ in range(3)], model
 
@@ -41,6 +42,11 @@ def test_same_losses_and_weights(kind):
         np.testing.assert_allclose(
             ops.convert_to_numpy(actual), ops.convert_to_numpy(expected), rtol=1e-4, atol=1e-5, err_msg=expected.path
         )
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no graph to leave")
+def test_same_losses_outside_a_graph():
+    np.testing.assert_allclose(trained(True, run_eagerly=True)[0], trained(False, run_eagerly=True)[0], rtol=1e-5)
 
 
 def test_same_losses_with_lora():
