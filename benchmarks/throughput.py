@@ -16,6 +16,9 @@ three backends before, and the share of the best of them is told too.
 --ours-option adds ours with more builder arguments, measured against ours without; then peers only run where --peers
 names them. Results go to results/throughput_<backend>.json, where a run replaces the rows that it measured again whole,
 with all their sides.
+
+    KERAS_BACKEND=torch python benchmarks/throughput.py --gemm-all
+    KERAS_BACKEND=jax python benchmarks/throughput.py --tasks forward train --ours-option token_merging=8
 """
 
 import argparse
