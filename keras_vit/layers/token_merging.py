@@ -61,9 +61,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     # TensorFlow refuses the maxima of a single patch, of an image of a size known at run time, without `initial`.
     best, target = ops.max(similarity, axis=-1, initial=-2.0), ops.cast(ops.argmax(similarity, axis=-1), "int32")
 
-    batch, num_sources = ops.shape(sources)[:2]
-    # On PyTorch the maxima of no images have no shape.
-    best = ops.reshape(best, (batch, num_sources))
+    batch, num_sources = ops.shape(best)
     index = ops.arange(num_sources, dtype="int32")
     other, own = best[:, None, :], best[:, :, None]
     is_ahead = ops.logical_or(other > own, ops.logical_and(ops.equal(other, own), index[None, :] < index[:, None]))

@@ -175,8 +175,3 @@ def test_shapes_and_scores():
 def test_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         TransformerBlock(2, 12, **arguments)
-
-
-def test_no_images_are_no_error():
-    places = match(np.zeros((0, 9, 4), "float32"), 3, num_prefix_tokens=1)
-    assert tuple(places.shape) == (0, 9)
