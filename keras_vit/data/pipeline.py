@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import os
 
 import numpy as np
 
@@ -255,6 +256,8 @@ def pipeline(
 
     options = tf.data.Options()
     options.deterministic = options.autotune.enabled = True
+    # Threads of its own, one more than there are cores: measured, a few hundredths faster than the common ones.
+    options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     data = data.map(finish, parallel)
     if num_batches is not None:
