@@ -1,7 +1,6 @@
 """Graph operations from a model's output to named classes."""
 
 import os
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -12,7 +11,8 @@ class Classify(tf.Module):
     Args:
         activation: "softmax" (one class an image), "sigmoid" (any number of them) or None, where the outputs are
             probabilities.
-        labels_path: Path of a text file of one name a line, UTF-8. A copy of it becomes an asset of the SavedModel, for
+        labels: List of strings, the classes' names in order.
+        labels_path: Path of a text file of the same, one a line. A copy of it becomes an asset of the SavedModel, for
             those who read it; the names that are answered are in the graph.
         top: Integer, how many classes to give.
 
@@ -24,13 +24,13 @@ class Classify(tf.Module):
         their probabilities, and `labels`, their names, each (batch, top).
     """
 
-    def __init__(self, activation, labels_path, top):
+    def __init__(self, activation, labels, labels_path, top):
         super().__init__()
         self.activation = {"softmax": tf.nn.softmax, "sigmoid": tf.sigmoid, None: tf.identity}[activation]
         self.top = top
         self.labels_file = tf.saved_model.Asset(os.fspath(labels_path))
         # Not a table that is filled from the asset when the model is loaded: OpenVINO reads no SavedModel with one.
-        self.labels = Path(labels_path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        self.labels = list(labels)
 
     def __call__(self, outputs):
         probabilities = self.activation(outputs)

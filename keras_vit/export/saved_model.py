@@ -202,7 +202,7 @@ def write(model, folder, settings, sample):
             classify = importlib.import_module("keras_vit.export.postprocess").Classify
             file = Path(assets, "labels.txt")
             file.write_text("".join(f"{name}\n" for name in postprocess["labels"]), encoding="utf-8")
-            postprocess = classify(postprocess["activation"], file, postprocess["top"])
+            postprocess = classify(postprocess["activation"], postprocess["labels"], file, postprocess["top"])
         server = signatures.Server(
             model,
             settings["names"],
