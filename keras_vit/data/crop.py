@@ -124,7 +124,7 @@ class Crop:
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
         if self.kind in ("finetune", "pad"):
             image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
-        return tf.ensure_shape(image, (*self.image_size, self.channels))
+        return image
 
     def _picture(self, encoded, seed):
         """A window of a picture."""
@@ -143,7 +143,7 @@ class Crop:
             return whole()
         # Decoding stops below the window. Where the end marker is missing the file may be cut off, and is decoded
         # whole, or it would fail in some epochs only.
-        complete = (tf.strings.substr(encoded, 0, 3) == JPEG) & (tf.strings.substr(encoded, -2, 2) == b"\xff\xd9")
+        complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
         if not tf.executing_eagerly():
             # As one node of the graph, since each node of the branch that is not taken costs time too.
             whole = tf.function(whole, autograph=False, experimental_attributes={"_noinline": True})
