@@ -76,7 +76,7 @@ def pipeline(
     batches on each backend, with any number of threads. A new iteration over the dataset is a new epoch.
 
     An image that does not decode is passed over before the batch is made, and named after the epoch; see
-    `BrokenImages`. Among files, it makes its batch take twice the time.
+    `BrokenImages`. Without `cache`, a batch of files is made twice if one of them is broken: leave out those named.
 
     Args:
         source: A `Source`.
@@ -226,7 +226,8 @@ def pipeline(
         (first_epoch, start),
         0 if repeat else batch_size,
     )
-    broken.check(source.records, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
+    shard = source.records.shard(num_shards, shard_index)
+    broken.check(shard, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
 
     # Paths cost nothing to hold for a second time.
     make_batches = together if files else one_by_one
@@ -261,6 +262,8 @@ def pipeline(
     options.deterministic = options.autotune.enabled = True
     # Threads of its own, one more than there are cores: measured, a few hundredths faster than the common ones.
     options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
+    # Or each window of `together` would begin with 16 at most.
+    options.autotune.initial_parallelism = options.threading.private_threadpool_size
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # Without mixing it is too little for a thread of its own.
     data = data.map(finish, parallel if mixes else None)

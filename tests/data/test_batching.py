@@ -1,11 +1,14 @@
 import itertools
+import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keras_vit.data import batching, from_dataframe
-from tests.data.images import jpeg
+from keras_vit.data import Policy, batching, from_dataframe
+from tests.data.images import batches, equal, jpeg
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,7 @@ def folder(tmp_path_factory):
 @example(2048, {0, 1, 2, 3, 8, 9}, 2, 0, {})
 @example(4, {0, 1, 2, 8, 9}, 3, 1, {"repeat": True})
 @example(4, set(), 4, 0, {})
+@example(4, {9}, 5, 0, {})
 def test_batches_are_the_sound_images_in_order(folder, window, broken, batch_size, skip_batches, options):
     table = {"path": ["broken" if i in broken else "sound" for i in range(10)], "label": list(range(10))}
     options = {**options, "batch_size": batch_size, "skip_batches": skip_batches, "image_size": 8, "training": False}
@@ -51,3 +55,53 @@ def test_batches_are_the_sound_images_in_order(folder, window, broken, batch_siz
         start = skip_batches % (10 // batch_size if drop else -(-10 // batch_size)) * batch_size
         expected = full(sound(start, 10 - start), not drop) + full(sound(0), not drop)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("broken", "sizes", "num_decoded"),
+    # Of two windows of two batches; a broken image is tried again, with those beside it.
+    [(set(), [4, 4, 4, 4], 16), ({5}, [4, 4, 4, 3], 16 + 4), (set(range(16)), [], 16 + 16)],
+    ids=["none", "one", "all"],
+)
+def test_only_what_is_missing_is_made_again(monkeypatch, broken, sizes, num_decoded):
+    decoded = []
+
+    def load(number):
+        decoded.append(int(number))
+        if number in broken:
+            raise ValueError("broken")
+        return np.full(2, number, "float32")
+
+    def decode(index, record):
+        return index, tf.ensure_shape(tf.numpy_function(load, [record], "float32"), (2,)), ()
+
+    monkeypatch.setattr(batching, "WINDOW", 8)
+    data = tf.data.Dataset.zip(tf.data.Dataset.range(100, 116), tf.data.Dataset.range(16))
+    made = list(batching.together(data, decode, lambda *element: element, 4, 1))
+    assert [len(images) for _, images, _ in made] == sizes
+    assert [int(i) for indices, *_ in made for i in indices] == [100 + i for i in range(16) if i not in broken]
+    # A batch ends at its broken image or goes on to its end, as the threads are.
+    assert len(decoded) <= num_decoded and set(decoded) == set(range(16))
+    assert broken or sorted(decoded) == list(range(16))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": Policy(repeats=3, erasing=0.5)},
+        {"repeat": True, "num_batches": 6, "num_shards": 2, "shard_index": 1, "skip_batches": 3, "labels": "one_hot"},
+    ],
+    ids=["repeats", "shard"],
+)
+def test_both_ways_give_the_same_batches(monkeypatch, folder, options):
+    for i in range(12):
+        (folder / str(i)).write_bytes(jpeg(20 * i)[: 200 if i in (3, 4, 11) else None])
+    table = {"path": [str(i) for i in range(12)], "label": [i % 3 for i in range(12)]}
+    monkeypatch.setattr(batching, "WINDOW", 5)
+
+    def make():
+        return batches(from_dataframe(table, directory=folder, num_classes=3, image_size=8, batch_size=4, **options))
+
+    found = make()
+    monkeypatch.setattr(sys.modules["keras_vit.data.pipeline"], "together", batching.one_by_one)
+    assert found and equal(found, make())
