@@ -16,10 +16,21 @@ import hypothesis
 import keras
 import pytest
 
-# What computes in NumPy alone, or not at all, need not be tried on each backend: TensorFlow's run does it.
-BACKEND_FREE = ("read", "names", "test_codecs.py", "test_download.py", "test_resize.py", "test_write.py", "test_zoo.py")
+# What computes in NumPy or tf.data alone, or not at all, need not be tried on each backend: TensorFlow's run does it.
+BACKEND_FREE = {
+    "data": ("test_batching.py", "test_crop.py", "test_frame.py", "test_load.py", "test_vtab.py"),
+    "weights": (
+        "read",
+        "names",
+        "test_codecs.py",
+        "test_download.py",
+        "test_resize.py",
+        "test_write.py",
+        "test_zoo.py",
+    ),
+}
 if keras.backend.backend() != "tensorflow":
-    collect_ignore = [f"weights/{name}" for name in BACKEND_FREE]
+    collect_ignore = [f"{folder}/{name}" for folder, names in BACKEND_FREE.items() for name in names]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
