@@ -150,7 +150,8 @@ def pipeline(
     shuffle = training_default[1] if shuffle is None else shuffle
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
-    records, files = source.records.shard(num_shards, shard_index), source.files
+    shard = source.records.shard(num_shards, shard_index)
+    records, files = shard, source.files
     num_images = len(range(shard_index, source.num_images, num_shards))
     if num_shards > source.num_images:
         raise ValueError(f"Expected an image for each shard. Received: {source.num_images} for {num_shards} shards")
@@ -226,7 +227,6 @@ def pipeline(
         (first_epoch, start),
         0 if repeat else batch_size,
     )
-    shard = source.records.shard(num_shards, shard_index)
     broken.check(shard, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
 
     # Paths cost nothing to hold for a second time.
