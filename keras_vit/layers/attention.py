@@ -3,15 +3,9 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.dense import Dense, has_gpu
-
-
-def xavier_uniform(fan_in, fan_out, seed=None):
-    """Xavier uniform for a kernel whose stored shape hides its fans: one fused over heads, or over q, k and v."""
-    limit = math.sqrt(6 / (fan_in + fan_out))
-    return keras.initializers.RandomUniform(-limit, limit, seed=seed)
 
 
 def has_fused_kernel():
@@ -105,7 +99,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         width = self.num_heads * self.key_dim
         self.qkv = Dense(
             3 * width,
-            kernel_initializer=xavier_uniform(hidden_dim, width),
+            kernel_initializer=initializers.xavier_uniform(hidden_dim, width),
             # A frozen layer that is loaded again tells its sublayers by this alone.
             trainable=self.trainable,
             dtype=self.dtype_policy,
@@ -114,7 +108,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(
             hidden_dim,
-            kernel_initializer="glorot_uniform",
+            kernel_initializer=initializers.xavier_uniform(width, hidden_dim),
             trainable=self.trainable,
             dtype=self.dtype_policy,
             name="out",
@@ -134,7 +128,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             self.relative_embeddings = self.add_weight(
                 name="relative_embeddings",
                 shape=(2 * self.max_relative_distance + 1, self.key_dim),
-                initializer=keras.initializers.RandomNormal(stddev=0.02),
+                initializer=initializers.RandomNormal(stddev=0.02),
             )
 
     def call(self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False):

@@ -3,8 +3,8 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
-from keras_vit.layers.attention import has_fused_kernel, xavier_uniform
+from keras_vit.layers import arguments, initializers
+from keras_vit.layers.attention import has_fused_kernel
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.mlp import MLP
 
@@ -63,11 +63,13 @@ class AttentionPooling(CompositeLayer):
                 f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {self.num_heads} heads."
             )
         probe_shape = (batch, 1, hidden_dim)
-        self.probe = self.add_weight(name="probe", shape=(1, 1, hidden_dim), initializer=xavier_uniform(1, hidden_dim))
+        self.probe = self.add_weight(
+            name="probe", shape=(1, 1, hidden_dim), initializer=initializers.xavier_uniform(1, hidden_dim)
+        )
         self.attention = keras.layers.MultiHeadAttention(
             self.num_heads,
             head_dim,
-            kernel_initializer=xavier_uniform(hidden_dim, self.num_heads * head_dim),
+            kernel_initializer=initializers.xavier_uniform(hidden_dim, self.num_heads * head_dim),
             dtype=self.dtype_policy,
             name="attention",
         )

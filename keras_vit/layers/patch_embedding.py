@@ -1,7 +1,9 @@
+import math
+
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 
 
 def whole_patches(images, patch_size):
@@ -114,7 +116,9 @@ class PatchEmbedding(keras.layers.Layer):
         if channels is None:
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
         self.kernel = self.add_weight(
-            name="kernel", shape=(*self.patch_size, channels, self.hidden_dim), initializer="lecun_normal"
+            name="kernel",
+            shape=(*self.patch_size, channels, self.hidden_dim),
+            initializer=initializers.lecun_normal(math.prod(self.patch_size) * channels),
         )
         self.bias = self.add_weight(name="bias", shape=(self.hidden_dim,), initializer="zeros")
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})

@@ -3,7 +3,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.interpolation import POSITION_METHODS, resize_matrix
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 
 METHODS = ("learned", "learned2d", "sincos2d")
 
@@ -101,7 +101,7 @@ class PositionEmbedding(keras.layers.Layer):
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
 
     def _embeddings(self, name, shape):
-        return self.add_weight(name=name, shape=shape, initializer=keras.initializers.RandomNormal(stddev=0.02))
+        return self.add_weight(name=name, shape=shape, initializer=initializers.RandomNormal(stddev=0.02))
 
     def call(self, tokens, images=None):
         grid = self.grid_size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 
 from keras_vit import layers
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid
@@ -234,9 +234,7 @@ def ViT(
     feature_map = images if stages is None else hybrid_stem(images, stages, width_factor)
     x = layers.PatchEmbedding(hidden_dim, patch_size, name="patch_embedding")(feature_map)
     if num_registers:
-        x = layers.PrefixTokens(
-            num_registers, initializer=keras.initializers.RandomNormal(stddev=1e-6), name="registers"
-        )(x)
+        x = layers.PrefixTokens(num_registers, initializer=initializers.RandomNormal(stddev=1e-6), name="registers")(x)
     if distillation_token:
         x = layers.PrefixTokens(1, name="distillation_token")(x)
     if class_token:
@@ -305,7 +303,7 @@ def ViT(
     else:
         x = keras.layers.Dense(
             arguments.positive_int("representation_size", representation_size),
-            kernel_initializer="lecun_normal",
+            kernel_initializer=initializers.lecun_normal(x.shape[-1]),
             name="pre_logits",
         )(x)
         x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 from keras_vit.pretraining.encoder import Encoder
 
 
@@ -167,4 +167,4 @@ class MaskedImageModel(keras.Model):
 
 def token_initializer():
     """Of a mask token, as in SimMIM's and MAE's official code."""
-    return keras.initializers.TruncatedNormal(stddev=0.02)
+    return initializers.TruncatedNormal(stddev=0.02)

@@ -1,0 +1,109 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+import keras_vit
+from keras_vit.layers import initializers
+
+CLASSES = (initializers.RandomUniform, initializers.RandomNormal, initializers.TruncatedNormal)
+
+
+def values(initializer, shape, dtype=None):
+    return ops.convert_to_numpy(initializer(shape, dtype))
+
+
+@pytest.mark.parametrize("of_class", CLASSES)
+@given(shape=st.lists(st.integers(0, 5), max_size=4))
+def test_any_shape_is_filled(of_class, shape):
+    drawn = values(of_class(seed=1), tuple(shape))
+    assert drawn.shape == tuple(shape)
+    assert drawn.dtype == "float32"
+    assert np.unique(drawn).size == drawn.size
+    assert np.all(np.isfinite(drawn))
+
+
+@pytest.mark.parametrize("size", [1000, initializers.PIECE, 2 * initializers.PIECE + 1000])
+def test_statistics_in_every_piece(size):
+    uniform = values(initializers.RandomUniform(-0.1, 0.3, seed=2), (size,))
+    normal = values(initializers.RandomNormal(0.5, 0.02, seed=2), (size,))
+    truncated = values(initializers.TruncatedNormal(0.5, 0.02, seed=2), (size,))
+    for start in range(0, size, initializers.PIECE):
+        piece = slice(start, start + initializers.PIECE)
+        count = uniform[piece].size
+        assert uniform[piece].min() >= -0.1 and uniform[piece].max() <= 0.3
+        np.testing.assert_allclose(uniform[piece].mean(), 0.1, atol=0.5 / math.sqrt(count))
+        np.testing.assert_allclose(uniform[piece].std(), 0.4 / math.sqrt(12), rtol=3 / math.sqrt(count))
+        np.testing.assert_allclose(normal[piece].mean(), 0.5, atol=0.1 / math.sqrt(count))
+        np.testing.assert_allclose(normal[piece].std(), 0.02, rtol=3 / math.sqrt(count))
+        assert np.abs(truncated[piece] - 0.5).max() <= 0.04 + 1e-6
+        np.testing.assert_allclose(truncated[piece].std(), 0.02 * 0.87962566, rtol=3 / math.sqrt(count))
+    assert np.unique(uniform[:1000]).size > 990
+    if size > initializers.PIECE:
+        assert not np.array_equal(uniform[:1000], uniform[initializers.PIECE : initializers.PIECE + 1000])
+
+
+@pytest.mark.parametrize(
+    ("initializer", "stddev"),
+    [(initializers.xavier_uniform(300, 500), math.sqrt(2 / 800)), (initializers.lecun_normal(300), math.sqrt(1 / 300))],
+)
+def test_variance_follows_the_fans(initializer, stddev):
+    np.testing.assert_allclose(values(initializer, (300, 500)).std(), stddev, rtol=0.02)
+
+
+@pytest.mark.parametrize("of_class", CLASSES)
+def test_seed_alone_decides(of_class, monkeypatch):
+    shape = (initializers.PIECE + 10, 2)
+    drawn = values(of_class(seed=3), shape)
+    monkeypatch.setattr(initializers.os, "cpu_count", lambda: 1)
+    np.testing.assert_array_equal(values(of_class(seed=3), shape), drawn)
+    assert not np.array_equal(values(of_class(seed=4), shape), drawn)
+
+
+def test_numbers_are_those_of_every_backend():
+    drawn = values(initializers.RandomUniform(0, 1, seed=5), (initializers.PIECE + 2,))
+    np.testing.assert_allclose(drawn[[0, 1, -2, -1]], [0.24118292, 0.33595484, 0.8990366, 0.05834973], rtol=1e-6)
+
+
+def test_a_seed_gives_every_backend_the_same_model():
+    keras.utils.set_random_seed(6)
+    model = keras_vit.ViTTi16(image_size=32, num_classes=0, num_layers=1, representation_size=5, num_registers=1)
+    sums = {
+        weight.path: np.abs(ops.convert_to_numpy(weight)).sum(dtype="float64")
+        for weight in model.weights
+        if weight.path.endswith(("kernel", "embeddings", "tokens"))
+    }
+    pinned = {
+        "patch_embedding/kernel": 4372.457,
+        "registers/tokens": 0.0001710631,
+        "class_token/tokens": 0.0,
+        "position_embedding/embeddings": 15.24421,
+        "block_00/attention/qkv/kernel": 6915.06,
+        "block_00/attention/out/kernel": 2306.134,
+        "block_00/mlp/dense_1/kernel": 5839.499,
+        "block_00/mlp/dense_2/kernel": 5840.206,
+        "pre_logits/kernel": 54.68237,
+    }
+    assert sums == pytest.approx(pinned, rel=1e-5, abs=0)
+
+
+@pytest.mark.parametrize("of_class", CLASSES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_reduced_dtypes_round_the_same_numbers(of_class, dtype):
+    shape = (initializers.PIECE + 10,)
+    reduced = of_class(seed=7)(shape, dtype)
+    assert keras.backend.standardize_dtype(reduced.dtype) == dtype
+    reduced = ops.convert_to_numpy(ops.cast(reduced, "float32"))
+    np.testing.assert_allclose(reduced, values(of_class(seed=7), shape), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_class", CLASSES)
+def test_config_round_trip(of_class):
+    initializer = of_class(0.25, 0.5, seed=8)
+    again = keras.initializers.deserialize(keras.initializers.serialize(initializer))
+    assert type(again) is of_class
+    np.testing.assert_array_equal(values(again, (7, 3)), values(initializer, (7, 3)))
