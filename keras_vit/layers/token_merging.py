@@ -58,8 +58,10 @@ def match(keys, token_merging, num_prefix_tokens=0):
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
     targets, sources = keys[:, 0::2], keys[:, 1::2]
     similarity = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))
-    # TensorFlow refuses the maxima of a single patch, of an image of a size known at run time, without `initial`.
-    best, target = ops.max(similarity, axis=-1, initial=-2.0), ops.cast(ops.argmax(similarity, axis=-1), "int32")
+    target = ops.cast(ops.argmax(similarity, axis=-1), "int32")
+    # `ops.max` refuses what is empty, where there is a single patch or no image.
+    is_target = ops.equal(target[:, :, None], ops.arange(ops.shape(targets)[1], dtype="int32"))
+    best = ops.sum(ops.where(is_target, similarity, 0.0), axis=-1)
 
     batch, num_sources = ops.shape(best)
     index = ops.arange(num_sources, dtype="int32")

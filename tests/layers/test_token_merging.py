@@ -148,6 +148,13 @@ def test_a_single_patch_has_none_to_merge_with():
     np.testing.assert_array_equal(sizes, 1)
 
 
+def test_no_images_are_merged_too():
+    block = TransformerBlock(2, 12, token_merging=2, num_prefix_tokens=1)
+    tokens, sizes = block(np.ones((0, 9, 8), "float32"))
+    assert tuple(tokens.shape) == (0, 7, 8)
+    assert tuple(sizes.shape) == (0, 7)
+
+
 def test_shapes_and_scores():
     inputs = keras.Input((9, 8))
     block = TransformerBlock(2, 12, token_merging=6, num_prefix_tokens=1)
