@@ -1,12 +1,34 @@
 """Fixtures and settings that all tests share."""
+# What is set below must be set before Keras comes in.
+# ruff: noqa: E402
 
+import importlib.util
+import mmap
 import os
 from pathlib import Path
 
 # Before Keras brings TensorFlow in, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def known_to_xla(flag):
+    """Whether each XLA that is installed has this flag: one that has not ends the process."""
+    for package, library in {"jaxlib": "libjax_common.so", "tensorflow": "libtensorflow_framework.so.2"}.items():
+        if spec := importlib.util.find_spec(package):
+            path = Path(spec.origin).with_name(library)
+            if not path.is_file():
+                return False
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(flag.encode()) < 0:
+                    return False
+    return True
+
+
 # Small models of ever new shapes: XLA spends far more time optimising them than it saves.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+flags = "--xla_backend_optimization_level=0"
+if known_to_xla("xla_cpu_use_fusion_emitters"):
+    flags += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", flags)
 # JAX keeps what it compiled: tests build the same small models again and again, in several processes.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
