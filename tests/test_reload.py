@@ -33,8 +33,6 @@ if hasattr(keras.quantizers, "Int8QuantizationConfig"):
     # Older Keras quantizes activations too, which differ by whole steps from one backend to another.
     MODELS["int8"] = lambda: build(pooling="map", qk_norm=True)
 BACKENDS = ("tensorflow", "jax", "torch")
-# Tests that share the files run in one worker.
-pytestmark = pytest.mark.xdist_group("reload")
 
 # All that a user who gets the files has: the file, Keras and this package.
 READER = """

@@ -22,8 +22,6 @@ from tests.tiny import build
 if keras.backend.backend() != "tensorflow":
     # tests/export compares what the other backends export with their models.
     pytest.skip("the server runs the model on TensorFlow, whichever backend it comes from", allow_module_level=True)
-# Tests that share a server run in one worker.
-pytestmark = pytest.mark.xdist_group("serve")
 LABELS = ["ant", "bee", "cat", "dog", "emu"]
 
 

@@ -50,9 +50,6 @@ for images, answers in zip(sys.argv[2::2], sys.argv[3::2]):
     call.func()
 """
 
-# Tests that share an export run in one worker.
-pytestmark = pytest.mark.xdist_group("saved_model")
-
 
 @pytest.fixture(scope="module")
 def model():

@@ -14,8 +14,6 @@ from tests.export.server import Refused, Server
 from tests.tiny import build
 
 pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
-# Tests that share an export run in one worker.
-pytestmark = pytest.mark.xdist_group("signatures")
 
 
 @keras.saving.register_keras_serializable(package="tests")
