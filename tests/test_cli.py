@@ -87,6 +87,7 @@ def test_recipes_are_listed_and_shown(capsys):
     assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
 
 
+@pytest.mark.tried_on("jax")
 def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     for name, value in (("cat", 50), ("dog", 200)):
         (tmp_path / "images" / name).mkdir(parents=True)

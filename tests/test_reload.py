@@ -94,6 +94,7 @@ def test_importing_the_package_brings_in_no_framework_that_keras_does_not():
         assert "tensorflow" not in frameworks_of("keras_vit")
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_every_layer_of_the_package_is_in_one_of_the_models(folder):
     models = [keras.saving.load_model(folder / f"{name}.keras") for name in MODELS]
     used = {type(layer).__name__ for model in models for layer in model._flatten_layers()}

@@ -119,7 +119,14 @@ class Count(keras.metrics.Sum):
         super().update_state(keras.ops.ones_like(y_pred[:, 0]))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 3, "cache": True}, {"policy": "light1"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"num_parallel_calls": 3, "cache": True}, marks=pytest.mark.tried_on("tensorflow")),
+        {"policy": "light1"},
+    ],
+)
 def test_ten_broken_images_of_200_are_named_and_the_others_trained_on(tmp_path, caplog, options):
     broken = break_ten(write_classes(tmp_path, 200))
     data = from_directory(tmp_path, image_size=16, batch_size=16, **options)

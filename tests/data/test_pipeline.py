@@ -17,7 +17,15 @@ def make(folder, **options):
     return from_directory(folder, **{"image_size": 8, "batch_size": 8, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "deit"}, {"policy": "strong1", "cache": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"policy": "deit"}, marks=pytest.mark.tried_on("tensorflow")),
+        {"policy": "strong1", "cache": True},
+    ],
+    ids=str,
+)
 def test_the_same_seed_gives_the_same_batches(folder, options):
     first, again, threads, other = (
         batches(make(folder, **options, **more).take(6)) for more in ({}, {}, {"num_parallel_calls": 5}, {"seed": 1})
@@ -36,6 +44,7 @@ def test_epochs_differ_and_are_repeatable(folder):
 
 
 @pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.tried_on("tensorflow")
 def test_goes_on_where_a_run_stopped(folder, repeat):
     options = {"batch_size": 5, "repeat": repeat, "policy": "light1"}
     whole = make(folder, **options)
@@ -52,6 +61,7 @@ def test_evaluation_is_in_order_and_the_same_each_time(folder):
     assert np.concatenate([labels for _, labels in batches(data)]).tolist() == sorted(i % 4 for i in range(24))
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_shards_are_apart_and_complete(folder):
     options = {"training": False, "batch_size": 30}
     whole = batches(make(folder, **options))[0][0]
@@ -76,6 +86,7 @@ def test_repeated_augmentation(folder):
     assert len(labels) == data.num_images == 24
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_labels(folder):
     one_hot = next(iter(make(folder, labels="one_hot")))[1].numpy()
     assert one_hot.dtype == "float32" and set(one_hot.ravel()) == {0, 1} and (one_hot.sum(1) == 1).all()
@@ -83,6 +94,7 @@ def test_labels(folder):
     np.testing.assert_allclose(next(iter(make(folder, policy="deit")))[1].numpy().sum(1), 1, atol=1e-5)
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_shapes_are_static(folder):
     images, labels = make(folder, drop_remainder=True, policy="deit").element_spec
     assert (images.shape, images.dtype, labels.shape) == ((8, 8, 8, 3), tf.float32, (8, 4))

@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib", reason="the examples draw figures")
 FIGURES = ["distance.png", "filters.png", "positions.png", "report.html", "rollout.png"]
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_trains_on_digits_and_draws(tmp_path):
     output = scripts.run("inspect_model.py", "--epochs", 1, "--batch-size", 512, "--out", tmp_path / "run")
     digits = [f"digit_{label}.png" for label in range(4)]

@@ -11,6 +11,7 @@ tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and 
 SMALL = ("--epochs", "1", "--hidden-dim", "32", "--num-layers", "1", "--image-size", "16", "--batch-size", "256")
 
 
+@pytest.mark.tried_on("jax")
 def test_pretrains_on_digits_saves_and_draws(tmp_path):
     out = tmp_path / "run"
     output = scripts.run("pretrain.py", *SMALL, "--epochs", 2, "--method", "simmim", "--out", out, "--tensorboard")

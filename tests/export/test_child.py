@@ -60,6 +60,7 @@ one_backend = pytest.mark.skipif(keras.backend.backend() != "torch", reason="the
 
 
 @one_backend
+@pytest.mark.tried_on("jax")
 def test_layers_of_the_running_script_are_found_and_the_script_runs_once(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
@@ -108,6 +109,7 @@ def test_a_script_that_ends_its_process_is_said():
 
 
 @one_backend
+@pytest.mark.tried_on("jax")
 def test_a_file_can_define_the_layers(tmp_path):
     namespace = {"__name__": "not_importable"}
     exec(MODULE, namespace)

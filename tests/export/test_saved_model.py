@@ -264,6 +264,7 @@ export.saved_model(build(), sys.argv[1])
 """
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_a_killed_export_leaves_nothing_under_the_versions_name_and_the_next_one_nothing_else(model, tmp_path):
     path = tmp_path / "1"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment(), start_new_session=True)

@@ -80,6 +80,7 @@ def test_a_callback_can_stop_it(tmp_path):
     assert max(path.name for path in tmp_path.iterdir()) == "step_000000000012.npz"
 
 
+@pytest.mark.tried_on("jax")
 def test_killed_at_random_times():
     if not hasattr(os, "fork"):
         pytest.skip("the processes are forked")

@@ -50,6 +50,7 @@ class Kill(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
         {**TINY, "steps": 10, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
@@ -79,6 +80,7 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
         training.run(recipe, data.splits(folder, holdout=0.2), tmp_path / "run", **options)
 
 
+@pytest.mark.tried_on("torch")
 def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(images, tmp_path):
     changes = {**TINY, "steps": 3, "lora_rank": 2, "ema": 0.5, "dtype": "float32", "learning_rate": 0.1}
     recipe = training.recipe("lora_flowers17").replace({**changes, "label_smoothing": 0.1})
@@ -90,6 +92,7 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
     assert ran.results["test"]["loss"] < 0.66  # 0.69 before
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
