@@ -59,7 +59,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     targets, sources = keys[:, 0::2], keys[:, 1::2]
     similarity = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))
     target = ops.cast(ops.argmax(similarity, axis=-1), "int32")
-    # `ops.max` refuses what is empty, where there is a single patch or no image.
+    # And not by `ops.max`, which refuses a single patch on TensorFlow and, with `initial`, no images on PyTorch.
     is_target = ops.equal(target[:, :, None], ops.arange(ops.shape(targets)[1], dtype="int32"))
     best = ops.sum(ops.where(is_target, similarity, 0.0), axis=-1)
 
