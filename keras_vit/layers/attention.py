@@ -108,7 +108,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(
             hidden_dim,
-            kernel_initializer=initializers.xavier_uniform(width, hidden_dim),
+            kernel_initializer=initializers.GlorotUniform(),
             trainable=self.trainable,
             dtype=self.dtype_policy,
             name="out",

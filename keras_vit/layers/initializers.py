@@ -1,4 +1,7 @@
-"""Initial weights that NumPy draws: a seed gives the same ones on each backend, and none of them is slow at it."""
+"""Initial weights that NumPy draws: a seed gives the same ones on each backend, and JAX builds large models soon.
+
+Layers of this package start with these. An initializer of Keras that a user hands over draws as that backend does.
+"""
 
 import math
 import os
@@ -14,7 +17,7 @@ PIECE = 2**20
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomUniform(keras.initializers.RandomUniform):
-    """Keras' initializer of the same name and arguments, but for where the numbers come from."""
+    """Keras' RandomUniform, drawn by NumPy. `minval` and `maxval` are floats."""
 
     def __call__(self, shape, dtype=None):
         def fill(rng, out):
@@ -27,7 +30,7 @@ class RandomUniform(keras.initializers.RandomUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomNormal(keras.initializers.RandomNormal):
-    """Keras' initializer of the same name and arguments, but for where the numbers come from."""
+    """Keras' RandomNormal, drawn by NumPy. `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         def fill(rng, out):
@@ -40,7 +43,7 @@ class RandomNormal(keras.initializers.RandomNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TruncatedNormal(keras.initializers.TruncatedNormal):
-    """Keras' initializer of the same name and arguments, but for where the numbers come from."""
+    """Keras' TruncatedNormal, drawn by NumPy. `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         def fill(rng, out):
@@ -53,16 +56,29 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
         return draw(fill, shape, dtype, self.seed)
 
 
-def xavier_uniform(fan_in, fan_out):
-    """Xavier uniform. The fans are given, for a kernel may hide them: one fused over heads, or over q, k and v."""
-    limit = math.sqrt(6 / (fan_in + fan_out))
-    return RandomUniform(-limit, limit)
+@keras.saving.register_keras_serializable(package="keras_vit")
+class GlorotUniform(keras.initializers.GlorotUniform):
+    """Keras' GlorotUniform, drawn by NumPy: of a kernel whose last two axes are the channels in and out."""
+
+    def __call__(self, shape, dtype=None):
+        field = math.prod(shape[:-2])
+        return xavier_uniform(field * shape[-2], field * shape[-1], self.seed)(shape, dtype)
 
 
-def lecun_normal(fan_in):
-    """LeCun normal: of variance 1 / `fan_in` after it is truncated at two standard deviations."""
-    truncated_stddev = 0.87962566103423978
-    return TruncatedNormal(stddev=math.sqrt(1 / fan_in) / truncated_stddev)
+@keras.saving.register_keras_serializable(package="keras_vit")
+class LecunNormal(keras.initializers.LecunNormal):
+    """Keras' LecunNormal, drawn by NumPy: of a kernel whose last axis alone is not summed over."""
+
+    def __call__(self, shape, dtype=None):
+        truncated_stddev = 0.87962566103423978
+        stddev = math.sqrt(1 / max(1, math.prod(shape[:-1]))) / truncated_stddev
+        return TruncatedNormal(stddev=stddev, seed=self.seed)(shape, dtype)
+
+
+def xavier_uniform(fan_in, fan_out, seed=None):
+    """GlorotUniform for a kernel whose shape hides its fans: one fused over heads, or over q, k and v."""
+    limit = math.sqrt(6 / max(1, fan_in + fan_out))
+    return RandomUniform(-limit, limit, seed=seed)
 
 
 def draw(fill, shape, dtype, seed):
@@ -70,21 +86,43 @@ def draw(fill, shape, dtype, seed):
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
-    rngs = [np.random.Generator(np.random.SFC64(s)) for s in np.random.SeedSequence(seed).spawn(len(starts))]
-    # Fresh memory costs as much as the numbers do. JAX takes an array as it is; the others copy it, faster in pieces.
+    seeds = np.random.SeedSequence(entropy(seed)).spawn(len(starts))
+    # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; the others copy, faster in pieces.
     if len(starts) <= 1 or keras.backend.backend() == "jax":
-        values = np.empty(size, "float32")
-        fill_all(fill, rngs, [values[start : start + PIECE] for start in starts])
+        values = aligned(size)
+        fill_all(fill, seeds, [values[start : start + PIECE] for start in starts])
         return ops.convert_to_tensor(values.reshape(shape), dtype)
     pieces = [np.empty(min(PIECE, size - start), "float32") for start in starts]
-    fill_all(fill, rngs, pieces)
+    fill_all(fill, seeds, pieces)
     return ops.reshape(ops.concatenate([ops.convert_to_tensor(piece, dtype) for piece in pieces]), shape)
 
 
-def fill_all(fill, rngs, pieces):
+def entropy(seed):
+    """What NumPy takes as a seed: an int that is not negative, or several."""
+    if isinstance(seed, keras.random.SeedGenerator):
+        return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
+    return seed & 0xFFFFFFFF
+
+
+def aligned(size):
+    """Room for as many float32, from an address on that JAX on a CPU need not copy them from."""
+    room = np.empty(size + 16, "float32")
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + size]
+
+
+def fill_all(fill, seeds, pieces):
     """Calls `fill` for each piece, in threads where there are several: NumPy draws without holding the others up."""
-    if len(pieces) <= 1:
-        list(map(fill, rngs, pieces))
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(fill, rngs, pieces))
+
+    def fill_one(seed, piece):
+        fill(np.random.Generator(np.random.SFC64(seed)), piece)
+
+    if len(pieces) > 1:
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(fill_one, seeds, pieces))  # a list, so that an error of a thread is one here
+            return
+        except RuntimeError:
+            pass  # Python that ends starts no threads any more.
+    for seed, piece in zip(seeds, pieces, strict=True):
+        fill_one(seed, piece)

@@ -49,22 +49,22 @@ class MLP(CompositeLayer):
     def build(self, tokens_shape):
         hidden_shape = (*tokens_shape[:-1], self.mlp_dim)
         # The activation is part of the first, where TensorFlow makes one operation of it, the product and the bias.
-        self.dense_1 = self._dense(tokens_shape, self.mlp_dim, "dense_1", activation=self.activation)
-        self.dense_2 = self._dense(hidden_shape, tokens_shape[-1], "dense_2")
+        self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
+        self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
+        self.dense_1.build(tokens_shape)
+        self.dense_2.build(hidden_shape)
 
-    def _dense(self, inputs_shape, units, name, activation=None):
-        dense = Dense(
+    def _dense(self, units, name, activation=None):
+        return Dense(
             units,
             activation=activation,
-            kernel_initializer=initializers.xavier_uniform(inputs_shape[-1], units),
+            kernel_initializer=initializers.GlorotUniform(),
             bias_initializer=initializers.RandomNormal(stddev=1e-6),
             # A frozen layer that is loaded again tells its sublayers by this alone.
             trainable=self.trainable,
             dtype=self.dtype_policy,
             name=name,
         )
-        dense.build(inputs_shape)
-        return dense
 
     def call(self, tokens, training=None):
         x = self.dense_1(tokens)

@@ -1,5 +1,3 @@
-import math
-
 import keras
 from keras import ops
 
@@ -118,7 +116,7 @@ class PatchEmbedding(keras.layers.Layer):
         self.kernel = self.add_weight(
             name="kernel",
             shape=(*self.patch_size, channels, self.hidden_dim),
-            initializer=initializers.lecun_normal(math.prod(self.patch_size) * channels),
+            initializer=initializers.LecunNormal(),
         )
         self.bias = self.add_weight(name="bias", shape=(self.hidden_dim,), initializer="zeros")
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})

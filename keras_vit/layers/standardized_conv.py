@@ -1,7 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit.layers import arguments, initializers
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -21,7 +21,7 @@ class StandardizedConv2D(keras.layers.Layer):
             `strides` is above 1.
         epsilon: Float, what keeps the division from zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
-        kernel_initializer: Initializer of the kernel.
+        kernel_initializer: Initializer of the kernel. None: LeCun normal, which a seed draws alike on each backend.
 
     Call arguments:
         images: Images or feature maps, (batch, height, width, channels), channels last whatever
@@ -50,7 +50,7 @@ class StandardizedConv2D(keras.layers.Layer):
         padding="same",
         epsilon=1e-5,
         epsilon_added_to="std",
-        kernel_initializer="lecun_normal",
+        kernel_initializer=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -65,7 +65,9 @@ class StandardizedConv2D(keras.layers.Layer):
             )
         self.epsilon = arguments.positive_number("epsilon", epsilon)
         self.epsilon_added_to = arguments.one_of("epsilon_added_to", epsilon_added_to, ("std", "variance"))
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = keras.initializers.get(
+            initializers.LecunNormal() if kernel_initializer is None else kernel_initializer
+        )
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):

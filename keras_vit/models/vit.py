@@ -303,7 +303,7 @@ def ViT(
     else:
         x = keras.layers.Dense(
             arguments.positive_int("representation_size", representation_size),
-            kernel_initializer=initializers.lecun_normal(x.shape[-1]),
+            kernel_initializer=initializers.LecunNormal(),
             name="pre_logits",
         )(x)
         x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)

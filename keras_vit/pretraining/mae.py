@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_vit.layers import PositionEmbedding, TransformerBlock, arguments
 from keras_vit.pretraining import masking
-from keras_vit.pretraining.masked_image_model import MaskedImageModel, token_initializer
+from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -106,7 +106,7 @@ class MAE(MaskedImageModel):
         policy = {"dtype": self.dtype_policy}
         length = encoder.num_prefix_tokens + encoder.num_patches
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
-        self.decoder_embedding = keras.layers.Dense(width, name="decoder_embedding", **policy)
+        self.decoder_embedding = dense(width, name="decoder_embedding", **policy)
         self.decoder_embedding.build((None, None, encoder.hidden_dim))
         self.decoder_positions = PositionEmbedding(
             encoder.grid,
@@ -122,7 +122,7 @@ class MAE(MaskedImageModel):
         self.decoder_norm = keras.layers.LayerNormalization(epsilon=1e-6, name="decoder_norm", **policy)
         for layer in (self.decoder_positions, *self.decoder_blocks, self.decoder_norm):
             layer.build((None, length, width))
-        self.head = keras.layers.Dense(
+        self.head = dense(
             encoder.patch_size[0] * encoder.patch_size[1] * encoder.channels, dtype="float32", name="pixel_head"
         )
         self.head.build((None, length, width))

@@ -165,6 +165,11 @@ class MaskedImageModel(keras.Model):
         return cls(**{**config, "backbone": backbone})
 
 
+def dense(units, **options):
+    """A dense layer of a decoder, whose initial weights a seed draws alike on each backend."""
+    return keras.layers.Dense(units, kernel_initializer=initializers.GlorotUniform(), **options)
+
+
 def token_initializer():
     """Of a mask token, as in SimMIM's and MAE's official code."""
     return initializers.TruncatedNormal(stddev=0.02)

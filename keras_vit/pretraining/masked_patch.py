@@ -4,7 +4,7 @@ from keras import ops
 
 from keras_vit.layers import arguments
 from keras_vit.pretraining import masking
-from keras_vit.pretraining.masked_image_model import MaskedImageModel, token_initializer
+from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
 BITS = 3
 LEVELS = 2**BITS
@@ -72,7 +72,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
         hidden_dim = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = keras.layers.Dense(
+        self.head = dense(
             self.head_shape[0] * self.head_shape[1],
             dtype="float32",
             name="colour_head",

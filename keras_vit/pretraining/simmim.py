@@ -3,7 +3,7 @@ from keras import ops
 
 from keras_vit.layers import arguments
 from keras_vit.pretraining import masking
-from keras_vit.pretraining.masked_image_model import MaskedImageModel, token_initializer
+from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -59,7 +59,7 @@ class SimMIM(MaskedImageModel):
             )
         hidden_dim = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = keras.layers.Dense(
+        self.head = dense(
             patch_size[0] * patch_size[1] * self.encoder.channels,
             dtype="float32",
             name="pixel_head",
