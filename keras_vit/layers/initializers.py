@@ -87,11 +87,17 @@ def draw(fill, shape, dtype, seed):
     size = math.prod(shape)
     starts = range(0, size, PIECE)
     seeds = np.random.SeedSequence(entropy(seed)).spawn(len(starts))
-    # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; the others copy, faster in pieces.
-    if len(starts) <= 1 or keras.backend.backend() == "jax":
+    # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; so does PyTorch, where Keras alone
+    # would copy it; TensorFlow copies, and faster in pieces.
+    if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
         values = aligned(size)
         fill_all(fill, seeds, [values[start : start + PIECE] for start in starts])
-        return ops.convert_to_tensor(values.reshape(shape), dtype)
+        values = values.reshape(shape)
+        if keras.backend.backend() == "torch":
+            import torch
+
+            values = torch.from_numpy(values)
+        return ops.convert_to_tensor(values, dtype)
     pieces = [np.empty(min(PIECE, size - start), "float32") for start in starts]
     fill_all(fill, seeds, pieces)
     return ops.reshape(ops.concatenate([ops.convert_to_tensor(piece, dtype) for piece in pieces]), shape)
