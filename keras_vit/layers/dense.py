@@ -73,20 +73,57 @@ def _product(x, kernel, bias):
         and rows >= MIN_ROWS
         # A compiler chooses by itself, and an export is for other machines.
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and is_amd()
         and torch.backends.mkldnn.is_available()
     )
     if not by_convolution:
         return functional.linear(x, kernel.T, bias)
-    pixels = x.reshape(1, rows, 1, x.shape[-1]).permute(0, 3, 1, 2)
-    if torch.is_grad_enabled() and kernel.requires_grad:
-        # Its gradients are faster by more than the copy takes.
-        weight = kernel.T[:, :, None, None].contiguous(memory_format=torch.channels_last)
-        outputs = functional.conv2d(pixels, weight, bias)
-    else:
-        # The transposed convolution takes the kernel as it lies in memory: (inputs, outputs, height, width).
-        outputs = functional.conv_transpose2d(pixels, kernel[:, :, None, None], bias)
-    return outputs.permute(0, 2, 3, 1).reshape(*x.shape[:-1], kernel.shape[-1])
+    outputs = _convolution().apply(x.reshape(rows, x.shape[-1]), kernel, bias)
+    return outputs.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@functools.cache
+def _convolution():
+    """The product of float32 matrices, plus a bias, as an operation whose gradients are convolutions too.
+
+    Each kernel stays as it lies in memory. PyTorch's own gradients of a convolution would take longer.
+    """
+    import torch
+    from torch.nn import functional
+
+    def pixels(rows):
+        return rows[None, :, None].permute(0, 3, 1, 2)
+
+    def rows(pixels):
+        return pixels.permute(0, 2, 3, 1)[0, :, 0]
+
+    def product(x, kernel, bias=None):
+        return rows(functional.conv_transpose2d(pixels(x), kernel[:, :, None, None], bias))
+
+    class Convolution(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, kernel, bias):
+            return product(x, kernel, bias)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:2])
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, kernel = ctx.saved_tensors
+            gradient = gradient.to(x.dtype)  # which an autocast around the forward pass has changed
+            of_x, of_kernel, of_bias = ctx.needs_input_grad
+            return (
+                rows(functional.conv2d(pixels(gradient), kernel[:, :, None, None])) if of_x else None,
+                product(x.T.contiguous(), gradient) if of_kernel else None,
+                gradient.sum(0) if of_bias else None,
+            )
+
+    return Convolution
 
 
 @functools.cache

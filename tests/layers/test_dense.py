@@ -80,6 +80,24 @@ def test_gradients_are_those_of_the_product(by_convolution):
     np.testing.assert_allclose(model.get_weights()[1], bias - error.sum((0, 1)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_go_through_to_the_layer_before(by_convolution, frozen):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 3)).astype("float32")
+    first, second = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(6, 3)).astype("float32")
+    model = keras.Sequential([keras.Input((5, 8)), Dense(6, use_bias=False), Dense(3, use_bias=False)])
+    model.set_weights([first, second])
+    model.layers[1].trainable = not frozen
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.train_on_batch(x, y)
+    error = 2 * (x @ first @ second - y) / y.size
+    of_first = np.einsum("btk,btn->kn", x, error @ second.T)
+    of_second = np.einsum("btk,btn->kn", x @ first, error)
+    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[0].kernel), first - of_first, rtol=1e-4, atol=1e-5)
+    expected = second if frozen else second - of_second
+    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].kernel), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_lora_acts_and_trains(by_convolution):
     layer = Dense(6)
     layer.build((None, 5, 8))
