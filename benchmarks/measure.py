@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import platform
 import statistics
 import time
 
@@ -202,6 +203,16 @@ def memory():
     lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return tuple(int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
+
+
+def processor():
+    """The processor's name, family and model, for products run at other rates on others of the same name."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    told = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    return ", ".join(f"{key} {told[key]}" for key in ("model name", "cpu family", "model") if key in told)
 
 
 def read_rows(path):

@@ -34,7 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from children import gemm_of, make_data, side_of, tokens_of
-from measure import MatrixProducts, add_rows, compare, medians, spread, take_turns
+from measure import MatrixProducts, add_rows, compare, medians, processor, spread, take_turns
 from peers import OURS, PEERS, make, why_not
 from sides import Case, Entrant
 
@@ -267,6 +267,7 @@ def describe_run(args, case):
         "cpu_count": os.cpu_count(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "machine": platform.machine(),
+        "processor": processor(),
         "python": platform.python_version(),
         "versions": versions,
     }
