@@ -15,8 +15,8 @@ class Dense(keras.layers.Dense):
     - TensorFlow and JAX: of a matrix with a row for each token. There TensorFlow makes one operation of the product,
       the bias and a GELU, and JAX sums the gradient of the bias faster.
     - PyTorch: product and bias are one operation, which saves a pass over the outputs. On an AMD processor that is a
-      convolution with a 1 x 1 kernel in float32: PyTorch takes matrix products from MKL, which runs them at half speed
-      there, and convolutions from oneDNN, which does not.
+      convolution with a 1 x 1 kernel in float32: PyTorch takes matrix products from MKL, which runs them slower there,
+      by up to a half, and convolutions from oneDNN.
 
     In bfloat16 on TensorFlow without a GPU `jit_compile="auto"` does not compile: XLA has no fast products in it there.
 
