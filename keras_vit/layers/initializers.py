@@ -20,12 +20,7 @@ class RandomUniform(keras.initializers.RandomUniform):
     """Keras' RandomUniform, drawn by NumPy. `minval` and `maxval` are floats."""
 
     def __call__(self, shape, dtype=None):
-        def fill(rng, out):
-            rng.random(out=out, dtype="float32")
-            out *= self.maxval - self.minval
-            out += self.minval
-
-        return draw(fill, shape, dtype, self.seed)
+        return draw(fill_uniform, self.maxval - self.minval, self.minval, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -33,12 +28,7 @@ class RandomNormal(keras.initializers.RandomNormal):
     """Keras' RandomNormal, drawn by NumPy. `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
-        def fill(rng, out):
-            rng.standard_normal(out=out, dtype="float32")
-            out *= self.stddev
-            out += self.mean
-
-        return draw(fill, shape, dtype, self.seed)
+        return draw(fill_normal, self.stddev, self.mean, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -46,14 +36,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
     """Keras' TruncatedNormal, drawn by NumPy. `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
-        def fill(rng, out):
-            rng.standard_normal(out=out, dtype="float32")
-            while (far := np.abs(out) > 2).any():
-                out[far] = rng.standard_normal(np.count_nonzero(far), dtype="float32")
-            out *= self.stddev
-            out += self.mean
-
-        return draw(fill, shape, dtype, self.seed)
+        return draw(fill_truncated_normal, self.stddev, self.mean, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -81,17 +64,40 @@ def xavier_uniform(fan_in, fan_out, seed=None):
     return RandomUniform(-limit, limit, seed=seed)
 
 
-def draw(fill, shape, dtype, seed):
-    """Has `fill(rng, out)` fill the pieces of a tensor of `shape`, several at the same time."""
+def fill_uniform(rng, out):
+    """Between 0 and 1."""
+    rng.random(out=out, dtype="float32")
+
+
+def fill_normal(rng, out):
+    """Of mean 0 and standard deviation 1."""
+    rng.standard_normal(out=out, dtype="float32")
+
+
+def fill_truncated_normal(rng, out):
+    """Of a normal distribution what lies within two standard deviations, drawn again until it does."""
+    fill_normal(rng, out)
+    while (far := np.abs(out) > 2).any():
+        out[far] = rng.standard_normal(np.count_nonzero(far), dtype="float32")
+
+
+def draw(fill, scale, shift, shape, dtype, seed):
+    """A tensor of what `fill(rng, out)` draws, times `scale`, plus `shift`; several pieces at the same time."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
     seeds = np.random.SeedSequence(entropy(seed)).spawn(len(starts))
+
+    def fill_one(seed, piece):
+        fill(np.random.Generator(np.random.SFC64(seed)), piece)
+        piece *= scale
+        piece += shift
+
     # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; so does PyTorch, where Keras alone
     # would copy it; TensorFlow copies, and faster in pieces.
     if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
         values = aligned(size)
-        fill_all(fill, seeds, [values[start : start + PIECE] for start in starts])
+        fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
         values = values.reshape(shape)
         if keras.backend.backend() == "torch":
             import torch
@@ -99,7 +105,7 @@ def draw(fill, shape, dtype, seed):
             values = torch.from_numpy(values)
         return ops.convert_to_tensor(values, dtype)
     pieces = [np.empty(min(PIECE, size - start), "float32") for start in starts]
-    fill_all(fill, seeds, pieces)
+    fill_all(fill_one, seeds, pieces)
     return ops.reshape(ops.concatenate([ops.convert_to_tensor(piece, dtype) for piece in pieces]), shape)
 
 
@@ -117,12 +123,8 @@ def aligned(size):
     return room[start : start + size]
 
 
-def fill_all(fill, seeds, pieces):
-    """Calls `fill` for each piece, in threads where there are several: NumPy draws without holding the others up."""
-
-    def fill_one(seed, piece):
-        fill(np.random.Generator(np.random.SFC64(seed)), piece)
-
+def fill_all(fill_one, seeds, pieces):
+    """Calls `fill_one(seed, piece)` for each, in threads where there are several: NumPy does not hold them up."""
     if len(pieces) > 1:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
