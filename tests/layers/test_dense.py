@@ -9,8 +9,8 @@ from keras_vit.layers import Dense, dense
 @pytest.fixture(params=[False, True], ids=["linear", "convolution"])
 def by_convolution(request, monkeypatch):
     """As on a processor of each make; on TensorFlow and JAX that is the same."""
-    monkeypatch.setattr(dense, "is_amd", lambda: request.param)
-    monkeypatch.setattr(dense, "MIN_ROWS", 1)
+    monkeypatch.setattr(dense, "processor", lambda: "AuthenticAMD avx512_bf16" if request.param else "GenuineIntel")
+    monkeypatch.setattr(dense, "MIN_ROWS", {"float32": 1, "bfloat16": 1})
     return request.param
 
 
