@@ -46,9 +46,9 @@ class MultiHeadSelfAttention(CompositeLayer):
         return_keys: Bool, whether to return the mean of the heads' keys too.
 
     Returns:
-        (batch, num_tokens, hidden_dim); with `return_attention_scores=True` also the weights, (batch, num_heads,
-        num_tokens (queries), num_tokens (keys)), whose rows sum to 1; with `return_keys=True` also the keys, (batch,
-        num_tokens, head_dim).
+        (batch, num_tokens, hidden_dim); with `return_attention_scores=True` also the
+        weights, (batch, num_heads, num_tokens (queries), num_tokens (keys)), whose rows sum to 1; with `return_keys=True` also the
+        keys, (batch, num_tokens, head_dim).
 
     Raises:
         ValueError: If an argument is out of its range, or there are more heads than channels.
@@ -131,40 +131,54 @@ class MultiHeadSelfAttention(CompositeLayer):
                 initializer=initializers.RandomNormal(stddev=0.02),
             )
 
-    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False):
-        query, key, value = self.project(tokens)
-        bias = None if self.max_relative_distance is None else self._relative_bias(query)
+    def call(
+        self,
+        tokens,
+        sizes=None,
+        training=None,
+        return_attention_scores=False,
+        return_keys=False,
+    ):
+        dropout = training and self.dropout_rate > 0
+        fused = has_fused_kernel() and not return_attention_scores and not dropout
+        query, key, value = self.project(tokens, heads_first=not fused)
+        bias = None
+        if self.max_relative_distance is not None:
+            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query)
         if sizes is not None:
             of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = of_sizes if bias is None else bias + of_sizes
-        dropout = training and self.dropout_rate > 0
-        if return_attention_scores or dropout or not has_fused_kernel():
-            x, scores = self._attend(query, key, value, bias, training)
-        else:
+        if fused:
             x, scores = self._attend_fused(query, key, value, bias), None
-        length = ops.shape(tokens)[1]
-        x = self.out(ops.reshape(x, (-1, length, self.num_heads * self.key_dim)))
+        else:
+            x, scores = self._attend(query, key, value, bias, training)
+        x = self.out(ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim)))
         if not return_attention_scores and not return_keys:
             return x
-        return (x, *((scores,) if return_attention_scores else ()), *((ops.mean(key, axis=2),) if return_keys else ()))
+        keys = (ops.mean(key, axis=2 if fused else 1),) if return_keys else ()
+        return (x, *((scores,) if return_attention_scores else ()), *keys)
 
-    def project(self, tokens):
-        """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
+    def project(self, tokens, heads_first=False):
+        """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim), or the heads before the tokens."""
         length = ops.shape(tokens)[1]
         # One reshape and views of it: on PyTorch the gradient of a split copies more.
         qkv = ops.reshape(self.qkv(tokens), (-1, length, 3, self.num_heads, self.key_dim))
-        query, key, value = ops.unstack(qkv, 3, axis=2)
+        if heads_first:
+            # One transposition for the three, of which TensorFlow's parts are views then.
+            query, key, value = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
+        else:
+            query, key, value = ops.unstack(qkv, 3, axis=2)
         if self.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
     def _relative_bias(self, query):
         """The query's scaled product with the embedding of each key's offset, (batch, num_heads, queries, keys)."""
-        positions = ops.arange(ops.shape(query)[1], dtype="int32")
+        positions = ops.arange(ops.shape(query)[2], dtype="int32")
         limit = self.max_relative_distance
         offsets = ops.clip(positions[:, None] - positions[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
-        return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
+        return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
     def _attend_fused(self, query, key, value, bias):
         length = ops.shape(query)[1]
@@ -182,18 +196,24 @@ class MultiHeadSelfAttention(CompositeLayer):
         return ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
 
     def _attend(self, query, key, value, bias, training):
-        query = ops.transpose(query / math.sqrt(self.key_dim), (0, 2, 1, 3))
-        scores = ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
+        scores = ops.matmul(query / math.sqrt(self.key_dim), ops.transpose(key, (0, 1, 3, 2)))
         if bias is not None:
             scores = scores + bias
         scores = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), self.compute_dtype)
-        x = ops.matmul(self.dropout(scores, training=training), ops.transpose(value, (0, 2, 1, 3)))
+        x = ops.matmul(self.dropout(scores, training=training), value)
         return ops.transpose(x, (0, 2, 1, 3)), scores
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape
 
-    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False):
+    def compute_output_spec(
+        self,
+        tokens,
+        sizes=None,
+        training=None,
+        return_attention_scores=False,
+        return_keys=False,
+    ):
         batch, length, hidden_dim = tokens.shape
         shapes = [tokens.shape]
         if return_attention_scores:
