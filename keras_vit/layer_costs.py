@@ -184,6 +184,7 @@ def _mlp(layer, inputs, output):
 
 def _self_attention(layer, inputs, output):
     tokens, hidden_dim = inputs[0]
+    queries = output[0]
     head_dim = layer.head_dim or hidden_dim // layer.num_heads
     width = layer.num_heads * head_dim
     parts = [Part("qkv", 3 * tokens * hidden_dim * width, 3 * tokens * width)]
@@ -193,9 +194,9 @@ def _self_attention(layer, inputs, output):
         parts.append(Part("relative positions", tokens**2 * width, layer.num_heads * tokens**2))
     return [
         *parts,
-        Part("query x key", tokens**2 * width, layer.num_heads * tokens**2),
-        Part("weights x value", tokens**2 * width, tokens * width),
-        Part("out", tokens * width * hidden_dim, tokens * hidden_dim),
+        Part("query x key", queries * tokens * width, layer.num_heads * queries * tokens),
+        Part("weights x value", queries * tokens * width, queries * width),
+        Part("out", queries * width * hidden_dim, queries * hidden_dim),
     ]
 
 
@@ -236,7 +237,10 @@ def _transformer_block(layer, inputs, output):
     def scale(size):
         return [] if layer.layer_scale_1 is None else [Part("layer_scale", 0, size)]
 
-    before, size = math.prod(inputs[0]), math.prod(output)
+    size = math.prod(output)
+    # Tokens that merge do so behind the attention; those that the block does not give back are no queries.
+    attended = inputs[0] if layer.num_outputs is None else output
+    before = math.prod(attended)
     merging = []
     if layer.token_merging:
         (tokens, hidden_dim), num_left = inputs[0], output[0]
@@ -247,8 +251,8 @@ def _transformer_block(layer, inputs, output):
             Part("merge", num_left * tokens * hidden_dim, num_left * tokens + size),
         ]
     return [
-        Part("norm_1", 0, before),
-        *_inside("attention", _self_attention(layer.attention, inputs, output)),
+        Part("norm_1", 0, math.prod(inputs[0])),
+        *_inside("attention", _self_attention(layer.attention, inputs, attended)),
         *scale(before),
         Part("residual", 0, before),
         *merging,

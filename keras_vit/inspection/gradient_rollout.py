@@ -167,7 +167,7 @@ def _through_block(layer, x, gradient):
     # The joined heads A V, which the output projection takes, tell the gradient of A without a matrix of its size.
     def outputs(delta_x, delta_heads):
         project = original(attention.out)
-        with replaced_calls({attention.out: lambda heads, **kwargs: project(heads + delta_heads)}):
+        with replaced_calls({attention.out: lambda heads, **kwargs: project(heads + delta_heads[:, : heads.shape[1]])}):
             y = original(layer)(x + delta_x, training=False)
         return _sum(y * gradient)
 

@@ -44,10 +44,11 @@ class MultiHeadSelfAttention(CompositeLayer):
         training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the mean of the heads' keys too.
+        num_queries: Int or None, how many leading tokens to compute; all of them attend to all tokens. None for all.
 
     Returns:
-        (batch, num_tokens, hidden_dim); with `return_attention_scores=True` also the
-        weights, (batch, num_heads, num_tokens (queries), num_tokens (keys)), whose rows sum to 1; with `return_keys=True` also the
+        (batch, num_queries, hidden_dim), of all tokens by default; with `return_attention_scores=True` also the
+        weights, (batch, num_heads, num_queries, num_tokens), whose rows sum to 1; with `return_keys=True` also the
         keys, (batch, num_tokens, head_dim).
 
     Raises:
@@ -138,9 +139,10 @@ class MultiHeadSelfAttention(CompositeLayer):
         training=None,
         return_attention_scores=False,
         return_keys=False,
+        num_queries=None,
     ):
         dropout = training and self.dropout_rate > 0
-        fused = has_fused_kernel() and not return_attention_scores and not dropout
+        fused = has_fused_kernel() and not return_attention_scores and not dropout and num_queries is None
         query, key, value = self.project(tokens, heads_first=not fused)
         bias = None
         if self.max_relative_distance is not None:
@@ -148,6 +150,9 @@ class MultiHeadSelfAttention(CompositeLayer):
         if sizes is not None:
             of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = of_sizes if bias is None else bias + of_sizes
+        if num_queries is not None:
+            query = query[:, :, :num_queries]
+            bias = bias if bias is None else bias[:, :, :num_queries]
         if fused:
             x, scores = self._attend_fused(query, key, value, bias), None
         else:
@@ -213,11 +218,13 @@ class MultiHeadSelfAttention(CompositeLayer):
         training=None,
         return_attention_scores=False,
         return_keys=False,
+        num_queries=None,
     ):
         batch, length, hidden_dim = tokens.shape
-        shapes = [tokens.shape]
+        num_queries = length if num_queries is None else num_queries
+        shapes = [(batch, num_queries, hidden_dim)]
         if return_attention_scores:
-            shapes.append((batch, self.num_heads, length, length))
+            shapes.append((batch, self.num_heads, num_queries, length))
         if return_keys:
             shapes.append((batch, length, self.head_dim or hidden_dim // self.num_heads))
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)

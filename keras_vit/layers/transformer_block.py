@@ -30,6 +30,8 @@ class TransformerBlock(CompositeLayer):
         token_merging: Int, how many patches join the one most like them between attention and MLP, at most half of
             them.
         num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Of use with `token_merging`.
+        num_outputs: Int or None, how many leading tokens the block gives back, None for all. It computes no others,
+            which attend to all tokens as ever; it cannot merge tokens then.
         remat: Bool, whether training keeps the block's input alone and computes the rest again for the gradient.
         seed: Int or None, the random seed of all dropout.
 
@@ -41,9 +43,9 @@ class TransformerBlock(CompositeLayer):
         return_attention_scores: Bool, whether to return the attention weights too.
 
     Returns:
-        (batch, num_tokens, hidden_dim), where tokens merge shorter by as many, and followed by the new sizes, (batch,
-        num_tokens), int32; with `return_attention_scores=True` also the weights, (batch, num_heads, num_tokens,
-        num_tokens), of the tokens that came in.
+        (batch, num_tokens, hidden_dim), or `num_outputs` of them; where tokens merge shorter by as many, and followed
+        by the new sizes, (batch, num_tokens), int32; with `return_attention_scores=True` also the weights, (batch,
+        num_heads, num_tokens, num_tokens), of the tokens that came in.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -71,6 +73,7 @@ class TransformerBlock(CompositeLayer):
         max_relative_distance=None,
         token_merging=0,
         num_prefix_tokens=0,
+        num_outputs=None,
         remat=False,
         seed=None,
         **kwargs,
@@ -78,6 +81,12 @@ class TransformerBlock(CompositeLayer):
         super().__init__(**kwargs)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        self.num_outputs = None if num_outputs is None else arguments.positive_int("num_outputs", num_outputs)
+        if self.num_outputs and self.token_merging:
+            raise ValueError(
+                "Expected token_merging=0 with num_outputs, of whose tokens none merge. "
+                f"Received: {token_merging=}, {num_outputs=}"
+            )
         self.remat = bool(remat)
         if layer_scale_init is not None:
             layer_scale_init = arguments.number("layer_scale_init", layer_scale_init)
@@ -154,8 +163,12 @@ class TransformerBlock(CompositeLayer):
             training=training,
             return_attention_scores=return_attention_scores,
             return_keys=self.token_merging > 0,
+            # Whoever asks for the scores is given those of all tokens.
+            num_queries=None if return_attention_scores else self.num_outputs,
         )
         x, *more = x if isinstance(x, tuple) else (x,)
+        if self.num_outputs:
+            x, tokens = x[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
             x = self.dropout(x, training=training)
         tokens = tokens + self._branch(x, self.layer_scale_1, self.drop_path_1, training)
@@ -178,6 +191,9 @@ class TransformerBlock(CompositeLayer):
         return drop_path(x, training=training) if drop_path.rate else x
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
+        if self.num_outputs:
+            batch, length, hidden_dim = tokens_shape
+            return batch, self.num_outputs if length is None else min(self.num_outputs, length), hidden_dim
         if not self.token_merging:
             return tokens_shape
         batch, length, hidden_dim = tokens_shape
@@ -186,12 +202,13 @@ class TransformerBlock(CompositeLayer):
         return (batch, length, hidden_dim), (batch, length)
 
     def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
-        spec = self.attention.compute_output_spec(tokens, return_attention_scores=return_attention_scores)
-        if not self.token_merging:
-            return spec
-        shape, sizes_shape = self.compute_output_shape(tokens.shape)
-        outputs = keras.KerasTensor(shape, dtype=self.compute_dtype), keras.KerasTensor(sizes_shape, dtype="int32")
-        return (*outputs, spec[1]) if return_attention_scores else outputs
+        shapes = self.compute_output_shape(tokens.shape)
+        shape, *sizes_shape = shapes if self.token_merging else (shapes,)
+        outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
+        outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
+        if return_attention_scores:
+            outputs.append(self.attention.compute_output_spec(tokens, return_attention_scores=True)[1])
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         attention = self.attention
@@ -210,6 +227,7 @@ class TransformerBlock(CompositeLayer):
             "max_relative_distance": attention.max_relative_distance,
             "token_merging": self.token_merging,
             "num_prefix_tokens": self.num_prefix_tokens,
+            "num_outputs": self.num_outputs,
             "remat": self.remat,
             "seed": self.seed,
         }

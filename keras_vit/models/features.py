@@ -20,7 +20,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
 
     Raises:
         ValueError: If the model has no such block, `format` is neither of the two, or maps are asked of a model with
-            patch dropout or token merging.
+            patch dropout or token merging, or of a block that skips patches.
 
     Example:
 
@@ -53,6 +53,11 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
             raise ValueError(
                 'Expected a model without patch dropout for format="map", since patches left out have no place '
                 f"in one. Received: model {model.name!r}; build it with patch_dropout_rate=0."
+            )
+        if any(found[i].num_outputs is not None for i in blocks):
+            raise ValueError(
+                'Expected blocks that give every patch for format="map". Received: the last block of model '
+                f"{model.name!r}; build it with skip_unused_tokens=False, into which its weights load."
             )
         patch_embedding = model.get_layer("patch_embedding")
         num_prefix_tokens = sum(layer.num_tokens for layer in model.layers if isinstance(layer, PrefixTokens))

@@ -18,8 +18,8 @@ class Encoder:
         backbone: A ViT of this package's builders for images of a fixed size.
 
     Raises:
-        ValueError: If the backbone is no such ViT, takes images of any size, or drops or merges patches by itself,
-            or its preprocessing is folded.
+        ValueError: If the backbone is no such ViT, takes images of any size, or drops, merges or skips patches by
+            itself, or its preprocessing is folded.
     """
 
     def __init__(self, backbone):
@@ -48,6 +48,11 @@ class Encoder:
             raise ValueError(
                 f"Expected a `backbone` with token_merging=0. Received: model {backbone.name!r}, which would have no "
                 "token for each patch that is to be predicted. Its weights load into one that merges."
+            )
+        if layers[blocks[-1]].num_outputs is not None:
+            raise ValueError(
+                f"Expected a `backbone` with skip_unused_tokens=False. Received: model {backbone.name!r}, whose last "
+                "block leaves out the patches that are to be predicted. Its weights load into one that does not."
             )
         self.normalization = normalization_of(backbone)
         if self.normalization.folded:

@@ -55,6 +55,20 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
     )
 
 
+@pytest.mark.parametrize("num_outputs", [1, 3, 5, 9])
+def test_tokens_that_are_not_given_back_are_attended_to(num_outputs):
+    options = {"layer_scale_init": 0.5, "qk_norm": True, "max_relative_distance": 3}
+    block, full = build(**options, num_outputs=num_outputs), build(**options)
+    full.set_weights(block.get_weights())
+    expected = ops.convert_to_numpy(full(TOKENS))[:, :num_outputs]
+    assert block.compute_output_shape(TOKENS.shape) == expected.shape
+    np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), expected, rtol=1e-5, atol=1e-5)
+    y, scores = block(TOKENS, return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(y), expected, rtol=1e-5, atol=1e-5)
+    _, full_scores = full(TOKENS, return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(scores), ops.convert_to_numpy(full_scores), atol=1e-6)
+
+
 @pytest.mark.parametrize("layer_scale_init, epsilon", [(None, 1e-6), (0.5, 0.1)])
 def test_definition(layer_scale_init, epsilon):
     """The residual stream, equations 2 and 3, around an attention and an MLP that have tests of their own."""
@@ -127,6 +141,8 @@ def test_no_dropout_outside_training():
         ({"drop_path_rate": 1.5}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1.5"),
         ({"layer_scale_init": "small"}, "`layer_scale_init`. Expected a finite number. Received: 'small'"),
         ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
+        ({"num_outputs": 0}, "`num_outputs`. Expected an integer of at least 1. Received: 0"),
+        ({"num_outputs": 1, "token_merging": 2}, "Expected token_merging=0 with num_outputs"),
         ({"max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1. Received: 0"),
     ],
 )

@@ -46,6 +46,10 @@ def test_bad_arguments_are_named():
         keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
     with pytest.raises(ValueError, match="token_merging=0"):
         keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
+    skipping = build(skip_unused_tokens=True)
+    assert keras_vit.features(skipping, blocks=(0,), format="map").output_shape == (None, 4, 4, 12)
+    with pytest.raises(ValueError, match="skip_unused_tokens=False"):
+        keras_vit.features(skipping, blocks=(0, -1), format="map")
 
 
 def test_features_of_merging_blocks_are_their_tokens():
