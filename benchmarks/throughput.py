@@ -176,11 +176,11 @@ def measure_rates(args, case, dtype, task, batches, entrants):
 
 
 def make_rows(task, case, dtype, batch, unit, samples, entrants, more):
-    """One row for ours beside the peers, and one for ours with each of the options beside ours without."""
+    """A row for ours beside the peers, and one for ours with each of the options beside ours without and the peers."""
     first = next(iter(samples.values()))
     with_options = [label for label in first if entrants[label].options]
     peers = [label for label in first if label not in with_options]
-    subjects = {label: [peers[0], label] for label in with_options}
+    subjects = {label: [*peers, label] for label in with_options}
     if len(peers) > 1 or not with_options:
         subjects[peers[0]] = peers
     rows = []

@@ -158,6 +158,24 @@ def test_sizes_count_tokens_as_often(monkeypatch, fused, length):
     assert [o.shape for o in outputs] == [(None, 5, 8), (None, 2, 5, 5), (None, 5, 4)]
 
 
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("length", [7, 390, 1000])
+def test_bfloat16_sums_its_softmax_in_float32(length, scores):
+    """Sums of ones in bfloat16 itself would stop at 256."""
+    layer = MultiHeadSelfAttention(1, dtype="mixed_bfloat16")
+    layer.build((None, length, 4))
+    kernel, bias, out, out_bias = layer.get_weights()
+    # Keys and queries of zero, so that each token attends to all alike; values and output are what came in.
+    kernel[:, :8], kernel[:, 8:], out[:] = 0, np.eye(4), np.eye(4)
+    layer.set_weights([kernel, bias, out, out_bias])
+    x = np.ones((2, length, 4), "float32")
+    y = layer(x, return_attention_scores=scores)
+    y, *weights = y if scores else (y,)
+    np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(y, "float32")), x, rtol=2**-8)
+    for each in weights:
+        np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(each, "float32")), 1 / length, rtol=2**-8)
+
+
 def test_heads_that_do_not_divide_the_width():
     layer = MultiHeadSelfAttention(6)
     layer.build((None, 65, 512))
