@@ -58,7 +58,7 @@ def litert(
     """
     parity.require(("tensorflow", "tensorflow"), ("ai_edge_litert", "ai-edge-litert"))
     if tolerance is None:
-        tolerance = 5e-3 if precision == "float16" else 1e-4
+        tolerance = 5e-3 if precision == "float16" else None
     return parity.write_checked(
         model,
         path,

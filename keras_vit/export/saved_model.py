@@ -305,25 +305,9 @@ def _answers(model, images, step):
 
 def _check(difference, answers, model):
     """Raises if a SavedModel's answers are not the model's."""
-    dtypes = set(_compute_dtypes(model))
-    # A correct B/16 in bfloat16 was 1.2e-2 from PyTorch's; on GPUs float32 has fewer bits than on the CPU.
-    if "bfloat16" in dtypes:
-        tolerance = 5e-2
-    elif dtypes <= {"float32", "float64"} and parity.on_cpu(model):
-        tolerance = 1e-4
-    else:
-        tolerance = 1e-2
-    allowed = tolerance * max(1.0, *(float(np.abs(answer).max()) for answer in answers.values()))
+    allowed = parity.default_tolerance(model) * max(1.0, *(float(np.abs(answer).max()) for answer in answers.values()))
     if not difference <= allowed:
         raise parity.ParityError(
             f"Expected the SavedModel to answer as model {model.name!r} does, to {allowed:.1e}. Received: outputs "
             f"{difference:.3g} apart. Nothing was written."
         )
-
-
-def _compute_dtypes(model):
-    """The types that a model's layers compute in, and those of models within it."""
-    for layer in model.layers:
-        yield layer.compute_dtype
-        if isinstance(layer, keras.Model):
-            yield from _compute_dtypes(layer)
