@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_vit.layers import arguments, initializers
 from keras_vit.layers.composite import CompositeLayer
-from keras_vit.layers.dense import Dense, has_gpu
+from keras_vit.layers.dense import Dense, has_gpu, is_computed_on_cpu
 
 
 def has_fused_kernel():
@@ -18,13 +18,12 @@ def has_fused_kernel():
 
 
 def steps_are_faster(tokens):
-    """Whether products and softmax one by one take less time on these tokens than the fused kernel that there is.
+    """Whether products and softmax one by one take less time at inference than the fused kernel that there is.
 
     They do on PyTorch's CPU in bfloat16: at 197 tokens by a quarter; at 577 no more, where they would take memory.
     """
-    if keras.backend.backend() != "torch" or tokens.device.type != "cpu":
-        return False
-    return keras.backend.standardize_dtype(tokens.dtype) == "bfloat16" and tokens.shape[1] <= 400
+    is_bfloat16 = keras.backend.standardize_dtype(tokens.dtype) == "bfloat16"
+    return is_bfloat16 and is_computed_on_cpu(tokens) and tokens.shape[1] <= 400
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -33,7 +32,8 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
     The softmax is in float32 under mixed precision. Where the backend has a fused kernel it does the work, unless the
-    attention scores are asked for or dropout acts on them: then the same function is computed step by step.
+    attention scores are asked for, dropout acts on them, `num_queries` is given or the steps one by one are faster,
+    as at inference in bfloat16 on a CPU with PyTorch: then the same function is computed step by step.
 
     Args:
         num_heads: Int, the number of heads.
@@ -54,7 +54,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the mean of the heads' keys too.
-        num_queries: Int or None, how many leading tokens to compute; all of them attend to all tokens. None for all.
+        num_queries: Int or None, how many leading tokens to compute, each of which attends to all tokens. None for all.
 
     Returns:
         (batch, num_queries, hidden_dim), of all tokens by default; with `return_attention_scores=True` also the
@@ -62,7 +62,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         keys, (batch, num_tokens, head_dim).
 
     Raises:
-        ValueError: If an argument is out of its range, or there are more heads than channels.
+        ValueError: If an argument is out of its range or there are more heads than channels.
 
     Example:
 
@@ -152,18 +152,19 @@ class MultiHeadSelfAttention(CompositeLayer):
         num_queries=None,
     ):
         dropout = training and self.dropout_rate > 0
+        if num_queries is not None:
+            arguments.positive_int("num_queries", num_queries)
         by_steps = return_attention_scores or dropout or num_queries is not None
         fused = has_fused_kernel() and not by_steps and (training or not steps_are_faster(tokens))
         query, key, value = self.project(tokens, heads_first=not fused)
         bias = None
+        if num_queries is not None:
+            query = query[:, :, :num_queries]
         if self.max_relative_distance is not None:
-            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query)
+            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query, ops.shape(tokens)[1])
         if sizes is not None:
             of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = of_sizes if bias is None else bias + of_sizes
-        if num_queries is not None:
-            query = query[:, :, :num_queries]
-            bias = bias if bias is None else bias[:, :, :num_queries]
         if fused:
             x, scores = self._attend_fused(query, key, value, bias), None
         else:
@@ -188,11 +189,11 @@ class MultiHeadSelfAttention(CompositeLayer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _relative_bias(self, query):
+    def _relative_bias(self, query, num_keys):
         """The query's scaled product with the embedding of each key's offset, (batch, num_heads, queries, keys)."""
-        positions = ops.arange(ops.shape(query)[2], dtype="int32")
+        queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[2], num_keys))
         limit = self.max_relative_distance
-        offsets = ops.clip(positions[:, None] - positions[None, :], -limit, limit) + limit
+        offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
@@ -235,7 +236,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         num_queries=None,
     ):
         batch, length, hidden_dim = tokens.shape
-        num_queries = length if num_queries is None else num_queries
+        if num_queries is None or length is not None:
+            num_queries = length if num_queries is None else min(num_queries, length)
         shapes = [(batch, num_queries, hidden_dim)]
         if return_attention_scores:
             shapes.append((batch, self.num_heads, num_queries, length))

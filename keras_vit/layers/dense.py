@@ -6,9 +6,6 @@ from pathlib import Path
 import keras
 from keras import ops
 
-# By dtype, from how many rows on a convolution pays: oneDNN lays the kernel out anew each time.
-MIN_ROWS = {"float32": 64, "bfloat16": 1024}
-
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Dense(keras.layers.Dense):
@@ -65,26 +62,36 @@ class Dense(keras.layers.Dense):
 
 def _product(x, kernel, bias):
     """`x @ kernel + bias` of PyTorch tensors."""
-    import torch
     from torch.nn import functional
 
-    rows = x.numel() // x.shape[-1]
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    by_convolution = (
-        x.device.type == "cpu"
-        and rows >= MIN_ROWS.get(dtype, math.inf)
-        # A compiler chooses by itself, and an export is for other machines.
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and "AuthenticAMD" in processor()
-        # Without its instructions oneDNN has no convolution in it.
-        and (dtype == "float32" or "avx512_bf16" in processor())
-        and torch.backends.mkldnn.is_available()
-    )
-    if not by_convolution:
-        return functional.linear(x, kernel.T, bias)
-    outputs = _convolution().apply(x.reshape(rows, x.shape[-1]), kernel, bias)
-    return outputs.reshape(*x.shape[:-1], kernel.shape[-1])
+    # Sizes are looked at where they are known alone: a program that is traced would be tied to them.
+    if is_computed_on_cpu(x):
+        rows = x.numel() // x.shape[-1]
+        if rows >= min_rows().get(keras.backend.standardize_dtype(x.dtype), math.inf):
+            outputs = _convolution().apply(x.reshape(rows, x.shape[-1]), kernel, bias)
+            return outputs.reshape(*x.shape[:-1], kernel.shape[-1])
+    return functional.linear(x, kernel.T, bias)
+
+
+def is_computed_on_cpu(x):
+    """Whether a tensor is one of PyTorch on a CPU, computed now and not traced, for a compiler or other machines."""
+    if keras.backend.backend() != "torch" or x.device.type != "cpu":
+        return False
+    import torch
+
+    return not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+
+
+@functools.cache
+def min_rows():
+    """By dtype, from how many rows on PyTorch's convolution takes less time here than its product."""
+    import torch
+
+    text = processor()
+    if "AuthenticAMD" not in text or not torch.backends.mkldnn.is_available():
+        return {}
+    # oneDNN lays the kernel out anew each time. Without the processor's instructions it has no convolution in bfloat16.
+    return {"float32": 64, "bfloat16": 1024} if "avx512_bf16" in text else {"float32": 64}
 
 
 @functools.cache
@@ -114,18 +121,29 @@ def _convolution():
 
         @staticmethod
         def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs[:2])
+            x, kernel, _ = inputs
+            of_x, of_kernel, _ = ctx.needs_input_grad
+            ctx.save_for_backward(x if of_kernel else None, kernel if of_x else None)
+            ctx.save_for_forward(x, kernel)
 
         @staticmethod
         def backward(ctx, gradient):
             x, kernel = ctx.saved_tensors
-            gradient = gradient.to(x.dtype)  # which an autocast around the forward pass has changed
             of_x, of_kernel, of_bias = ctx.needs_input_grad
+            # An autocast around the forward pass has changed the gradient's dtype.
             return (
-                rows(functional.conv2d(pixels(gradient), kernel[:, :, None, None])) if of_x else None,
-                product(x.T.contiguous(), gradient) if of_kernel else None,
+                rows(functional.conv2d(pixels(gradient.to(kernel.dtype)), kernel[:, :, None, None])) if of_x else None,
+                product(x.T.contiguous(), gradient.to(x.dtype)) if of_kernel else None,
                 gradient.sum(0) if of_bias else None,
             )
+
+        @staticmethod
+        def jvp(ctx, of_x, of_kernel, of_bias):
+            x, kernel = ctx.saved_tensors
+            parts = [] if of_x is None else [product(of_x, kernel)]
+            parts += [] if of_kernel is None else [product(x, of_kernel)]
+            parts += [] if of_bias is None else [of_bias.expand(len(x), -1)]
+            return sum(parts[1:], parts[0])
 
     return Convolution
 

@@ -158,11 +158,30 @@ def test_sizes_count_tokens_as_often(monkeypatch, fused, length):
     assert [o.shape for o in outputs] == [(None, 5, 8), (None, 2, 5, 5), (None, 5, 4)]
 
 
+@pytest.mark.parametrize("num_queries", [1, 3, 9])
+@pytest.mark.parametrize("arguments", [{}, {"max_relative_distance": 2, "qk_norm": True}])
+def test_queries_of_the_first_tokens_alone(arguments, num_queries):
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    sizes = np.array([[2, 1, 3, 1, 1], [1, 1, 1, 1, 4]], "int32")
+    layer = build(x, num_heads=2, **arguments)
+    options = {"return_attention_scores": True, "return_keys": True}
+    y, scores, keys = map(ops.convert_to_numpy, layer(x, sizes, **options))
+    few = layer(x, sizes, num_queries=num_queries, **options)
+    for actual, expected in zip(few, (y[:, :num_queries], scores[:, :, :num_queries], keys), strict=True):
+        np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-6)
+    spec = layer(keras.Input((5, 8)), num_queries=num_queries, **options)
+    assert [s.shape[1:] for s in spec] == [tuple(actual.shape[1:]) for actual in few]
+    with pytest.raises(ValueError, match="`num_queries`. Expected an integer of at least 1. Received: -1"):
+        layer(x, num_queries=-1)
+
+
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("length", [7, 390, 1000])
-def test_bfloat16_sums_its_softmax_in_float32(length, scores):
+def test_bfloat16_sums_its_softmax_in_float32(length, scores, monkeypatch):
     """Sums of ones in bfloat16 itself would stop at 256."""
     layer = MultiHeadSelfAttention(1, dtype="mixed_bfloat16")
+    used = []
+    monkeypatch.setattr(layer, "_attend_fused", lambda *args, f=layer._attend_fused: used.append(1) or f(*args))
     layer.build((None, length, 4))
     kernel, bias, out, out_bias = layer.get_weights()
     # Keys and queries of zero, so that each token attends to all alike; values and output are what came in.
@@ -172,6 +191,9 @@ def test_bfloat16_sums_its_softmax_in_float32(length, scores):
     y = layer(x, return_attention_scores=scores)
     y, *weights = y if scores else (y,)
     np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(y, "float32")), x, rtol=2**-8)
+    if keras.backend.backend() == "torch" and layer.qkv.kernel.value.device.type == "cpu":
+        # Of a few tokens the steps are faster.
+        assert len(used) == (length > 400 and not scores)
     for each in weights:
         np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(each, "float32")), 1 / length, rtol=2**-8)
 

@@ -9,9 +9,110 @@ from keras_vit.layers import Dense, dense
 @pytest.fixture(params=[False, True], ids=["linear", "convolution"])
 def by_convolution(request, monkeypatch):
     """As on a processor of each make; on TensorFlow and JAX that is the same."""
-    monkeypatch.setattr(dense, "processor", lambda: "AuthenticAMD avx512_bf16" if request.param else "GenuineIntel")
-    monkeypatch.setattr(dense, "MIN_ROWS", {"float32": 1, "bfloat16": 1})
+    monkeypatch.setattr(dense, "min_rows", lambda: {"float32": 1, "bfloat16": 1} if request.param else {})
     return request.param
+
+
+on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
+
+
+@on_torch
+@pytest.mark.parametrize(
+    "processor, expected",
+    [
+        ("GenuineIntel avx512_bf16", {}),
+        ("AuthenticAMD avx2", {"float32": 64}),
+        ("AuthenticAMD avx512_bf16", {"float32": 64, "bfloat16": 1024}),
+    ],
+)
+def test_processors_that_take_convolutions(processor, expected, monkeypatch):
+    monkeypatch.setattr(dense, "processor", lambda: processor)
+    assert dense.min_rows.__wrapped__() == expected
+
+
+@on_torch
+def test_few_rows_and_traced_ones_are_no_convolutions(monkeypatch):
+    import torch
+
+    layer = Dense(6)
+    layer.build((None, 8))
+    called = []
+    monkeypatch.setattr(dense, "_convolution", lambda original=dense._convolution: called.append(1) or original())
+    monkeypatch.setattr(dense, "min_rows", lambda: {"float32": 64})
+    for rows in (63, 64):
+        layer(np.ones((rows, 8), "float32"))
+    assert len(called) == 1
+    layer.trainable = False
+    with torch.no_grad():
+        torch.jit.trace(lambda x: layer(x), torch.ones(64, 8), check_trace=False)
+    assert len(called) == 1
+
+
+@on_torch
+def test_every_derivative_is_the_products(by_convolution):
+    import torch
+    from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+    layer = Dense(3)
+    layer.build((None, 4))
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(5, 4)).astype("float32"))
+    weights = [torch.tensor(rng.normal(size=size).astype("float32")) for size in ((4, 3), (3,))]
+
+    def loss(product, x, kernel, bias):
+        return (torch.tanh(product(x, kernel, bias)) ** 2).sum()
+
+    def linear(x, kernel, bias):
+        return torch.nn.functional.linear(x, kernel.T, bias)
+
+    for transform in (jacfwd, jacrev, hessian, grad):
+        for argument in range(3):
+            actual, expected = (
+                transform(lambda *args, p=product: loss(p, *args), argnums=argument)(x, *weights)
+                for product in (dense._product, linear)
+            )
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    # Of each row by itself, of which the rest are not the rows of one matrix.
+    strided = torch.stack([x, 2 * x], dim=2)
+    actual, expected = (
+        vmap(grad(lambda x, p=product: loss(p, x, *weights)), in_dims=2)(strided)
+        for product in (dense._product, linear)
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@on_torch
+@pytest.mark.parametrize("frozen", ["x", "kernel"])
+def test_what_no_gradient_needs_is_not_kept(by_convolution, frozen):
+    import torch
+
+    x, kernel = torch.ones(5, 4, requires_grad=frozen != "x"), torch.ones(4, 3, requires_grad=frozen != "kernel")
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        y = dense._product(x, kernel, torch.ones(3))
+    y.sum().backward()
+    assert sorted(map(tuple, kept)) in ([(4, 3)] if frozen == "kernel" else [(5, 4)], [(3, 4)])
+
+
+@on_torch
+def test_gradients_under_autocast_and_in_bfloat16(by_convolution):
+    import torch
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=size).astype("float32") for size in ((70, 8), (8, 6), (6,))]
+    expected = [
+        np.ones((70, 6)) @ arrays[1].T,
+        arrays[0].T @ np.ones((70, 6)),
+        np.full(6, 70),
+    ]
+    for dtype, autocast in ((torch.float32, True), (torch.bfloat16, False)):
+        tensors = [torch.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            y = dense._product(*tensors)
+        y.sum().backward()
+        for tensor, value in zip(tensors, expected, strict=True):
+            assert tensor.grad.dtype == dtype
+            np.testing.assert_allclose(tensor.grad.float().numpy(), value, rtol=0.02, atol=0.3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
