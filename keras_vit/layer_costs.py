@@ -191,7 +191,7 @@ def _self_attention(layer, inputs, output):
     if layer.qk_norm:
         parts.append(Part("query_norm, key_norm", 0, 2 * tokens * width))
     if layer.max_relative_distance is not None:
-        parts.append(Part("relative positions", tokens**2 * width, layer.num_heads * tokens**2))
+        parts.append(Part("relative positions", queries * tokens * width, layer.num_heads * queries * tokens))
     return [
         *parts,
         Part("query x key", queries * tokens * width, layer.num_heads * queries * tokens),

@@ -30,8 +30,8 @@ class TransformerBlock(CompositeLayer):
         token_merging: Int, how many patches join the one most like them between attention and MLP, at most half of
             them.
         num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Of use with `token_merging`.
-        num_outputs: Int or None, how many leading tokens the block gives back, None for all. It computes no others,
-            which attend to all tokens as ever; it cannot merge tokens then.
+        num_outputs: Int or None, how many leading tokens the block gives back, None for all. They attend to all tokens;
+            of the others it computes no more than queries, keys and values. It cannot merge tokens then.
         remat: Bool, whether training keeps the block's input alone and computes the rest again for the gradient.
         seed: Int or None, the random seed of all dropout.
 
@@ -168,6 +168,7 @@ class TransformerBlock(CompositeLayer):
         )
         x, *more = x if isinstance(x, tuple) else (x,)
         if self.num_outputs:
+            # All tokens' where the scores were asked for.
             x, tokens = x[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
             x = self.dropout(x, training=training)

@@ -12,7 +12,8 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
         model: A ViT of this package's builders, with or without its head.
         blocks: The indices of the blocks whose outputs are returned, counted from 0; negative ones count from the last.
         format: "tokens", (batch, num_tokens, hidden_dim) with prefix tokens, or "map", (batch, rows, columns,
-            hidden_dim) without, as dense tasks want them.
+            hidden_dim) without, as dense tasks want them. With `skip_unused_tokens=True` the last block's tokens are
+            those that the head reads.
 
     Returns:
         A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`; for a single

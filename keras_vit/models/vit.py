@@ -128,7 +128,8 @@ def ViT(
             patches each token stands for; "gap" and "map" pooling count a token as often.
         skip_unused_tokens: Bool; True makes the last block compute those tokens alone that the head reads, the class
             token and DeiT's distillation token. Logits and gradients stay the same, and a model of 12 blocks has a
-            sixteenth less work; but the outputs of that block, and of `norm`, are those tokens. For `pooling="token"`.
+            sixteenth less work; but the outputs of that block, and of `norm`, are those tokens, and it merges none.
+            For `pooling="token"`.
         remat: Bool; True recomputes each block's activations for the gradient, which takes less memory and a third more
             time in training, and changes nothing else.
         layer_scale_init: Float or None: the initial value of the scale of each residual branch.

@@ -41,6 +41,7 @@ def layer_norm(x, norm):
             6,
             ("key_norm/beta",),
         ),
+        ({"num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
     ],
 )
 def test_contract(arguments, num_weights, num_seeds, no_gradient):
@@ -48,7 +49,7 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
         TransformerBlock,
         {"num_heads": 2, "mlp_dim": 12, **arguments},
         TOKENS.shape,
-        output_shape=TOKENS.shape,
+        output_shape=(3, arguments.get("num_outputs", 5), 8),
         num_weights=num_weights,
         num_seeds=num_seeds,
         no_gradient=no_gradient,
