@@ -76,22 +76,13 @@ def test_real_checkpoint_gives_the_official_logits(real):
 
 def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     path, reference = real
-    model = _in_policy("mixed_bfloat16", path)
+    model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16", skip_unused_tokens=True)
     actual = model.predict(keras_vit.preprocess_input(reference["images"], model), batch_size=7, verbose=0)
     assert actual.dtype == "float32"
     expected = reference["logits_official_flax_tanh_gelu"]
     probabilities, expected_probabilities = (np.asarray(keras.ops.softmax(y)) for y in (actual, expected))
     np.testing.assert_allclose(probabilities, expected_probabilities, atol=0.02)
     assert (actual.argmax(axis=1) == expected.argmax(axis=1)).sum() >= 20
-
-
-def _in_policy(policy, path):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        return keras_vit.ViTB16(weights=path)
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def test_real_checkpoint_at_another_size_and_channel_count(real):
