@@ -11,11 +11,11 @@ BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 # Title, the tasks of the panel, whether its rows are those with options, and where ours is better.
 PANELS = (
     ("images a second: ours / peer", ("forward", "train"), False, "right"),
-    ("images a second: with option / without", ("forward", "train"), True, "right"),
+    ("images a second: ours with an option / ours without, or peer", ("forward", "train"), True, "right"),
     ("build and first call, seconds: ours / peer", ("first_forward", "first_train"), False, "left"),
     ("peak memory: ours / peer", ("memory_forward", "memory_train"), False, "left"),
     (
-        "first call and memory: with option / without",
+        "first call and memory: ours with an option / ours without, or peer",
         ("first_forward", "first_train", "memory_forward", "memory_train"),
         True,
         "left",
@@ -30,7 +30,7 @@ def points_of(rows):
         ratios = next(iter(row["ratios_subject_to_side"].values()))
         for side, ratio in ratios.items():
             what = f"{row['task']} {row['model']} {row['dtype']}, batch {row['batch']}"
-            points.append((f"{what}, {row['options'] or side}", row["run"]["backend"], ratio))
+            points.append((", ".join(filter(None, (what, row["options"], side))), row["run"]["backend"], ratio))
     return points
 
 
