@@ -13,6 +13,7 @@ def test_saved_model_answers_as_the_model(tmp_path):
     assert export.saved_model(model, tmp_path / "1").difference < 1e-5
 
 
+@pytest.mark.tried_on("torch")
 def test_onnx_answers_as_the_model(tmp_path):
     for package in ("torch", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)

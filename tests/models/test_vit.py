@@ -304,12 +304,10 @@ def test_merging_equal_patches_changes_nothing(changes, image_size):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"position_embedding": "relative", "image_size": (12, 20)},
-        {"distillation_token": True, "num_registers": 2, "return_both_heads": True},
-        {"token_merging": 3, "layer_scale_init": 0.5, "image_size": (None, None), "grid_size": (4, 4)},
-        {"num_layers": 1},
+        {"position_embedding": "relative", "image_size": (12, 20), "num_layers": 1},
+        {"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": 3},
     ],
-    ids=["relative", "distilled", "merging", "one block"],
+    ids=["relative, one block", "distilled, merging"],
 )
 def test_skipping_the_tokens_that_no_head_reads_changes_no_output_and_no_gradient(changes):
     model = randomize(build(**changes))
