@@ -93,20 +93,20 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece *= scale
         piece += shift
 
-    # Fresh memory costs as much as the numbers do, so each backend takes the array where it lies. Keras would copy it
-    # for PyTorch and TensorFlow.
-    values = aligned(size)
-    fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
-    values = values.reshape(shape)
-    if keras.backend.backend() == "torch":
-        import torch
+    # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; so does PyTorch, where Keras alone
+    # would copy it; TensorFlow copies, and faster in pieces.
+    if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
+        values = aligned(size)
+        fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
+        values = values.reshape(shape)
+        if keras.backend.backend() == "torch":
+            import torch
 
-        values = torch.from_numpy(values)
-    elif keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        values = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
-    return ops.convert_to_tensor(values, dtype)
+            values = torch.from_numpy(values)
+        return ops.convert_to_tensor(values, dtype)
+    pieces = [np.empty(min(PIECE, size - start), "float32") for start in starts]
+    fill_all(fill_one, seeds, pieces)
+    return ops.reshape(ops.concatenate([ops.convert_to_tensor(piece, dtype) for piece in pieces]), shape)
 
 
 def entropy(seed):
@@ -117,7 +117,7 @@ def entropy(seed):
 
 
 def aligned(size):
-    """Room for as many float32, from an address on that JAX and TensorFlow on a CPU need not copy them from."""
+    """Room for as many float32, from an address on that JAX on a CPU need not copy them from."""
     room = np.empty(size + 16, "float32")
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
