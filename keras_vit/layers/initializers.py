@@ -94,7 +94,7 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece += shift
 
     # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; so does PyTorch, where Keras alone
-    # would copy it; TensorFlow copies, and faster in pieces.
+    # would copy it; TensorFlow joins pieces, whose memory is used again.
     if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
         values = aligned(size)
         fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
@@ -104,9 +104,12 @@ def draw(fill, scale, shift, shape, dtype, seed):
 
             values = torch.from_numpy(values)
         return ops.convert_to_tensor(values, dtype)
-    pieces = [np.empty(min(PIECE, size - start), "float32") for start in starts]
+    from tensorflow.experimental import dlpack
+
+    pieces = [aligned(min(PIECE, size - start)) for start in starts]
     fill_all(fill_one, seeds, pieces)
-    return ops.reshape(ops.concatenate([ops.convert_to_tensor(piece, dtype) for piece in pieces]), shape)
+    pieces = [ops.cast(dlpack.from_dlpack(piece.__dlpack__()), dtype) for piece in pieces]
+    return ops.reshape(ops.concatenate(pieces), shape)
 
 
 def entropy(seed):
@@ -117,7 +120,7 @@ def entropy(seed):
 
 
 def aligned(size):
-    """Room for as many float32, from an address on that JAX on a CPU need not copy them from."""
+    """Room for as many float32, from an address on that JAX and TensorFlow on a CPU need not copy them from."""
     room = np.empty(size + 16, "float32")
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
