@@ -35,8 +35,9 @@ def litert(
             on; None for none.
         labels: Ints, (batch,), the classes of `images`, to measure the accuracy too; None for none.
         tolerance: Float, the largest difference allowed from the model of the same precision, in parts of the largest
-            output or of 1, whichever is more. None: 1e-4, and with float16 5e-3, since the converter adds some weights
-            up, as positions and a bias, and rounds their sums too.
+            output or of 1, whichever is more. None takes 5e-3 with float16, since the converter adds some weights up,
+            as positions and a bias, and rounds their sums too; else 1e-4, and 5e-2 for a model that computes in
+            bfloat16, 1e-2 in float16 or on a GPU.
         overwrite: Bool, whether to replace what is at `path`.
         custom_module: Name of a module, or path of a Python file, that defines the model's own layers, where the other
             process cannot find them.
