@@ -26,6 +26,11 @@ def steps_are_faster(tokens):
     return is_bfloat16 and is_computed_on_cpu(tokens) and tokens.shape[1] <= 400
 
 
+def num_leading(count, length):
+    """How many the first `count` of `length` tokens are; None stands for all, and for a length that is not known."""
+    return min((number for number in (count, length) if number is not None), default=None)
+
+
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MultiHeadSelfAttention(CompositeLayer):
     """Multi-head self-attention with one fused projection for queries, keys and values.
@@ -152,14 +157,12 @@ class MultiHeadSelfAttention(CompositeLayer):
         num_queries=None,
     ):
         dropout = training and self.dropout_rate > 0
-        if num_queries is not None:
-            arguments.positive_int("num_queries", num_queries)
         by_steps = return_attention_scores or dropout or num_queries is not None
         fused = has_fused_kernel() and not by_steps and (training or not steps_are_faster(tokens))
         query, key, value = self.project(tokens, heads_first=not fused)
-        bias = None
         if num_queries is not None:
-            query = query[:, :, :num_queries]
+            query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
+        bias = None
         if self.max_relative_distance is not None:
             bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query, ops.shape(tokens)[1])
         if sizes is not None:
@@ -236,8 +239,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         num_queries=None,
     ):
         batch, length, hidden_dim = tokens.shape
-        if num_queries is None or length is not None:
-            num_queries = length if num_queries is None else min(num_queries, length)
+        num_queries = num_leading(num_queries, length)
         shapes = [(batch, num_queries, hidden_dim)]
         if return_attention_scores:
             shapes.append((batch, self.num_heads, num_queries, length))

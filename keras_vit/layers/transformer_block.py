@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments
-from keras_vit.layers.attention import MultiHeadSelfAttention
+from keras_vit.layers.attention import MultiHeadSelfAttention, num_leading
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
@@ -192,12 +192,9 @@ class TransformerBlock(CompositeLayer):
         return drop_path(x, training=training) if drop_path.rate else x
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
-        if self.num_outputs:
-            batch, length, hidden_dim = tokens_shape
-            return batch, self.num_outputs if length is None else min(self.num_outputs, length), hidden_dim
-        if not self.token_merging:
-            return tokens_shape
         batch, length, hidden_dim = tokens_shape
+        if not self.token_merging:
+            return batch, num_leading(self.num_outputs, length), hidden_dim
         if length is not None:
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
