@@ -177,6 +177,8 @@ class FlaxSide:
         def step(parameters, state, images, labels):
             value, gradients = jax.value_and_grad(loss)(parameters, images, labels)
             updates, state = optimizer.update(gradients, state, parameters)
+            # Ours is a token plus a position, which both move so: their sum takes two such steps.
+            updates["params"]["cls"] *= 2
             return optax.apply_updates(parameters, updates), state, value
 
         self._step = jax.jit(step, donate_argnums=(0, 1))
