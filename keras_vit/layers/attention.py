@@ -5,7 +5,8 @@ from keras import ops
 
 from keras_vit.layers import arguments, initializers
 from keras_vit.layers.composite import CompositeLayer
-from keras_vit.layers.dense import Dense, has_gpu, is_computed_on_cpu
+from keras_vit.layers.dense import Dense
+from keras_vit.layers.hardware import has_gpu, is_computed_on_cpu
 
 
 def has_fused_kernel():

@@ -1,10 +1,11 @@
 import functools
 import math
-import platform
-from pathlib import Path
 
 import keras
 from keras import ops
+
+from keras_vit.layers import activations
+from keras_vit.layers.hardware import has_gpu, is_computed_on_cpu, processor
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -43,21 +44,37 @@ class Dense(keras.layers.Dense):
 
     def call(self, inputs, training=None):
         if keras.backend.backend() != "torch":
-            shape = ops.shape(inputs)
-            if len(shape) == 2 or 0 in inputs.shape[1:]:
-                return super().call(inputs, training=training)
-            x = super().call(ops.reshape(inputs, (-1, shape[-1])), training=training)
-            return ops.reshape(x, (-1, *shape[1:-1], self.units))
+            return by_rows(lambda rows: self._outputs(_sum(rows, self.kernel, self.bias), training), inputs)
         x, kernel = ops.convert_to_tensor(inputs), ops.convert_to_tensor(self.kernel)
         if x.dtype != kernel.dtype:
             return super().call(inputs, training=training)
         bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
-        x = _product(x, kernel, bias)
-        return x if self.activation is None else self.activation(x)
+        return self._outputs(_product(x, kernel, bias), training)
+
+    def _outputs(self, x, training):
+        return x if self.activation is None else activations.apply(self.activation, x, training)
 
     def quantize(self, mode=None, type_check=True, **kwargs):
         # Keras passes subclasses over, since their `call` may be another one; this one computes the same.
         return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)
+
+
+def by_rows(function, inputs):
+    """What a function of rows, (number, width), makes of those of inputs, (..., width), of which a token is one.
+
+    TensorFlow and JAX multiply matrices faster than anything of more axes, and so do they in the gradients.
+    """
+    shape = ops.shape(inputs)
+    if len(shape) == 2 or 0 in inputs.shape[1:]:
+        return function(inputs)
+    outputs = function(ops.reshape(inputs, (-1, shape[-1])))
+    return ops.reshape(outputs, (-1, *shape[1:-1], outputs.shape[-1]))
+
+
+def _sum(x, kernel, bias):
+    """`x @ kernel + bias` by operations that Keras has."""
+    x = ops.matmul(x, kernel)
+    return x if bias is None else ops.add(x, bias)
 
 
 def _product(x, kernel, bias):
@@ -71,15 +88,6 @@ def _product(x, kernel, bias):
             outputs = _convolution().apply(x.reshape(rows, x.shape[-1]), kernel, bias)
             return outputs.reshape(*x.shape[:-1], kernel.shape[-1])
     return functional.linear(x, kernel.T, bias)
-
-
-def is_computed_on_cpu(x):
-    """Whether a tensor is one of PyTorch on a CPU, computed now and not traced, for a compiler or other machines."""
-    if keras.backend.backend() != "torch" or x.device.type != "cpu":
-        return False
-    import torch
-
-    return not torch.compiler.is_compiling() and not torch.jit.is_tracing()
 
 
 @functools.cache
@@ -146,18 +154,3 @@ def _convolution():
             return sum(parts[1:], parts[0])
 
     return Convolution
-
-
-@functools.cache
-def has_gpu():
-    """Whether there is an accelerator, a GPU as a rule."""
-    return not keras.distribution.list_devices()[0].startswith("cpu")
-
-
-@functools.cache
-def processor():
-    """What this machine tells of its processor, with its maker's name and on Linux its instructions."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()

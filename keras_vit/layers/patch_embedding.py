@@ -2,6 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments, initializers
+from keras_vit.layers.dense import by_rows
 
 
 def whole_patches(images, patch_size):
@@ -125,7 +126,7 @@ class PatchEmbedding(keras.layers.Layer):
         method = self.method or ("conv" if keras.backend.backend() == "torch" else "unfold")
         if method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
-            return ops.matmul(unfold(images, self.patch_size), kernel) + self.bias
+            return by_rows(lambda patches: ops.matmul(patches, kernel) + self.bias, unfold(images, self.patch_size))
         # A VALID convolution would drop the remainder too, but TensorFlow's on a CPU computes garbage from that of some
         # images of one channel and patches one pixel high.
         images, rows, columns = whole_patches(images, self.patch_size)

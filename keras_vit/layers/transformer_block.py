@@ -3,6 +3,7 @@ from keras import ops
 
 from keras_vit.layers import arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention, num_leading
+from keras_vit.layers.backpropagation import materialize
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
@@ -146,6 +147,8 @@ class TransformerBlock(CompositeLayer):
         def run(tokens):
             return self._run(tokens, sizes, training, return_attention_scores)
 
+        if training:
+            tokens = materialize(tokens)
         if self.remat and training:
             dropouts = [self.attention.dropout, self.dropout, self.drop_path_1, self.drop_path_2]
             outputs = recompute(run, tokens, self.weights, [*dropouts, self.mlp.dropout_1, self.mlp.dropout_2])
