@@ -79,13 +79,17 @@ def _sum(x, kernel, bias):
 
 def _product(x, kernel, bias):
     """`x @ kernel + bias` of PyTorch tensors."""
+    import torch
     from torch.nn import functional
 
     # Sizes are looked at where they are known alone: a program that is traced would be tied to them.
     if is_computed_on_cpu(x):
         rows = x.numel() // x.shape[-1]
         if rows >= min_rows().get(keras.backend.standardize_dtype(x.dtype), math.inf):
-            outputs = _convolution().apply(x.reshape(rows, x.shape[-1]), kernel, bias)
+            convolution = _convolution()
+            # What an autograd function does around its work takes a tenth of a small model's time.
+            run = convolution.apply if torch.is_grad_enabled() else convolution.forward
+            outputs = run(x.reshape(rows, x.shape[-1]), kernel, bias)
             return outputs.reshape(*x.shape[:-1], kernel.shape[-1])
     return functional.linear(x, kernel.T, bias)
 

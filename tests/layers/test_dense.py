@@ -49,6 +49,18 @@ def test_few_rows_and_traced_ones_are_no_convolutions(monkeypatch):
 
 
 @on_torch
+def test_values_are_the_same_where_no_gradient_is_asked_for(by_convolution):
+    import torch
+
+    layer = Dense(3, bias_initializer="normal")
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    with torch.no_grad():
+        outputs = layer(x)
+    assert not outputs.requires_grad and layer(x).requires_grad
+    np.testing.assert_array_equal(outputs, layer(x).detach())
+
+
+@on_torch
 def test_every_derivative_is_the_products(by_convolution):
     import torch
     from torch.func import grad, hessian, jacfwd, jacrev, vmap
