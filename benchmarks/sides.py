@@ -177,7 +177,8 @@ class FlaxSide:
         def step(parameters, state, images, labels):
             value, gradients = jax.value_and_grad(loss)(parameters, images, labels)
             updates, state = optimizer.update(gradients, state, parameters)
-            # Ours is a token plus a position, which both move so: their sum takes two such steps.
+            # Ours is a token plus a position, which both move so: their sum takes two such steps. (AdamW's decay of it
+            # is doubled too, which is 4e-7 of the value.)
             updates["params"]["cls"] *= 2
             return optax.apply_updates(parameters, updates), state, value
 
