@@ -13,20 +13,21 @@ def materialize(x):
 
     Each block adds to the tokens, so the gradient of the first ones is a sum over all blocks. XLA computes such a sum
     anew wherever it is needed, three times a block; but it moves none into a condition that it cannot decide. Without
-    this a training step of ViT-B/16 takes 6% longer, and its compilation by a fifth.
+    this a training step of ViT-B/16 takes 6% longer, and more time to compile.
     """
     if keras.backend.backend() != "jax" or has_gpu() or 0 in x.shape:
         return x
     first = x[(0,) * len(x.shape)]
-    # Never chosen but for a first number that is NaN, and the same then too.
+    # Never chosen but for a first number that is NaN, and the same value then too, if not the gradient at zero.
     return ops.cond(first == first, lambda: x, lambda: ops.abs(x) * ops.sign(x))
 
 
 def recomputed(function, x):
     """`function(x)` for a function of each number by itself, whose gradient on TensorFlow needs `x` alone.
 
-    XLA compiles both passes. So each is one over memory, where TensorFlow makes one for every operation: ten for the
-    gradient of a GELU. Elsewhere, and without XLA, `function(x)` as it is.
+    XLA compiles both passes, in a tenth of a second for each new number of rows. So each is one over memory, where
+    TensorFlow makes one for every operation: ten for the gradient of a GELU. Elsewhere, and without XLA, `function(x)`
+    as it is.
     """
     if keras.backend.backend() != "tensorflow" or has_gpu() or not _has_xla():
         return function(x)
@@ -37,6 +38,7 @@ def recomputed(function, x):
 def _recomputed(function):
     import tensorflow as tf
 
+    # XLA's programs are of one shape each; the traces they are made of need not be.
     @tf.function(jit_compile=True, reduce_retracing=True)
     def forward(x):
         return function(x)

@@ -13,7 +13,7 @@ class Dense(keras.layers.Dense):
     """`keras.layers.Dense`, computed as each backend is fastest.
 
     - TensorFlow and JAX: of a matrix with a row for each token. There TensorFlow makes one operation of the product,
-      the bias and a GELU, and JAX sums the gradient of the bias faster.
+      the bias and, at inference, a GELU, and JAX sums the gradient of the bias faster.
     - PyTorch: product and bias are one operation, which saves a pass over the outputs. On an AMD processor that is a
       convolution with a 1 x 1 kernel where there are rows enough. In float32 PyTorch takes matrix products from MKL,
       which runs them slower there, by up to a half, and convolutions from oneDNN; in bfloat16 both are oneDNN's, and

@@ -48,7 +48,7 @@ class MLP(CompositeLayer):
 
     def build(self, tokens_shape):
         hidden_shape = (*tokens_shape[:-1], self.mlp_dim)
-        # The activation is part of the first, where TensorFlow makes one operation of it, the product and the bias.
+        # The activation is part of the first: at inference TensorFlow makes one operation of product, bias and GELU.
         self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)

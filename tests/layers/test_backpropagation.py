@@ -33,8 +33,10 @@ def test_materialize_takes_no_images():
 
 
 @on_jax
-def test_xla_sums_in_one_place():
+def test_xla_sums_in_one_place(monkeypatch):
     import jax
+
+    monkeypatch.setattr(backpropagation, "has_gpu", lambda: False)
 
     def function(x):
         return ops.sum(ops.sin(materialize(x) + x))
@@ -52,11 +54,10 @@ def test_materialize_in_other_transformations():
     np.testing.assert_array_equal(jax.jvp(materialize, (x,), (2 * x,))[1], 2 * x)
 
 
+@on_tensorflow
 @pytest.mark.parametrize("activation", [keras.activations.gelu, activations.gelu_tanh])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("compiles", [True, False])
-def test_recomputed_is_the_function_and_its_gradient(activation, dtype, compiles, monkeypatch):
-    monkeypatch.setattr(backpropagation, "_has_xla", lambda: compiles)
+def test_recomputed_is_the_function_and_its_gradient(activation, dtype):
     x, weights = (ops.cast(RANDOM.uniform(-6, 6, (5, 7)), dtype) for _ in range(2))
     values, expected = (
         ops.convert_to_numpy(ops.cast(y, "float32")) for y in (recomputed(activation, x), activation(x))
@@ -68,6 +69,25 @@ def test_recomputed_is_the_function_and_its_gradient(activation, dtype, compiles
         for f in (lambda x: recomputed(activation, x), activation)
     )
     np.testing.assert_allclose(ops.cast(found, "float32"), ops.cast(sought, "float32"), rtol=1e-5, atol=6 * tolerance)
+
+
+@on_tensorflow
+def test_a_tensorflow_without_xla_runs_the_function_as_it_is(monkeypatch):
+    import tensorflow as tf
+
+    def no_xla(*args, **kwargs):
+        raise tf.errors.UnimplementedError(None, None, "no XLA here")
+
+    assert backpropagation._has_xla()
+    monkeypatch.setattr(tf, "function", no_xla)
+    assert not backpropagation._has_xla.__wrapped__()
+    monkeypatch.setattr(backpropagation, "_has_xla", lambda: False)
+    assert recomputed(lambda x: x, "anything") == "anything"
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="there it is compiled")
+def test_other_backends_run_the_function_as_it_is():
+    assert recomputed(lambda x: x, "anything") == "anything"
 
 
 @on_tensorflow

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.layers import TransformerBlock
+from keras_vit.layers import TransformerBlock, transformer_block
 from tests.contract import check_layer, randomize
 
 TOKENS = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")
@@ -150,3 +150,16 @@ def test_no_dropout_outside_training():
 def test_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         TransformerBlock(**{"num_heads": 2, "mlp_dim": 12, **arguments})
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_gradient_of_its_input_is_summed_in_one_place(remat, monkeypatch):
+    seen = []
+    monkeypatch.setattr(transformer_block, "materialize", lambda x: seen.append(x) or x)
+    block = build(remat=remat)
+    tokens = ops.ones((2, 5, 8))
+    block(tokens)
+    assert not seen
+    block(tokens, training=True)
+    # The input itself: of what is computed again, gradients would be summed again.
+    assert len(seen) == 1 and seen[0] is tokens
