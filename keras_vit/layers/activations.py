@@ -8,7 +8,7 @@ from keras import ops
 from keras_vit.layers.backpropagation import recomputed
 from keras_vit.layers.hardware import has_gpu
 
-# From Ti/16's MLP on; with less to do, compiling takes longer than it saves in a short training.
+# The width of Ti/16's MLP: tinier models would wait for the compiler for nothing.
 COMPILED_WIDTH = 768
 
 
