@@ -6,25 +6,7 @@ from keras import ops
 from keras_vit.layers import arguments, initializers
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.hardware import has_gpu, is_computed_on_cpu
-
-
-def has_fused_kernel():
-    """Whether `ops.dot_product_attention` is one fused kernel here, and not a composition of others.
-
-    It is none on TensorFlow, nor on JAX on a CPU, where plain matrix products are faster and also compile in float16.
-    """
-    backend = keras.backend.backend()
-    return backend == "torch" or (backend == "jax" and has_gpu())
-
-
-def steps_are_faster(tokens):
-    """Whether products and softmax one by one take less time at inference than the fused kernel that there is.
-
-    They do on PyTorch's CPU in bfloat16: at 197 tokens by a quarter; at 577 no more, where they would take memory.
-    """
-    is_bfloat16 = keras.backend.standardize_dtype(tokens.dtype) == "bfloat16"
-    return is_bfloat16 and is_computed_on_cpu(tokens) and tokens.shape[1] <= 400
+from keras_vit.layers.fused_attention import attend, has_fused_kernel, steps_are_faster, takes_heads_first
 
 
 def num_leading(count, length):
@@ -160,23 +142,25 @@ class MultiHeadSelfAttention(CompositeLayer):
         dropout = training and self.dropout_rate > 0
         by_steps = return_attention_scores or dropout or num_queries is not None
         fused = has_fused_kernel() and not by_steps and (training or not steps_are_faster(tokens))
-        query, key, value = self.project(tokens, heads_first=not fused)
+        heads_first = not fused or takes_heads_first()
+        query, key, value = self.project(tokens, heads_first=heads_first)
         if num_queries is not None:
             query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
         bias = None
         if self.max_relative_distance is not None:
-            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query, ops.shape(tokens)[1])
+            queries = query if heads_first else ops.transpose(query, (0, 2, 1, 3))
+            bias = self._relative_bias(queries, ops.shape(tokens)[1])
         if sizes is not None:
             of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = of_sizes if bias is None else bias + of_sizes
         if fused:
-            x, scores = self._attend_fused(query, key, value, bias), None
+            x, scores = attend(query, key, value, bias), None
         else:
             x, scores = self._attend(query, key, value, bias, training)
         x = self.out(ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim)))
         if not return_attention_scores and not return_keys:
             return x
-        keys = (ops.mean(key, axis=2 if fused else 1),) if return_keys else ()
+        keys = (ops.mean(key, axis=1 if heads_first else 2),) if return_keys else ()
         return (x, *((scores,) if return_attention_scores else ()), *keys)
 
     def project(self, tokens, heads_first=False):
@@ -200,21 +184,6 @@ class MultiHeadSelfAttention(CompositeLayer):
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
-
-    def _attend_fused(self, query, key, value, bias):
-        length = ops.shape(query)[1]
-        if keras.backend.backend() == "jax" and bias is not None:
-            # cuDNN takes no bias that is to be repeated for each query.
-            bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
-        if keras.backend.backend() != "jax" or length % 2 == 0:
-            return ops.dot_product_attention(query, key, value, bias=bias)
-        # cuDNN has no gradient for an odd number of tokens, as the 197 of ViT-B/16. One more, which none attends to,
-        # costs less than the matrix products step by step.
-        query, key, value = (ops.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
-        if bias is not None:
-            bias = ops.pad(bias, ((0, 0), (0, 0), (0, 1), (0, 1)))
-        mask = ops.broadcast_to(ops.arange(length + 1) < length, (1, 1, length + 1, length + 1))
-        return ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
 
     def _attend(self, query, key, value, bias, training):
         scores = ops.matmul(query / math.sqrt(self.key_dim), ops.transpose(key, (0, 1, 3, 2)))

@@ -4,8 +4,8 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments, initializers
-from keras_vit.layers.attention import has_fused_kernel
 from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.fused_attention import has_fused_kernel
 from keras_vit.layers.mlp import MLP
 
 

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from keras_vit.layers import MultiHeadSelfAttention
+from keras_vit.layers.fused_attention import attend
 from tests.contract import check_layer, randomize
 
 
@@ -181,7 +182,9 @@ def test_bfloat16_sums_its_softmax_in_float32(length, scores, monkeypatch):
     """Sums of ones in bfloat16 itself would stop at 256."""
     layer = MultiHeadSelfAttention(1, dtype="mixed_bfloat16")
     used = []
-    monkeypatch.setattr(layer, "_attend_fused", lambda *args, f=layer._attend_fused: used.append(1) or f(*args))
+    monkeypatch.setattr(
+        importlib.import_module("keras_vit.layers.attention"), "attend", lambda *args: used.append(1) or attend(*args)
+    )
     layer.build((None, length, 4))
     kernel, bias, out, out_bias = layer.get_weights()
     # Keys and queries of zero, so that each token attends to all alike; values and output are what came in.

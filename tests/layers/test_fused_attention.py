@@ -1,0 +1,25 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers.fused_attention import attend, takes_heads_first
+
+
+@pytest.mark.parametrize("length", [1, 6, 7])
+@pytest.mark.parametrize("bias_shape", [None, (3, 1, 1), (1, 2, 1), (3, 2, 0)])
+def test_it_is_attention(length, bias_shape):
+    """With a bias for each key, of each image or of each head, or for each pair of query and key of both."""
+    random = np.random.default_rng(0)
+    query, key, value = random.normal(size=(3, 3, 2, length, 4)).astype("float32")
+    bias = None
+    if bias_shape is not None:
+        images, heads, queries = bias_shape
+        bias = random.normal(size=(images, heads, queries or length, length)).astype("float32")
+    scores = query @ key.swapaxes(-1, -2) / 2 + (0 if bias is None else bias)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ value
+    if not takes_heads_first():
+        query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+    query, key, value = map(ops.convert_to_tensor, (query, key, value))
+    actual = attend(query, key, value, None if bias is None else ops.convert_to_tensor(bias))
+    np.testing.assert_allclose(ops.convert_to_numpy(actual), expected.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
