@@ -9,7 +9,8 @@ from keras_vit.layers import Dense, dense
 @pytest.fixture(params=[False, True], ids=["linear", "convolution"])
 def by_convolution(request, monkeypatch):
     """As on a processor of each make; on TensorFlow and JAX that is the same."""
-    monkeypatch.setattr(dense, "min_rows", lambda: {"float32": 1, "bfloat16": 1} if request.param else {})
+    sizes = {"float32": (1, 1), "bfloat16": (1, 1)} if request.param else {}
+    monkeypatch.setattr(dense, "min_sizes", lambda: sizes)
     return request.param
 
 
@@ -21,30 +22,29 @@ on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorc
     "processor, expected",
     [
         ("GenuineIntel avx512_bf16", {}),
-        ("AuthenticAMD avx2", {"float32": 64}),
-        ("AuthenticAMD avx512_bf16", {"float32": 64, "bfloat16": 1024}),
+        ("AuthenticAMD avx2", {"float32": (64, 2**16)}),
+        ("AuthenticAMD avx512_bf16", {"float32": (64, 2**16), "bfloat16": (1024, 2**16)}),
     ],
 )
 def test_processors_that_take_convolutions(processor, expected, monkeypatch):
     monkeypatch.setattr(dense, "processor", lambda: processor)
-    assert dense.min_rows.__wrapped__() == expected
+    assert dense.min_sizes.__wrapped__() == expected
 
 
 @on_torch
-def test_few_rows_and_traced_ones_are_no_convolutions(monkeypatch):
+def test_few_rows_or_outputs_and_traced_ones_are_no_convolutions(monkeypatch):
     import torch
 
-    layer = Dense(6)
-    layer.build((None, 8))
     called = []
     monkeypatch.setattr(dense, "_convolution", lambda original=dense._convolution: called.append(1) or original())
-    monkeypatch.setattr(dense, "min_rows", lambda: {"float32": 64})
-    for rows in (63, 64):
+    monkeypatch.setattr(dense, "min_sizes", lambda: {"float32": (64, 390)})
+    for rows, units, expected in ((64, 6, 0), (63, 7, 0), (65, 6, 1)):
+        layer = Dense(units)
         layer(np.ones((rows, 8), "float32"))
-    assert len(called) == 1
+        assert len(called) == expected
     layer.trainable = False
     with torch.no_grad():
-        torch.jit.trace(lambda x: layer(x), torch.ones(64, 8), check_trace=False)
+        torch.jit.trace(lambda x: layer(x), torch.ones(65, 8), check_trace=False)
     assert len(called) == 1
 
 
