@@ -6,7 +6,7 @@ from keras import ops
 from keras_vit.layers import arguments, initializers
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, has_fused_kernel, steps_are_faster, takes_heads_first
+from keras_vit.layers.fused_attention import attend, has_fused_kernel, steps_are_faster
 
 
 def num_leading(count, length):
@@ -142,14 +142,12 @@ class MultiHeadSelfAttention(CompositeLayer):
         dropout = training and self.dropout_rate > 0
         by_steps = return_attention_scores or dropout or num_queries is not None
         fused = has_fused_kernel() and not by_steps and (training or not steps_are_faster(tokens))
-        heads_first = not fused or takes_heads_first()
-        query, key, value = self.project(tokens, heads_first=heads_first)
+        query, key, value = self.project(tokens, heads_first=not fused)
         if num_queries is not None:
             query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
         bias = None
         if self.max_relative_distance is not None:
-            queries = query if heads_first else ops.transpose(query, (0, 2, 1, 3))
-            bias = self._relative_bias(queries, ops.shape(tokens)[1])
+            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query, ops.shape(tokens)[1])
         if sizes is not None:
             of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = of_sizes if bias is None else bias + of_sizes
@@ -160,7 +158,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         x = self.out(ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim)))
         if not return_attention_scores and not return_keys:
             return x
-        keys = (ops.mean(key, axis=1 if heads_first else 2),) if return_keys else ()
+        keys = (ops.mean(key, axis=2 if fused else 1),) if return_keys else ()
         return (x, *((scores,) if return_attention_scores else ()), *keys)
 
     def project(self, tokens, heads_first=False):
@@ -174,7 +172,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         else:
             query, key, value = ops.unstack(qkv, 3, axis=2)
         if self.qk_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+            # Whose policy may be float32 where the rest has another.
+            query, key = (ops.cast(x, value.dtype) for x in (self.query_norm(query), self.key_norm(key)))
         return query, key, value
 
     def _relative_bias(self, query, num_keys):

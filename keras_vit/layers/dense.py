@@ -103,8 +103,8 @@ def min_sizes():
     text = processor()
     if "AuthenticAMD" not in text or not torch.backends.mkldnn.is_available():
         return {}
-    # oneDNN lays the kernel out anew each time, and does not share few outputs out well: of 197 rows 192 units, as in
-    # Ti/16, took 1.6 to 1.8 times as long as the product, 384 units no longer.
+    # oneDNN lays the kernel out anew each time, and does not share few outputs out well: on two cores 192 units of 197
+    # rows, as in Ti/16, took 1.6 to 1.8 times as long as the product. 384 units took no longer than it.
     sizes = {"float32": (64, 2**16), "bfloat16": (1024, 2**16)}
     # Without the processor's instructions it has no convolution in bfloat16.
     return sizes if "avx512_bf16" in text else {"float32": sizes["float32"]}

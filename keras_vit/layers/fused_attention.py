@@ -24,32 +24,23 @@ def steps_are_faster(tokens):
     return is_bfloat16 and is_computed_on_cpu(tokens) and tokens.shape[1] <= 400
 
 
-def takes_heads_first():
-    """Whether `attend` wants the axis of the heads before that of the tokens."""
-    return keras.backend.backend() == "torch"
-
-
 def attend(query, key, value, bias):
     """`softmax(Q K^T / sqrt(head_dim) + bias) V` by the fused kernel.
 
     Args:
-        query: (batch, num_tokens, num_heads, head_dim), or (batch, num_heads, num_tokens, head_dim) where
-            `takes_heads_first()`; key and value too.
-        bias: None or a tensor of the query's dtype that broadcasts to (batch, num_heads, num_tokens, num_tokens).
+        query: (batch, num_tokens, num_heads, head_dim); key and value too.
+        bias: None, or a tensor of their dtype that broadcasts to (batch, num_heads, num_tokens, num_tokens).
 
     Returns:
         (batch, num_tokens, num_heads, head_dim).
     """
-    if takes_heads_first():
-        from torch.nn import functional
-
-        # Of views, which Keras' own operation would copy first; and the joined heads are a view of its result then.
-        return ops.transpose(functional.scaled_dot_product_attention(query, key, value, attn_mask=bias), (0, 2, 1, 3))
+    if keras.backend.backend() == "torch":
+        return _attend_on_torch(query, key, value, bias)
     length = ops.shape(query)[1]
-    if keras.backend.backend() == "jax" and bias is not None:
+    if bias is not None:
         # cuDNN takes no bias that is to be repeated for each query.
         bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
-    if keras.backend.backend() != "jax" or length % 2 == 0:
+    if length % 2 == 0:
         return ops.dot_product_attention(query, key, value, bias=bias)
     # cuDNN has no gradient for an odd number of tokens, as the 197 of ViT-B/16. One more, which none attends to,
     # costs less than the matrix products step by step.
@@ -58,3 +49,11 @@ def attend(query, key, value, bias):
         bias = ops.pad(bias, ((0, 0), (0, 0), (0, 1), (0, 1)))
     mask = ops.broadcast_to(ops.arange(length + 1) < length, (1, 1, length + 1, length + 1))
     return ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
+
+
+def _attend_on_torch(query, key, value, bias):
+    """Keras' own operation copies views first. From views the kernel's result is laid out so that heads join freely."""
+    from torch.nn import functional
+
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2)

@@ -260,6 +260,17 @@ def test_symbolic_scores():
     assert scores.shape == (3, 2, 6, 6)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"max_relative_distance": 2}])
+@pytest.mark.parametrize("training", [False, True])
+def test_norms_of_queries_and_keys_may_stay_in_float32(training, arguments):
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    layer = build(x, num_heads=2, qk_norm=True, dtype="mixed_bfloat16", **arguments)
+    layer.query_norm.dtype_policy = layer.key_norm.dtype_policy = "float32"
+    y = layer(x, training=training)
+    assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
+    assert np.abs(ops.convert_to_numpy(ops.cast(y, "float32")) - reference(layer, x)[0]).mean() < 0.02
+
+
 def test_length_known_at_run_time_only():
     inputs = keras.Input((None, 8))
     for arguments in ({}, {"max_relative_distance": 2}, {"qk_norm": True}):

@@ -37,8 +37,8 @@ def test_few_rows_or_outputs_and_traced_ones_are_no_convolutions(monkeypatch):
 
     called = []
     monkeypatch.setattr(dense, "_convolution", lambda original=dense._convolution: called.append(1) or original())
-    monkeypatch.setattr(dense, "min_sizes", lambda: {"float32": (64, 390)})
-    for rows, units, expected in ((64, 6, 0), (63, 7, 0), (65, 6, 1)):
+    monkeypatch.setattr(dense, "min_sizes", lambda: {"float32": (65, 390)})
+    for rows, units, expected in ((97, 4, 0), (64, 7, 0), (65, 6, 1)):
         layer = Dense(units)
         layer(np.ones((rows, 8), "float32"))
         assert len(called) == expected
