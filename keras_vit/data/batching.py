@@ -23,7 +23,12 @@ def together(data, decode, prepare, batch_size, parallel, drop_remainder=False):
     import tensorflow as tf
 
     def whole(index, record):
-        return prepare(*decode(index, record))
+        index, image, label = decode(index, record)
+        # What follows from the index alone, as random numbers do, waits for the image: a loop that ran already while
+        # the image turns out to be broken would make the batch's error a cancellation, which nothing ignores.
+        with tf.control_dependencies([image]):
+            index = tf.identity(index)
+        return prepare(index, image, label)
 
     def window(indices, records):
         elements = tf.data.Dataset.zip(indices, records)

@@ -1,5 +1,6 @@
 import itertools
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -83,6 +84,30 @@ def test_only_what_is_missing_is_made_again(monkeypatch, broken, sizes, num_deco
     # A batch ends at its broken image or goes on to its end, as the threads are.
     assert len(decoded) <= num_decoded and set(decoded) == set(range(16))
     assert broken or sorted(decoded) == list(range(16))
+
+
+def test_no_loop_is_cancelled_by_a_broken_image():
+    """As that of an augmentation whose start needs the index alone, while the image is decoded in a function."""
+
+    def load(number):
+        time.sleep(0.01)
+        if number % 4 == 3:
+            raise ValueError("broken")
+        return np.float32(number)
+
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def loaded(number):
+        return tf.ensure_shape(tf.numpy_function(load, [number], "float32"), ())
+
+    def prepare(index, image, label):
+        # Longer than it takes an image to fail.
+        rounds = tf.while_loop(lambda i: i < index + 10_000, lambda i: i + 1, [index], parallel_iterations=1)[0]
+        return index, image + tf.cast(rounds - index, "float32"), label
+
+    data = tf.data.Dataset.zip(tf.data.Dataset.range(32), tf.data.Dataset.range(32))
+    made = list(batching.together(data, lambda index, record: (index, loaded(record), ()), prepare, 4, 2))
+    found = np.concatenate([images - 10_000 for _, images, _ in made])
+    np.testing.assert_array_equal(found, [i for i in range(32) if i % 4 < 3])
 
 
 @pytest.mark.parametrize(
