@@ -18,7 +18,8 @@ def has_fused_kernel():
 def steps_are_faster(tokens):
     """Whether products and softmax one by one take less time at inference than the fused kernel that there is.
 
-    They do on PyTorch's CPU in bfloat16: at 197 tokens by a quarter; at 577 no more, where they would take memory.
+    On PyTorch's CPU in bfloat16 they took a quarter less time than Keras' own operation at 197 tokens; at 577 no less,
+    where they would take memory. Beside `attend`, up to 390 tokens, the two are within about a tenth of each other.
     """
     is_bfloat16 = keras.backend.standardize_dtype(tokens.dtype) == "bfloat16"
     return is_bfloat16 and is_computed_on_cpu(tokens) and tokens.shape[1] <= 400
