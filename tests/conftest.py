@@ -44,7 +44,15 @@ import pytest
 
 # What computes in NumPy or tf.data alone, or not at all, need not be tried on each backend: TensorFlow's run does it.
 BACKEND_FREE = {
-    "data": ("test_batching.py", "test_crop.py", "test_frame.py", "test_load.py", "test_vtab.py"),
+    "data": (
+        "test_batching.py",
+        "test_crop.py",
+        "test_folds.py",
+        "test_frame.py",
+        "test_load.py",
+        "test_operations.py",
+        "test_vtab.py",
+    ),
     "weights": (
         "read",
         "names",
@@ -85,9 +93,9 @@ def _seed():
 
 @pytest.fixture(scope="session")
 def shared():
-    """The folder of real weights, real data and golden files beside the checkout."""
+    """The folder of real weights and real data beside the checkout."""
     if not SHARED.is_dir():
-        pytest.skip(f"No folder of real data and golden files at {SHARED}")
+        pytest.skip(f"No folder of real weights and data at {SHARED}")
     return SHARED
 
 

@@ -4,6 +4,7 @@ import pytest
 
 import keras_vit
 from keras_vit.variants import SIZES, STEMS, decode_variant
+from tests.golden import GOLDEN_FOLDER
 
 TIMM_NAMES = {
     "ViTTi16": "vit_tiny_patch16_224",
@@ -45,14 +46,22 @@ def test_a_whole_model_counts_the_same():
     assert keras_vit.ViTTi16().count_params() == PARAMETERS["ViTTi16"]
 
 
-def test_parameter_counts_are_those_of_timm(shared):
-    timm = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+def test_parameter_counts_are_those_of_timm():
+    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
     assert {name: timm[TIMM_NAMES[name]] for name in PARAMETERS} == PARAMETERS
 
 
 def test_the_tutorials_tiny_model():
     model = keras_vit.ViT(
-        "B/16", image_size=32, patch_size=4, hidden_dim=512, num_layers=4, num_heads=6, mlp_dim=1024, num_classes=10
+        "B/16",
+        image_size=32,
+        patch_size=4,
+        hidden_dim=512,
+        num_layers=4,
+        num_heads=6,
+        head_dim=85,
+        mlp_dim=1024,
+        num_classes=10,
     )
     assert model.count_params() == 8_459_762
     assert model.get_layer("block_00").attention.key_dim == 85

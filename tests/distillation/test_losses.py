@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.distillation import losses
+from tests.golden import GOLDEN_FOLDER
 
 RNG = np.random.default_rng(0)
 TEACHER, STUDENT = (RNG.normal(size=(6, 5)).astype("float32") * 3 for _ in range(2))
@@ -20,9 +21,9 @@ def numpy_soft(teacher, student, temperature):
     return (np.exp(p) * (p - q)).sum(axis=-1) * temperature**2 / student.shape[-1]
 
 
-def test_losses_equal_the_golden_file(shared):
-    arrays = np.load(shared / "golden" / "deit_distillation_loss.npz")
-    expected = json.loads((shared / "golden" / "deit_distillation_loss.json").read_text())
+def test_losses_equal_the_golden_file():
+    arrays = np.load(GOLDEN_FOLDER / "deit_distillation_loss.npz")
+    expected = json.loads((GOLDEN_FOLDER / "deit_distillation_loss.json").read_text())
     base = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(arrays["labels"], arrays["logits"])
     assert len(expected) == 8
     for name, value in expected.items():

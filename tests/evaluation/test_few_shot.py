@@ -5,14 +5,15 @@ import pytest
 
 from keras_vit.evaluation import extract_features, few_shot_accuracy, few_shot_from_features
 from tests.evaluation.arrays import blobs
+from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build
 
 TRAIN, TEST = blobs(60), blobs(200, seed=1)
 
 
-def test_as_the_official_code(shared):
-    golden = np.load(shared / "golden" / "fewshot_lsr.npz")
-    expected = {float(k): v for k, v in json.loads((shared / "golden" / "fewshot_lsr.json").read_text()).items()}
+def test_as_the_official_code():
+    golden = np.load(GOLDEN_FOLDER / "fewshot_lsr.npz")
+    expected = {float(k): v for k, v in json.loads((GOLDEN_FOLDER / "fewshot_lsr.json").read_text()).items()}
     arrays = [golden[name] for name in ("x_train", "y_train", "x_test", "y_test")]
     # Five images of each class are all there are.
     for shots in (5, None):

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_vit.layers import PatchEmbedding, PositionEmbedding
 from tests.contract import check_layer, randomize
+from tests.golden import GOLDEN_FOLDER
 
 GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
 
@@ -105,8 +106,8 @@ def test_learned_is_resized_as_by_the_official_code(old, new):
     "name, old, new, prefix",
     [("tok_7x7", 7, 12, 1), ("tok_7x7", 7, 5, 1), ("gap_14x14", 14, 24, 0), ("tok_14x14", 14, 24, 1)],
 )
-def test_learned_matches_the_golden_resize(shared, name, old, new, prefix):
-    golden = np.load(shared / "golden" / "posembed_resize_official.npz")
+def test_learned_matches_the_golden_resize(name, old, new, prefix):
+    golden = np.load(GOLDEN_FOLDER / "posembed_resize_official.npz")
     table = golden[name]
     layer = PositionEmbedding(old, patch_size=2, num_prefix_tokens=prefix)
     layer.build(table.shape)

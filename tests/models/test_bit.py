@@ -9,6 +9,7 @@ from keras import ops
 import keras_vit
 from keras_vit.variants import RESNETS, decode_resnet
 from tests.contract import check_model, randomize
+from tests.golden import GOLDEN_FOLDER
 
 PARAMETERS = {
     "BiTR50x1": 25_549_352,
@@ -61,8 +62,8 @@ def test_parameter_count(name, count_params):
     assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
 
 
-def test_parameter_counts_are_those_of_timm(shared):
-    timm = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+def test_parameter_counts_are_those_of_timm():
+    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
     assert {name: timm[timm_name] for name, timm_name in TIMM_NAMES.items()} == {n: PARAMETERS[n] for n in TIMM_NAMES}
 
 

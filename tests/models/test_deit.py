@@ -6,6 +6,7 @@ import pytest
 
 import keras_vit
 from tests.contract import check_model
+from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
 PARAMETERS = {
@@ -21,13 +22,13 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameter_count(shared, count_params, name):
-    counts = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+def test_parameter_count(count_params, name):
+    counts = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
     assert count_params(getattr(keras_vit, name)) == counts[PARAMETERS[name]]
 
 
-def test_parameter_count_at_another_resolution(shared, count_params):
-    counts = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+def test_parameter_count_at_another_resolution(count_params):
+    counts = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
     assert count_params(lambda: keras_vit.DeiTB16(image_size=384)) == counts["deit_base_patch16_384"]
 
 

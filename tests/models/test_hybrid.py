@@ -8,6 +8,7 @@ import pytest
 
 import keras_vit
 from tests.contract import check_model, randomize
+from tests.golden import GOLDEN_FOLDER
 
 PARAMETERS = {
     "RViTTi16": 6_337_704,
@@ -64,8 +65,8 @@ def test_parameter_count(name, count_params):
     assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
 
 
-def test_parameter_counts_are_those_of_timm(shared):
-    timm = json.loads((shared / "golden" / "param_counts_timm.json").read_text())
+def test_parameter_counts_are_those_of_timm():
+    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
     assert {name: timm[timm_name] for name, timm_name in TIMM_NAMES.items()} == {n: PARAMETERS[n] for n in TIMM_NAMES}
 
 

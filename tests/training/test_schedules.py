@@ -6,17 +6,18 @@ import pytest
 
 from keras_vit.training import schedules
 from keras_vit.training.schedules import WarmupDecay
+from tests.golden import GOLDEN_FOLDER
 
 
-def official(shared):
-    for name, case in json.loads((shared / "golden" / "lr_schedules_official.json").read_text()).items():
+def official():
+    for name, case in json.loads((GOLDEN_FOLDER / "lr_schedules_official.json").read_text()).items():
         args = dict(case["args"])
         options = {"end": args.pop("linear_end")} if "linear_end" in args else {}
         yield name, args, options, np.array(case["steps"]), np.array(case["lr"])
 
 
-def test_functions_equal_the_official_code(shared):
-    cases = list(official(shared))
+def test_functions_equal_the_official_code():
+    cases = list(official())
     assert {args["decay_type"] for _, args, *_ in cases} == {"linear", "cosine"}
     for name, args, options, steps, lr in cases:
         decay = schedules.DECAYS[args["decay_type"]]
@@ -26,8 +27,8 @@ def test_functions_equal_the_official_code(shared):
         np.testing.assert_allclose(one_by_one, found, rtol=1e-12)
 
 
-def test_schedule_equals_the_official_code(shared):
-    for name, args, options, steps, lr in official(shared):
+def test_schedule_equals_the_official_code():
+    for name, args, options, steps, lr in official():
         schedule = WarmupDecay(args["base"], args["total_steps"], args["warmup_steps"], args["decay_type"], **options)
         found = [float(schedule(keras.ops.convert_to_tensor(s, "int32"))) for s in steps]
         np.testing.assert_allclose(found, lr, atol=1e-6, rtol=1e-6, err_msg=name)

@@ -8,6 +8,7 @@ import scipy.ndimage
 import keras_vit
 from keras_vit.weights import WeightsMismatchError, architecture, names, resize
 from keras_vit.weights.read import open_checkpoint
+from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
 GOLDEN = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
@@ -39,13 +40,13 @@ def unchanged(model, before):
         ("vit_nonsquare", {}),
     ],
 )
-def test_golden_logits_and_taps(shared, name, arguments):
-    golden = np.load(shared / "golden" / f"{name}.io.npz")
+def test_golden_logits_and_taps(name, arguments):
+    golden = np.load(GOLDEN_FOLDER / f"{name}.io.npz")
     model = keras_vit.ViT(
         "B/16",
         image_size=golden["images"].shape[1:3],
         num_classes=golden["logits"].shape[1],
-        weights=shared / "golden" / f"{name}.npz",
+        weights=GOLDEN_FOLDER / f"{name}.npz",
         **GOLDEN,
         **arguments,
     )
@@ -69,7 +70,7 @@ def test_real_checkpoint_gives_the_official_logits(real):
     model = keras_vit.ViTB16(weights=path)
     assert model.count_params() == 86_567_656
     actual = model.predict(keras_vit.preprocess_input(reference["images"], model), batch_size=7, verbose=0)
-    np.testing.assert_allclose(actual, reference["logits_official_flax_tanh_gelu"], atol=1e-3)
+    np.testing.assert_allclose(actual, reference["logits_official_flax_tanh_gelu"], atol=1e-4)
     # The first image has no ILSVRC2012 label of its own.
     assert (actual.argmax(axis=1) == reference["labels"])[1:].sum() >= 15
 
@@ -329,8 +330,8 @@ def images(model, batch=2):
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-def test_stacked_blocks_load_the_same(shared, tmp_path):
-    arrays = dict(np.load(shared / "golden" / "bigvision_tok.npz"))
+def test_stacked_blocks_load_the_same(tmp_path):
+    arrays = dict(np.load(GOLDEN_FOLDER / "bigvision_tok.npz"))
     block = "params/Transformer/encoderblock_{}/"
     parts = [key.removeprefix(block.format(0)) for key in arrays if key.startswith(block.format(0))]
     for part in parts:
@@ -338,16 +339,16 @@ def test_stacked_blocks_load_the_same(shared, tmp_path):
             [arrays.pop(block.format(i) + part) for i in range(3)]
         )
     stacked = keras_vit.from_pretrained(write(tmp_path / "scanned.npz", arrays))
-    plain = keras_vit.from_pretrained(shared / "golden" / "bigvision_tok.npz")
+    plain = keras_vit.from_pretrained(GOLDEN_FOLDER / "bigvision_tok.npz")
     assert stacked.layers[-1].name == "head" and unchanged(stacked, plain.get_weights())
 
 
-def test_the_image_tower_of_siglip_is_taken_out_of_the_whole(shared, tmp_path):
-    arrays = dict(np.load(shared / "golden" / "bigvision_map.npz"))
+def test_the_image_tower_of_siglip_is_taken_out_of_the_whole(tmp_path):
+    arrays = dict(np.load(GOLDEN_FOLDER / "bigvision_map.npz"))
     whole = {key.replace("params/", "params/img/", 1): value for key, value in arrays.items()}
     whole |= {"params/txt/head/kernel": np.ones((2, 3), "float32"), "params/t": np.ones(1, "float32")}
     model = keras_vit.from_pretrained(write(tmp_path / "siglip.npz", whole))
-    assert unchanged(model, keras_vit.from_pretrained(shared / "golden" / "bigvision_map.npz").get_weights())
+    assert unchanged(model, keras_vit.from_pretrained(GOLDEN_FOLDER / "bigvision_map.npz").get_weights())
 
 
 def test_positions_of_prefix_tokens_are_added_to_the_tokens_where_there_are_no_rows_for_them(tiny, tiny_file):
@@ -400,13 +401,13 @@ def test_keras_own_files_load_at_another_size_and_build_their_model(tmp_path):
     assert unchanged(built, model.get_weights())
 
 
-def test_deit_files_are_read_by_pytorch(shared, tmp_path):
+def test_deit_files_are_read_by_pytorch(tmp_path):
     torch = pytest.importorskip("torch")
-    checkpoint = open_checkpoint(shared / "golden" / "timm_deit_distilled.safetensors")
+    checkpoint = open_checkpoint(GOLDEN_FOLDER / "timm_deit_distilled.safetensors")
     state = {key: torch.from_numpy(value) for key, value in checkpoint.read(checkpoint.entries)}
     torch.save({"model": state, "epoch": 3}, tmp_path / "deit.pth")
     model = keras_vit.from_pretrained(tmp_path / "deit.pth", num_heads=4)
-    io = np.load(shared / "golden" / "timm_deit_distilled.io.npz")
+    io = np.load(GOLDEN_FOLDER / "timm_deit_distilled.io.npz")
     np.testing.assert_allclose(logits(model, io["images"]), io["logits"], atol=1e-4)
     assert model.get_layer("normalization").get_config()["mean"] == [0.485, 0.456, 0.406]
 
@@ -484,13 +485,13 @@ def test_a_file_of_another_digest_is_refused(tiny, tiny_file):
 # What the same arrays could compute otherwise ------------------------------------------------------------------------
 
 
-def test_another_number_of_heads_than_the_config_says_is_refused(shared):
+def test_another_number_of_heads_than_the_config_says_is_refused():
     sizes = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "num_layers": 3, "mlp_dim": 128, "num_classes": 10}
     model = keras_vit.ViT("B/16", num_heads=8, activation="gelu", layer_norm_epsilon=1e-12, **sizes)
     with pytest.raises(WeightsMismatchError, match="4 attention heads, the model's 8"):
-        keras_vit.load_weights(model, shared / "golden" / "hf_vit")
+        keras_vit.load_weights(model, GOLDEN_FOLDER / "hf_vit")
     with pytest.raises(WeightsMismatchError, match="4 attention heads"):
-        keras_vit.from_pretrained(shared / "golden" / "hf_vit", num_heads=8)
+        keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_vit", num_heads=8)
 
 
 def test_a_head_of_other_pooling_is_refused_unless_it_is_new(tmp_path):

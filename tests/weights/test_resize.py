@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit.weights import resize
+from tests.golden import GOLDEN_FOLDER
 
 sides = st.integers(1, 20)
 
@@ -25,8 +26,8 @@ def test_resize_positions_is_scipys_zoom(old_rows, old_columns, rows, columns):
     "name, prefix",
     [("tok_7x7_to_12x12", 1), ("tok_7x7_to_5x5", 1), ("gap_14x14_to_24x24", 0), ("tok_14x14_to_24x24", 1)],
 )
-def test_resize_positions_matches_the_official_code(shared, name, prefix):
-    golden = np.load(shared / "golden" / "posembed_resize_official.npz")
+def test_resize_positions_matches_the_official_code(name, prefix):
+    golden = np.load(GOLDEN_FOLDER / "posembed_resize_official.npz")
     kind, old, _, new = name.split("_")
     old, new = int(old.split("x")[0]), int(new.split("x")[0])
     before, after = golden[f"{kind}_{old}x{old}"], golden[name]
@@ -52,15 +53,15 @@ def test_adapted_channels_are_summed_or_tiled_in_order():
     assert resize.adapt_channels(kernel, 3) is kernel
 
 
-def test_big_vision_resizes_as_the_official_code_does(shared):
-    golden = np.load(shared / "golden" / "posembed_resize_bigvision.npz")
+def test_big_vision_resizes_as_the_official_code_does():
+    golden = np.load(GOLDEN_FOLDER / "posembed_resize_bigvision.npz")
     actual = resize.resize_positions(golden["old"].reshape(7, 7, -1), 14, 14, "linear")
     np.testing.assert_allclose(actual.reshape(196, -1), golden["new_14x14"][0], atol=1e-5)
 
 
 @pytest.mark.parametrize("rows, columns", [(12, 12), (4, 10)])
-def test_antialiased_bicubic_is_timms(shared, rows, columns):
-    golden = np.load(shared / "golden" / "posembed_resize_timm.npz")
+def test_antialiased_bicubic_is_timms(rows, columns):
+    golden = np.load(GOLDEN_FOLDER / "posembed_resize_timm.npz")
     grid = golden["tok_7x7"][0, 1:].reshape(7, 7, -1)
     actual = resize.resize_positions(grid, rows, columns, "bicubic_antialias")
     expected = golden[f"tok_7x7_to_{rows}x{columns}"][0, 1:]

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -287,8 +288,17 @@ def test_without_a_network_it_says_what_to_put_where(server, home, named):
     for part in (B16.name, url, repr(B16.filename), repr(str(home)), "KERAS_VIT_WEIGHTS", str(named)):
         assert part in str(error.value)
     server.answers = [Answer(status=404)]
-    with pytest.raises(DownloadError, match=f"404.*{B16.filename}"):
+    with pytest.raises(DownloadError, match=f"404.*{B16.filename}") as missing:
         zoo.fetch(B16._replace(url=server.url))
+    for caught in (error, missing):
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+
+
+def test_what_only_stands_for_a_file_is_named_and_not_pinned(named, home, offline):
+    put(named / B16.filename, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    with pytest.raises(ValueError, match="Git LFS pointer.*git lfs pull"):
+        zoo.fetch(B16)
+    assert not (home / f"{B16.filename}.sha256").exists()
 
 
 def test_the_cache_is_keras_own(monkeypatch, tmp_path, offline):

@@ -5,6 +5,7 @@ import pytest
 
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
+from tests.golden import GOLDEN_FOLDER
 from tests.weights.read.damage import contents, write_sidecar
 
 VIT = {"model_type": "vit", "hidden_size": 64}
@@ -105,7 +106,7 @@ def test_sidecars_of_all_files_are_checked(folder):
         (path / f"{name}.sha256").unlink()
 
 
-def test_golden_folders(shared):
+def test_golden_folders():
     for name in ("hf_vit", "hf_deit_distilled"):
-        facts, read = contents(shared / "golden" / name)
+        facts, read = contents(GOLDEN_FOLDER / name)
         assert facts["config"]["hidden_size"] == 64 and len(read) > 50

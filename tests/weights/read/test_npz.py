@@ -70,7 +70,7 @@ def damages(tmp_path):
     for i in range(20):
         yield f"bit_flip_{i}", lambda d, i=i: flipped(d, data_positions(d, 20)[i], i % 8), "damaged"
     yield "empty", lambda d: b"", "is empty"
-    yield "text", lambda d: b"<html>404 Not Found</html>", "is no .npz archive"
+    yield "text", lambda d: b"<html>404 Not Found</html>", "is a web page"
     yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is no .npz archive"
     yield "npy", lambda d: npy(np.ones(3, "float32")), "is no .npz archive"
     yield "no_members", lambda d: b"PK\x05\x06" + bytes(18), "holds no arrays"

@@ -7,6 +7,7 @@ import pytest
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
 from keras_vit.weights.write import write_safetensors
+from tests.golden import GOLDEN_FOLDER
 from tests.weights.read.damage import check_damage, contents, flipped, write_sidecar
 
 TWO = {
@@ -58,9 +59,9 @@ def test_files_of_the_format_s_own_package_are_read(path, arrays):
         np.testing.assert_array_equal(read[key], array)
 
 
-def test_golden_files_have_the_shapes_that_their_package_reads(shared):
+def test_golden_files_have_the_shapes_that_their_package_reads():
     numpy = pytest.importorskip("safetensors.numpy")
-    for file in sorted((shared / "golden").glob("*.safetensors")):
+    for file in sorted(GOLDEN_FOLDER.glob("*.safetensors")):
         expected = numpy.load_file(file)
         _, read = contents(file)
         assert read.keys() == expected.keys()
