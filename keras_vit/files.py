@@ -1,6 +1,7 @@
 """Writing files and folders so that they appear whole or not at all."""
 
 import contextlib
+import errno
 import glob
 import os
 import shutil
@@ -12,6 +13,9 @@ try:
 except ImportError:
     # Windows has other locks, and none for folders.
     fcntl = None
+
+# No space is left, or none that this user or process may take.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -66,6 +70,11 @@ def draft_folder(path):
         _unlock(lock)
     try:
         yield folder
+    except OSError as error:
+        # That the disk is full is said of no file: Python names one only where it opens it.
+        if error.filename is not None or error.errno not in FULL:
+            raise
+        raise OSError(error.errno, f"Cannot write it, {os.strerror(error.errno).lower()}", str(path)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _unlock(lock)

@@ -48,6 +48,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         write(tmp_path / "none" / "a.txt", "new")
 
 
+FULL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
+    draft.write_text("more than fits")
+"""
+
+
+def test_a_full_disk_is_said_of_the_file_and_leaves_nothing(tmp_path):
+    pytest.importorskip("resource", reason="Windows has no limits to try it with")
+    command = [sys.executable, "-c", FULL_DISK, files.__file__, str(tmp_path / "a.txt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "Cannot write it, file too large" in last and str(tmp_path / "a.txt") in last
+    assert names(tmp_path) == []
+
+
 def test_what_killed_processes_left_goes_with_the_next_one_and_what_others_write_stays(tmp_path):
     path = tmp_path / "a[1].txt"
     with writer(path) as killed, writer(path) as living:

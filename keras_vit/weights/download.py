@@ -14,6 +14,7 @@ import keras
 
 from keras_vit.files import replacing
 from keras_vit.weights.read.digest import sha256 as digest_of
+from keras_vit.weights.read.file import check_is_no_stand_in
 
 BLOCK = 1 << 20
 # Answers after which the same request may still succeed; any other 4xx will not.
@@ -78,7 +79,7 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
                 try:
                     check(temporary)
                 except ValueError as error:
-                    raise DownloadError(f"What {url} sent is not the file that was expected: {error}") from error
+                    raise DownloadError(f"What {url} sent is not the file that was expected: {error}") from None
             with _writing(path):
                 os.replace(temporary, path)
         finally:
@@ -97,9 +98,11 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin=None):
             added. One beside the file is checked in any case.
 
     Raises:
-        ValueError: If the file is another one, or a pin cannot be read. Neither is touched.
+        ValueError: If the file is another one or only stands for one, or a pin cannot be read. Neither is touched.
     """
     path = Path(path)
+    # Before it is pinned as what the file must be ever after.
+    check_is_no_stand_in(path)
     beside = path.with_name(f"{path.name}.sha256")
     pin = beside if pin is None else Path(pin)
     expected = _expected(sha256, sha256_prefix, dict.fromkeys((pin, beside)))
@@ -152,7 +155,7 @@ def _writing(path):
         raise
     except OSError as error:
         full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise DownloadError(f"Cannot write {str(path)!r}{full}: {error}.") from error
+        raise DownloadError(f"Cannot write {str(path)!r}{full}: {error}.") from None
 
 
 @contextlib.contextmanager
@@ -305,7 +308,7 @@ def _receive(transfer, expected, attempts, delay):
                 # What has come is no part of what is there now.
                 transfer.restart()
             elif error.code not in _PASSING:
-                raise DownloadError(f"Cannot download {transfer.url}: {reason}.") from error
+                raise DownloadError(f"Cannot download {transfer.url}: {reason}.") from None
         except (OSError, http.client.HTTPException, _BrokenError) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         else:

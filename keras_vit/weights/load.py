@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_vit.weights import architecture, resize
 from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.report import LoadReport, WeightsMismatchError
+from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
 
 _HOW = {
     "linear": "linear, end points aligned",
@@ -145,7 +145,7 @@ class _Plan:
                 self.architecture.grid_size, getattr(here, "num_prefix_positions", 0)
             )
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
-        self.report.skipped.update(dict.fromkeys(checkpoint.ignored, "holds no weights of the model"))
+        self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self.zeroed = []

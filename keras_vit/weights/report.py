@@ -1,8 +1,13 @@
 """What a load did, or why it was refused."""
 
+import logging
 import math
 import os
 from dataclasses import dataclass, field
+
+logger = logging.getLogger("keras_vit")
+# Why keys are left out that are no part of the model, as an optimizer's state: without them nothing is lost.
+NO_WEIGHTS = "holds no weights of the model"
 
 
 @dataclass
@@ -47,6 +52,12 @@ class LoadReport:
         for title in ("resized", "adapted", "skipped", "kept", "assumed"):
             lines += [f"  {title:<8} {key}: {what}" for key, what in getattr(self, title).items()]
         return "\n".join(lines)
+
+    def log(self):
+        """Tells the logger "keras_vit": as a warning where the model is not simply the file's, else for information."""
+        left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
+        differs = left_out or self.resized or self.adapted or self.kept or self.assumed
+        logger.log(logging.WARNING if differs else logging.INFO, "%s", self)
 
 
 class WeightsMismatchError(ValueError):

@@ -153,7 +153,7 @@ def fetch(row: Row) -> str:
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
             f"name {row.filename!r}, into {str(folder)!r} or into the folder that the environment variable "
             f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'})."
-        ) from error
+        ) from None
     return str(folder / row.filename)
 
 

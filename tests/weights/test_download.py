@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.request
 from pathlib import Path
 
@@ -161,9 +162,10 @@ def test_a_passing_error_is_tried_again(server, path, status):
 @pytest.mark.parametrize("status", [404, 403, 410])
 def test_a_lasting_error_is_not_tried_again(server, path, status):
     server.answers = [Answer(status=status)]
-    with pytest.raises(DownloadError, match=f"{server.url}: the server answered {status}"):
+    with pytest.raises(DownloadError, match=f"{server.url}: the server answered {status}") as error:
         download(server.url, path)
     assert len(server.requests) == 1
+    assert "".join(traceback.format_exception(error.value)).count("Traceback") == 1
     check_nothing(path)
 
 

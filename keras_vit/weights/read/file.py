@@ -1,6 +1,7 @@
 """What all readers have in common: one interface, and one way to refuse a file."""
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What the standard library, NumPy and h5py raise on damaged files; each becomes a ValueError that names the file.
+# What the standard library and NumPy raise on damaged files; each becomes a ValueError that names the file.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -21,10 +22,7 @@ _DAMAGE = (
     SyntaxError,
     ValueError,
     OSError,
-    MemoryError,
     OverflowError,
-    TypeError,
-    LookupError,
 )
 
 
@@ -52,6 +50,8 @@ class WeightsFile:
     """
 
     container = None
+    # What the format's library raises on damaged files beside the errors of all.
+    damage = ()
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
@@ -71,9 +71,16 @@ class WeightsFile:
         for key in keys:
             if key not in self.entries:
                 raise KeyError(f"{self.path!r} does not hold {key!r}")
-        with refusing_damage(self.path, "it is damaged"), self._open() as source:
+        with contextlib.ExitStack() as stack:
+            with self._refusing_damage():
+                source = stack.enter_context(self._open())
             for key in keys:
-                yield key, self._finite(key, self._read(source, key))
+                with self._refusing_damage():
+                    array = self._read(source, key)
+                yield key, self._finite(key, array)
+
+    def _refusing_damage(self):
+        return refusing_damage(self.path, "it is damaged", self.damage)
 
     def _open(self):
         return open(self.path, "rb")
@@ -103,14 +110,28 @@ def refuse(path, what):
 
 
 @contextlib.contextmanager
-def refusing_damage(path, what="it is truncated or damaged"):
-    """Turns what libraries raise on damaged files inside the block into a ValueError that names the file."""
+def refusing_damage(path, what="it is truncated or damaged", also=()):
+    """Turns what libraries raise on damaged files inside the block into a ValueError that names the file.
+
+    Args:
+        path: Path of the file.
+        what: What is said of it.
+        also: More classes of errors that damage raises there.
+    """
     try:
         yield
     except RefusedError:
         raise
-    except _DAMAGE as error:
+    except (*_DAMAGE, *also) as error:
+        if is_of_the_system(error) and not isinstance(error, also):
+            raise
         raise refuse(path, f"{what} ({error})") from error
+
+
+def is_of_the_system(error):
+    """Whether an error says that the system refused something, as memory or permission, and nothing of the file."""
+    # Libraries give no number to what they find wrong, and a damaged offset is an invalid argument.
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL))
 
 
 def check_is_file(path):
@@ -118,7 +139,7 @@ def check_is_file(path):
 
     Raises:
         FileNotFoundError: If there is nothing at the path.
-        ValueError: If a folder or an empty file is there.
+        ValueError: If a folder, an empty file or one that only stands for another is there.
     """
     if not os.path.exists(path):
         raise FileNotFoundError(f"Expected a weights file. Received: {os.fsdecode(path)!r}, where there is no file.")
@@ -129,6 +150,29 @@ def check_is_file(path):
         raise refuse(path, "it is no regular file")
     if not os.path.getsize(path):
         raise refuse(path, "it is empty (0 bytes)")
+    check_is_no_stand_in(path)
+
+
+def check_is_no_stand_in(path):
+    """Refuses what servers and repositories give in place of a file: Git LFS's pointers, and web pages.
+
+    Raises:
+        ValueError: If such a file is at the path. It says what to do.
+    """
+    with open(path, "rb") as file:
+        head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise refuse(
+            path,
+            "it is a Git LFS pointer, a few lines that stand for the file. Run `git lfs pull` in its repository, or "
+            "download the file itself",
+        )
+    if head.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        raise refuse(
+            path,
+            "it is a web page, which a server sent in place of the file, as to ask for a login or to say that it is not"
+            " there. Download the file from its own address",
+        )
 
 
 def read_json(path):

@@ -29,12 +29,14 @@ class H5File(WeightsFile):
     """
 
     container = "h5"
+    # For a damaged dtype or name.
+    damage = (TypeError, LookupError)
 
     def __init__(self, path):
         super().__init__(path)
         check_is_file(self.path)
         self._places = {}
-        with refusing_damage(self.path), self._open() as file:
+        with refusing_damage(self.path, also=self.damage), self._open() as file:
             if "layer_names" in file.attrs or "model_weights" in file:
                 raise refuse(
                     self.path,

@@ -14,6 +14,7 @@ from keras_vit.weights.read.file import WeightsFile, check_is_file, refuse, refu
 # The key of the comment under which our own files keep a checksum of the rest of it, which the archive does not.
 CHECKSUM = "keras_vit_crc32"
 
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 # Windows has no flags, and no other kind of memory.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
@@ -80,12 +81,12 @@ class NpzFile(WeightsFile):
             raise refuse(self.path, f"its member {info.filename!r} is no array")
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
-            if version == (1, 0):
-                header = np.lib.format.read_array_header_1_0(member)
-            elif version == (2, 0):
-                header = np.lib.format.read_array_header_2_0(member)
-            else:
+            read = _HEADERS.get(version)
+            if read is None:
                 raise refuse(self.path, f"{info.filename!r} has the unknown format version {version}")
+            # Python's parser runs out of its own memory on deep nesting.
+            with refusing_damage(self.path, also=(TypeError, LookupError, MemoryError)):
+                header = read(member)
             return (*header, member.tell())
 
     def _add(self, info, header):

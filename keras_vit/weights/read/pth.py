@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, is_of_the_system, refuse, refusing_damage
 
 _WRAPPERS = ("model", "state_dict")
 
@@ -70,6 +70,8 @@ class PthFile(WeightsFile):
             ) from error
         # torch raises errors of any class on damaged files.
         except Exception as error:
+            if is_of_the_system(error):
+                raise
             raise refuse(self.path, f"it is truncated or damaged ({error})") from error
 
     def _check_archive(self):

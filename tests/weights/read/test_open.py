@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -26,7 +27,11 @@ def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
     ("data", "expected"),
     [
         (b"", "is empty"),
-        (b"<html>404 Not Found</html>", "is no .npz archive, nor a .safetensors, .pth or .h5 file"),
+        (b"<b>404 Not Found</b>", "is no .npz archive, nor a .safetensors, .pth or .h5 file"),
+        (b"\xef\xbb\xbf \n<!DOCTYPE html><html>404 Not Found", "it is a web page, which a server sent in place"),
+        (b"<html>404 Not Found</html>", "it is a web page"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "Git LFS pointer.*git lfs pull"),
         (b"\x93NUMPY\x01\x00", "is no .npz archive"),
         (pickle.dumps({"w": [1.0]}), "a Python pickle could run code and is never read"),
         (b"PK\x03\x04 and no more", "truncated or damaged"),
@@ -41,7 +46,17 @@ def test_other_files_are_refused(tmp_path, data, expected):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="file.npz") as error:
         open_checkpoint(path)
-    assert expected in str(error.value)
+    assert re.search(expected, str(error.value))
+
+
+@pytest.mark.parametrize("name", ["file.npz", "file.safetensors", "file.pth", "file.weights.h5"])
+def test_what_stands_for_a_file_is_named_whatever_its_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    (tmp_path / "config.json").write_bytes(b"<!doctype html>")
+    with pytest.raises(ValueError, match=f"{name}.*Git LFS pointer"):
+        open_checkpoint(tmp_path / name)
+    with pytest.raises(ValueError, match="config.json.*web page"):
+        open_checkpoint(tmp_path)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -59,6 +74,6 @@ def test_the_sidecar_is_checked_before_the_file_is_looked_at(tmp_path):
     np.savez(path, a=np.ones(3, "float32"))
     write_sidecar(path)
     open_checkpoint(path)
-    path.write_bytes(b"<html>404 Not Found</html>")
+    path.write_bytes(b"another file")
     with pytest.raises(ValueError, match="file.npz.*its SHA-256 is"):
         open_checkpoint(path)

@@ -1,0 +1,68 @@
+import logging
+
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.tiny import build, randomize
+
+
+@pytest.fixture
+def said(caplog):
+    """[(level, message)] of what the logger has told since the last call."""
+    caplog.set_level(logging.INFO, logger="keras_vit")
+
+    def records():
+        found = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "keras_vit"]
+        caplog.clear()
+        return found
+
+    return records
+
+
+def test_weights_that_the_model_takes_as_they_are_are_information(tiny_file, said):
+    build(weights=tiny_file)
+    ((level, message),) = said()
+    assert level == "INFO" and "Loaded tiny.npz (source 'official') into vit_B16" in message
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"image_size": 32}, "resized  position_embedding/embeddings: 4 x 4 -> 8 x 8"),
+        ({"patch_size": 8, "image_size": 32}, "resized  patch_embedding/kernel: patches of 4 x 4 -> 8 x 8"),
+        ({"in_channels": 1}, "adapted  patch_embedding/kernel: 3 -> 1 channels"),
+        ({"num_classes": 7}, "kept     head/kernel: zero"),
+        ({"num_classes": 0}, "skipped  head/kernel: 5 classes in the file, none in the model"),
+    ],
+)
+def test_what_a_builder_changes_is_warned_of_once(tiny_file, said, changes, words):
+    build(weights=tiny_file, **changes)
+    ((level, message),) = said()
+    assert level == "WARNING" and words in message
+
+
+def test_what_from_pretrained_changes_is_warned_of_once(tiny_file, said):
+    keras_vit.from_pretrained(tiny_file)
+    assert [level for level, _ in said()] == ["INFO"]
+    keras_vit.from_pretrained(tiny_file, image_size=32)
+    ((level, message),) = said()
+    assert level == "WARNING" and "4 x 4 -> 8 x 8" in message
+    keras_vit.load_weights(build(image_size=32), tiny_file)
+    assert not said(), "it returns its report"
+
+
+def test_a_bit_too(tmp_path, said):
+    options = {"stages": (1, 1), "width_factor": 0.5, "image_size": 32}
+    keras_vit.save_weights(randomize(keras_vit.BiT("R50x1", num_classes=5, **options)), tmp_path / "bit.npz")
+    for num_classes, level in ((5, "INFO"), (3, "WARNING")):
+        keras_vit.BiT("R50x1", num_classes=num_classes, weights=tmp_path / "bit.npz", **options)
+        assert [found for found, _ in said()] == [level]
+
+
+def test_an_optimizers_state_is_no_loss(tmp_path, tiny_arrays, said):
+    arrays = {f"opt/target/{key}": value for key, value in tiny_arrays.items()}
+    np.savez(tmp_path / "run.npz", **arrays, **{"opt/state/step": np.zeros(1, "float32")})
+    build(weights=tmp_path / "run.npz")
+    ((level, message),) = said()
+    assert level == "INFO" and "opt/state/step: holds no weights" in message
