@@ -21,7 +21,7 @@ VARIATIONS = [
     {"distillation_token": True, "return_both_heads": True},
     {"position_embedding": "relative", "qk_norm": True},
     {"position_embedding": "learned2d", "layer_scale_init": 0.1, "drop_path_rate": 0.1, "dropout_rate": 0.1},
-    {"patch_dropout_rate": 0.5, "hidden_dim": 13},
+    {"patch_dropout_rate": 0.5, "hidden_dim": 13, "head_dim": 4},
     {"token_merging": 3, "pooling": "map", "num_registers": 2, "layer_scale_init": 0.1},
     {"token_merging": (4, 0), "pooling": "gap"},
     {"skip_unused_tokens": True, "num_registers": 2, "qk_norm": True, "layer_scale_init": 0.1},

@@ -107,3 +107,21 @@ def patch_grid(height, width, patch_size):
 def grid_tokens(grid):
     """The number of patches in a (rows, columns) grid, None where a side is known at run time only."""
     return None if None in grid else grid[0] * grid[1]
+
+
+def class_names(names, num_classes):
+    """Returns `names` as a tuple, or raises if they are not one string a class; any number is for a head to come."""
+    if names is None:
+        return None
+    wrong = f"{names!r}"
+    if not isinstance(names, str):
+        names = tuple(names)
+        unnamed = [name for name in names if not isinstance(name, str) or not name]
+        # Two classes may have one name, as in ImageNet.
+        if not unnamed and num_classes in (None, 0, len(names)):
+            return names
+        wrong = f"{len(names)} names" + (f", {unnamed[0]!r} among them" if unnamed else "")
+    count = f"{num_classes} strings" if num_classes else "strings"
+    raise ValueError(
+        f"Invalid value received for argument `class_names`. Expected {count}, one a class. Received: {wrong}"
+    )

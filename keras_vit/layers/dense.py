@@ -5,7 +5,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers import activations
-from keras_vit.layers.hardware import has_gpu, is_computed_on_cpu, processor
+from keras_vit.layers.hardware import is_computed_on_cpu, processor
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -18,8 +18,6 @@ class Dense(keras.layers.Dense):
       convolution with a 1 x 1 kernel where there are rows enough. In float32 PyTorch takes matrix products from MKL,
       which runs them slower there, by up to a half, and convolutions from oneDNN; in bfloat16 both are oneDNN's, and
       its convolutions faster by a tenth.
-
-    In bfloat16 on TensorFlow without a GPU `jit_compile="auto"` does not compile: XLA has no fast products in it there.
 
     Args:
         units: Int, the outputs' width.
@@ -36,11 +34,6 @@ class Dense(keras.layers.Dense):
     >>> keras_vit.layers.Dense(8)(np.zeros((2, 197, 16))).shape
     (2, 197, 8)
     """
-
-    def __init__(self, units, **kwargs):
-        super().__init__(units, **kwargs)
-        if keras.backend.backend() == "tensorflow" and self.compute_dtype == "bfloat16" and not has_gpu():
-            self.supports_jit = False
 
     def call(self, inputs, training=None):
         if keras.backend.backend() != "torch":

@@ -10,6 +10,11 @@ import keras
 @functools.cache
 def has_gpu():
     """Whether there is an accelerator, a GPU as a rule."""
+    if keras.backend.backend() == "torch":
+        # Keras lists no devices of it.
+        import torch
+
+        return any(kind.is_available() for kind in (torch.cuda, torch.backends.mps, torch.xpu))
     return not keras.distribution.list_devices()[0].startswith("cpu")
 
 

@@ -3,16 +3,15 @@ import numpy as np
 from keras import ops
 
 from keras_vit.layers import arguments
-
-INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+from keras_vit.preprocessing import Preprocessing
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ImageNormalization(keras.layers.Layer):
-    """Carries the preprocessing constants of a checkpoint, and applies them where asked to.
+    """Carries the preprocessing constants of a checkpoint and the names of its classes, and scales where asked to.
 
-    It is the first layer of every model of this package, so the constants are saved, reloaded and cloned with it.
-    Pipelines, `preprocess_input` and exports read them here.
+    It is the first layer of every model of this package, so both are saved, reloaded and cloned with it. Pipelines,
+    `preprocess_input`, predictions and exports read them here.
 
     Args:
         mean: Float, or one float a channel: the mean of images scaled to [0, 1].
@@ -24,6 +23,9 @@ class ImageNormalization(keras.layers.Layer):
         crop_fraction: Float in (0, 1]: the share of the shorter side that the evaluation's centre crop keeps.
         folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are taken, and
             passed through. See `keras_vit.fold_preprocessing`.
+        class_names: The names of the model's classes in the order of its outputs, or None.
+        multi_label: Bool. True says that the model was trained for any number of classes an image, so that each output
+            is a probability by itself (sigmoid); False that it was for one of them (softmax).
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -32,8 +34,8 @@ class ImageNormalization(keras.layers.Layer):
         Images of the same shape, always in float32: a reduced compute dtype would round pixels before they are centred.
 
     Raises:
-        ValueError: If a constant is out of its range, or holds another number of channels than the images, or what is
-            not applied is said to be folded.
+        ValueError: If a constant is out of its range, or holds another number of channels than the images, what is
+            not applied is said to be folded, or `class_names` are no strings.
 
     Example:
 
@@ -43,24 +45,54 @@ class ImageNormalization(keras.layers.Layer):
     """
 
     def __init__(
-        self, mean=0.5, std=0.5, apply=False, interpolation="bilinear", crop_fraction=1.0, folded=False, **kwargs
+        self,
+        mean=0.5,
+        std=0.5,
+        apply=False,
+        interpolation="bilinear",
+        crop_fraction=1.0,
+        folded=False,
+        class_names=None,
+        multi_label=False,
+        **kwargs,
     ):
         # Float32 whatever the policy says: see Returns.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
-        self.mean = _constants("mean", mean)
-        self.std = _constants("std", std)
-        if any(value <= 0 for value in self.std):
-            raise ValueError(f"Invalid value received for argument `std`. Expected positive numbers. Received: {std!r}")
-        if not 0 < arguments.number("crop_fraction", crop_fraction) <= 1:
-            raise ValueError(
-                "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
-                f"Received: {crop_fraction!r}"
-            )
+        self.preprocessing = Preprocessing(mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction)
         self.apply, self.folded = bool(apply), bool(folded)
         if self.folded and not self.apply:
             raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
-        self.interpolation = arguments.one_of("interpolation", interpolation, INTERPOLATIONS)
-        self.crop_fraction = float(crop_fraction)
+        self.class_names, self.multi_label = class_names, bool(multi_label)
+
+    @property
+    def class_names(self):
+        """The names of the model's classes, a list of strings, or None."""
+        return None if self._class_names is None else list(self._class_names)
+
+    @class_names.setter
+    def class_names(self, names):
+        # Of any number, for a head to come.
+        self._class_names = arguments.class_names(names, None)
+
+    @property
+    def mean(self):
+        """The mean of images scaled to [0, 1], a tuple of one float or one a channel."""
+        return self.preprocessing.mean
+
+    @property
+    def std(self):
+        """The standard deviation, likewise."""
+        return self.preprocessing.std
+
+    @property
+    def interpolation(self):
+        """How images are resized for the model."""
+        return self.preprocessing.interpolation
+
+    @property
+    def crop_fraction(self):
+        """The share of the shorter side that the evaluation's centre crop keeps."""
+        return self.preprocessing.crop_fraction
 
     def build(self, images_shape):
         for name, constants in (("mean", self.mean), ("std", self.std)):
@@ -102,14 +134,6 @@ class ImageNormalization(keras.layers.Layer):
             "interpolation": self.interpolation,
             "crop_fraction": self.crop_fraction,
             "folded": self.folded,
+            "class_names": self.class_names,
+            "multi_label": self.multi_label,
         }
-
-
-def _constants(name, value):
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    try:
-        return tuple(float(v) for v in values)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected a number, or one a channel. Received: {value!r}"
-        ) from None

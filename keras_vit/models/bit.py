@@ -1,6 +1,5 @@
 """Big Transfer's ResNets, the baselines that Vision Transformers were measured against."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 
@@ -16,8 +15,6 @@ from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.local import local_path
 from keras_vit.weights.preprocessing import preprocessing_of
-
-logger = logging.getLogger("keras_vit")
 
 
 @with_dtype
@@ -38,6 +35,7 @@ def BiT(
     std: float | Sequence[float] | None = None,
     interpolation: str | None = None,
     crop_fraction: float | None = None,
+    class_names: Sequence[str] | None = None,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -56,7 +54,7 @@ def BiT(
         num_classes: Int, the number of classes; 0 builds no head and gives the pooled features instead.
         weights: Path of a checkpoint to load, as `load_weights` does, or the tag of a published one, as
             "imagenet21k" (see `list_weights`), which is downloaded once; None for random weights. What was loaded is
-            logged by the logger "keras_vit" at level INFO.
+            told by the logger "keras_vit": as a warning where anything was resized, adapted, left out or is new.
         stages: Ints, the number of units of each stage.
         width_factor: Float, a multiple of 0.5, the widths relative to a plain ResNet's.
         pool_padding: "lowest" or "zeros", what surrounds the first convolution's output where its maxima are taken: the
@@ -72,6 +70,8 @@ def BiT(
             "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
         crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
             1 without weights.
+        class_names: Strings, the names of the classes, which `normalization` carries: predictions and exports answer
+            with them.
         dtype: The dtype policy of all layers but the heads, which compute in float32: "mixed_bfloat16" as an example;
             None takes Keras' global one.
         name: String, the model's name.
@@ -103,7 +103,12 @@ def BiT(
     )
 
     inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
-    x = layers.ImageNormalization(apply=include_preprocessing, name="normalization", **preprocessing)(inputs)
+    x = layers.ImageNormalization(
+        apply=include_preprocessing,
+        class_names=arguments.class_names(class_names, num_classes),
+        name="normalization",
+        **preprocessing,
+    )(inputs)
     x = bit_body(x, stages, width_factor, pool_padding)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if num_classes:
@@ -112,7 +117,7 @@ def BiT(
         )(x)
     model = keras.Model(inputs, x, name=name or "bit_" + variant)
     if checkpoint is not None:
-        logger.info("%s", load_checkpoint(model, checkpoint))
+        load_checkpoint(model, checkpoint).log()
     return model
 
 

@@ -1,15 +1,20 @@
 """From image files to named classes, with all that the model itself says about its images."""
 
+import logging
 import os
+import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.models.predictions import activation_of, imagenet_classes
-from keras_vit.models.preprocessing import normalization_of, preprocess_input
+from keras_vit.layers import arguments
+from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
+from keras_vit.models.preprocessing import normalization_of, scaled
 
+logger = logging.getLogger("keras_vit")
 # Pillow's numbers of its filters.
 _PILLOW = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bicubic": 3, "area": 4}
 
@@ -42,8 +47,15 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
         raise FileNotFoundError(f"Expected an image file. Received: {path!r}, where there is no file.")
     try:
         image = keras.utils.load_img(path, color_mode="grayscale" if channels == 1 else "rgb")
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"Cannot read {path!r}: it is no image that Pillow knows, or damaged ({error}).") from error
+    except ImportError as error:
+        raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
+    except (MemoryError, PermissionError):
+        raise
+    # What Pillow raises differs by format and by what is wrong.
+    except Exception as error:
+        # Of the buffer that Keras hands over it only says where it lies in memory.
+        reason = re.sub(r" <_io.*?>", "", str(error))
+        raise ValueError(f"Cannot read {path!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
     if height is None or width is None:
         return _to_array(image)
     layer = normalization_of(model)
@@ -96,47 +108,94 @@ def _to_array(image):
 
 
 def classify(
-    model: keras.Model, paths: Sequence[str | os.PathLike], top: int = 5
+    model: keras.Model,
+    paths: Sequence[str | os.PathLike],
+    top: int | None = None,
+    *,
+    broken: str = "raise",
+    batch_size: int = 32,
+    verbose: int = 0,
 ) -> list[list[tuple[str, str, float]]]:
     """Names the most probable classes of image files.
 
     Args:
-        model: A classifier of this package, whose output is logits or, where it ends with a softmax or sigmoid,
-            probabilities.
+        model: A classifier with a `normalization` layer of this package, whose output is logits or, where it ends with
+            a softmax or sigmoid, probabilities.
         paths: Paths of image files.
-        top: Int, how many classes to return for each image.
+        top: Int, how many classes to return for each image; None takes 5, or as many as there are.
+        broken: "raise" ends with an error where a file is no image; "skip" gives it an empty list, and a warning of the
+            logger "keras_vit" names such files in the end.
+        batch_size: Int, how many images the model gets at a time.
+        verbose: 0 or 1; 1 shows a progress bar.
 
     Returns:
-        For each image a list of (class id, name, probability), most probable first. Of 1000 classes the ids and names
-        are ImageNet's; of any other number both are the class' index.
+        For each image a list of (id, name, probability), most probable first, named as in `decode_predictions`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a file is no image, the model has no head or two outputs, or `top` is out of range.
+        ValueError: If a file is no image, or with "skip" none of them is; if the model has no head or two outputs, or
+            `top` is out of range.
 
     Example:
 
     >>> classify(keras_vit.ViTB16(weights="ViT-B_16.npz"), ["cat.jpg"])  # doctest: +SKIP
     """
-    if "head" not in {layer.name for layer in model.layers}:
-        raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which gives features.")
-    activation = activation_of(model)
-    num_classes = model.output_shape[-1]
-    if not 1 <= top <= num_classes:
-        raise ValueError(f"Expected `top` between 1 and {num_classes}. Received: top={top}")
-    imagenet = num_classes == len(imagenet_classes())
-    classes = imagenet_classes() if imagenet else [(str(i), str(i)) for i in range(num_classes)]
-    named = []
-    for path in paths:
-        # One by one: images of a model of any size differ in theirs.
-        image = preprocess_input(read_image(path, model)[None], model)
-        outputs = model(image, training=False)
+    arguments.one_of("broken", broken, ("raise", "skip"))
+    arguments.positive_int("batch_size", batch_size)
+    activation, classes = activation_of(model), classes_of(model)
+    top = checked_top(top, classes)
+    if missing := [os.fspath(path) for path in paths if not os.path.isfile(path)]:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        raise FileNotFoundError(f"Expected image files. Received: {', '.join(missing[:10])}{more}, which are no files.")
+    named, reasons, full = [[] for _ in paths], {}, {}
+    progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
+    for places, images in _batches(model, paths, batch_size, broken, reasons):
+        # One size of batch is one compilation for images of one size.
+        most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
+        padded = np.concatenate([images, np.repeat(images[:1], most - len(images), axis=0)])
+        outputs = model.predict_on_batch(scaled(padded, model))[: len(images)]
         if activation is not None:
-            outputs = getattr(ops, activation)(outputs)
-        probabilities = ops.convert_to_numpy(outputs)[0]
-        best = np.argsort(-probabilities)[:top]
-        named.append([(*classes[i], float(probabilities[i])) for i in best])
+            outputs = getattr(ops, activation)(ops.cast(outputs, "float32"))
+        probabilities = ops.convert_to_numpy(outputs).astype("float32")
+        if not np.isfinite(probabilities).all():
+            raise ValueError(f"Expected a model that gives numbers. Received: model {model.name!r}, which gives NaN.")
+        for place, best in zip(places, most_probable(probabilities, classes, top), strict=True):
+            named[place] = best
+        progress.add(len(places))
+    if reasons:
+        progress.update(len(paths), finalize=True)
+        if len(reasons) == len(paths):
+            raise ValueError(f"Expected images. Received: {len(paths)} that are none. {next(iter(reasons.values()))}")
+        lines = [f"  {reason}" for reason in reasons.values()]
+        lines[20:] = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        count = f"{len(reasons)} of {len(paths)} images could not be read, and have no classes:"
+        logger.warning("%s", "\n".join([count, *lines]))
     return named
+
+
+def _batches(model, paths, batch_size, broken, reasons):
+    """Yields (places in `paths`, images of one shape); `reasons` gets a place's message where there is no image."""
+
+    def read(path):
+        try:
+            return read_image(path, model)
+        except ValueError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(paths), batch_size):
+            by_shape = {}
+            for place, image in enumerate(pool.map(read, paths[start : start + batch_size]), start):
+                if isinstance(image, ValueError):
+                    if broken == "raise":
+                        raise image
+                    reasons[place] = str(image)
+                else:
+                    # Images of a model of any size differ in theirs.
+                    by_shape.setdefault(image.shape, []).append((place, image))
+            for pairs in by_shape.values():
+                places, images = zip(*pairs, strict=True)
+                yield places, np.stack(images)
 
 
 def table(paths, predictions):
@@ -158,6 +217,8 @@ def table(paths, predictions):
     width = max((len(os.fspath(path)) for path in paths), default=0)
     lines = []
     for path, classes in zip(paths, predictions, strict=True):
+        if not classes:
+            lines.append(f"{os.fspath(path):{width}}  could not be read")
         for i, (_, name, probability) in enumerate(classes):
             lines.append(f"{'' if i else os.fspath(path):{width}}  {probability:6.1%}  {name}")
     return "\n".join(lines)

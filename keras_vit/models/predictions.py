@@ -1,11 +1,16 @@
 import functools
+import logging
 from importlib import resources
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.models.graph import is_graph
+from keras_vit.models.backbone import parts_of
+from keras_vit.models.graph import is_graph, nodes_before
+from keras_vit.preprocessing import carrier_of
+
+logger = logging.getLogger("keras_vit")
 
 
 @functools.cache
@@ -15,48 +20,156 @@ def imagenet_classes():
     return tuple(tuple(line.split(" ", 1)) for line in text.splitlines())
 
 
-def decode_predictions(predictions, top: int = 5) -> list[list[tuple[str, str, float]]]:
-    """Names the most probable ImageNet classes of each image. The names come with the package; nothing is downloaded.
+def decode_predictions(
+    predictions, model: keras.Model | None = None, top: int | None = None
+) -> list[list[tuple[str, str, float]]]:
+    """Names the most probable classes of each image: a model's own, or ImageNet's. Nothing is downloaded.
 
     Args:
-        predictions: Probabilities, (batch, 1000), as `keras.ops.softmax(logits)` returns them: an array or tensor.
-        top: Int, how many classes to return for each image.
+        predictions: Probabilities, (batch, classes), as `keras.ops.softmax(logits)` returns them: an array or tensor.
+        model: The model that they are of: the names are those that it carries (`class_names`), else ImageNet's where it
+            has 1000 classes, else the classes' indices. None takes ImageNet's for (batch, 1000).
+        top: Int, how many classes to return for each image; None takes 5, or as many as there are.
 
     Returns:
-        For each image a list of (WordNet id, name, probability), most probable first.
+        For each image a list of (id, name, probability), most probable first. The id is the WordNet id of an ImageNet
+        class, and the index of any other.
 
     Raises:
-        ValueError: If the shape is not (batch, 1000), the rows are no probabilities (logits), or `top` is not in
-            1..1000.
+        ValueError: If the shape is not (batch, 1000), or of the model's classes; if the numbers are no probabilities
+            (logits), or `top` is not between 1 and the number of classes.
 
     Example:
 
     >>> keras_vit.decode_predictions(np.eye(1000)[[285]], top=1)
     [[('n02124075', 'Egyptian_cat', 1.0)]]
+    >>> model = keras_vit.ViT("Ti/16", num_classes=2, num_layers=1, class_names=["cat", "dog"])
+    >>> keras_vit.decode_predictions([[0.25, 0.75]], model, top=1)
+    [[('1', 'dog', 0.75)]]
     """
-    classes = imagenet_classes()
+    if model is not None and not isinstance(model, keras.Model):
+        raise ValueError(
+            "Invalid value received for argument `model`. Expected a keras.Model or None; how many classes to name is "
+            f"top=. Received: {model!r}"
+        )
+    classes = imagenet_classes() if model is None else classes_of(model)
     p = np.asarray(ops.convert_to_numpy(predictions), "float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
-        raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}). Received: shape {p.shape}")
-    if not 1 <= top <= len(classes):
-        raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top}")
+        advice = " Pass the model for classes of its own." if model is None else ""
+        raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
+    top = checked_top(top, classes)
+    # Of a model whose classes do not exclude each other, each number is a probability of its own.
+    own = model is not None and (
+        p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
+    )
     # The bound allows for rows that were normalised in half precision.
-    if p.size and not (p.min() >= 0 and np.abs(p.sum(axis=1) - 1).max() < 0.02):
+    sound = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if own else np.abs(p.sum(axis=1) - 1).max() < 0.02))
+    if not sound:
         raise ValueError(
-            "Expected probabilities: rows of non-negative numbers that sum to 1. Received: numbers from "
-            f"{p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
+            f"Expected probabilities: rows of non-negative numbers that {'are at most 1' if own else 'sum to 1'}. "
+            f"Received: numbers from {p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
             "Where these are logits, apply keras.ops.softmax first."
         )
-    best = np.argsort(-p, axis=1)[:, :top]
-    return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(p, best, strict=True)]
+    return most_probable(p, classes, top)
 
 
-def activation_of(model, postprocess="classify"):
+def checked_top(top, classes):
+    """How many classes to name, of those that there are."""
+    top = min(5, len(classes)) if top is None else top
+    if not 1 <= top <= len(classes):
+        raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top}")
+    return top
+
+
+def most_probable(probabilities, classes, top):
+    """The `top` classes of each row, most probable first, as `decode_predictions` returns them."""
+    best = np.argsort(-probabilities, axis=1)[:, :top]
+    return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
+
+
+def classes_of(model):
+    """The classes of a model in the order of its outputs.
+
+    Args:
+        model: A `keras.Model` with one output, (batch, classes).
+
+    Returns:
+        A sequence of (id, name): (index, name) where the model carries names, (WordNet id, name) of ImageNet's classes
+        for 1000 without, and (index, index) for any other number.
+
+    Raises:
+        ValueError: If the model has another output, or gives features.
+
+    Example:
+
+    >>> from keras_vit.models.predictions import classes_of
+    >>> classes_of(keras_vit.ViT("Ti/16", num_classes=2, num_layers=1, class_names=["cat", "dog"]))
+    [('0', 'cat'), ('1', 'dog')]
+    """
+    num_classes = _output_of(model).shape[1]
+    if names := names_of(model):
+        return [(str(i), name) for i, name in enumerate(names)]
+    if gives_features(model):
+        raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which gives features.")
+    if num_classes == len(imagenet_classes()):
+        return imagenet_classes()
+    return [(str(i), str(i)) for i in range(num_classes)]
+
+
+def names_of(model):
+    """The names that a model with one output carries; None where there are none, or those of another head."""
+    names = getattr(carrier_of(model), "class_names", None)
+    if len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
+        return None
+    if names and len(names) != model.outputs[0].shape[1]:
+        logger.warning(
+            "Model %r carries the names of %d classes and gives %d: they are another head's, and left aside.",
+            model.name,
+            len(names),
+            model.outputs[0].shape[1],
+        )
+        return None
+    return names
+
+
+def gives_features(model):
+    """Whether what a model gives comes straight from a backbone, however the user's own head is called.
+
+    Args:
+        model: A functional or sequential `keras.Model` with one output, (batch, numbers).
+
+    Example:
+
+    >>> from keras_vit.models.predictions import gives_features
+    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0, num_layers=1)
+    >>> gives_features(backbone), gives_features(keras.Sequential([backbone, keras.layers.Dense(5)]))
+    (True, False)
+    """
+    last = _last_with_weights(model.outputs)
+    if last is None:
+        return True
+    try:
+        parts = parts_of(model)
+    except ValueError:
+        # Without a backbone of this package it is what its user makes of it.
+        return False
+    return last in (*parts.below, *parts.blocks, *parts.above)
+
+
+def _last_with_weights(tensors):
+    """The operation with weights nearest to symbolic tensors."""
+    for operation, _ in nodes_before(tensors):
+        if getattr(operation, "weights", None):
+            return _last_with_weights(operation.outputs) if is_graph(operation) else operation
+    return None
+
+
+def activation_of(model, postprocess=None):
     """The activation that makes probabilities of a model's output.
 
     Args:
         model: A `keras.Model` with one output, (batch, classes).
-        postprocess: "classify" (one class an image) or "multi_label" (any number of them).
+        postprocess: "classify" (one class an image) or "multi_label" (any number of them); None: as the model says.
 
     Returns:
         "softmax" or "sigmoid"; None where the output has been through one of them already.
@@ -70,15 +183,27 @@ def activation_of(model, postprocess="classify"):
     >>> activation_of(keras_vit.ViT("Ti/16")), activation_of(keras_vit.ViT("Ti/16", classifier_activation="softmax"))
     ('softmax', None)
     """
-    shapes = [tuple(output.shape) for output in model.outputs]
+    output = _output_of(model)
+    if _activation_behind(output) is not None:
+        return None
+    postprocess = postprocess_of(model) if postprocess is None else postprocess
+    # The softmax of one number is always 1.
+    return "sigmoid" if postprocess == "multi_label" or output.shape[1] == 1 else "softmax"
+
+
+def postprocess_of(model):
+    """Whether a model was trained for one class an image, "classify", or for any number of them, "multi_label"."""
+    return "multi_label" if getattr(carrier_of(model), "multi_label", False) else "classify"
+
+
+def _output_of(model):
+    """The one output of a model, (batch, classes)."""
+    shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
         raise ValueError(
             f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}"
         )
-    if _activation_behind(model.outputs[0]) is not None:
-        return None
-    # The softmax of one number is always 1.
-    return "sigmoid" if postprocess == "multi_label" or shapes[0][1] == 1 else "softmax"
+    return model.outputs[0]
 
 
 def _activation_behind(tensor):

@@ -2,6 +2,8 @@ import keras
 import numpy as np
 
 from keras_vit.layers import ImageNormalization
+from keras_vit.models.value_range import in_unit_range
+from keras_vit.preprocessing import carrier_of
 
 
 def preprocess_input(x, model: keras.Model | None = None):
@@ -18,7 +20,8 @@ def preprocess_input(x, model: keras.Model | None = None):
         Float32 images of the same shape and kind.
 
     Raises:
-        ValueError: If the model carries no preprocessing constants, or the array holds values outside 0..255.
+        ValueError: If the model carries no preprocessing constants, or the array holds values outside 0..255, or
+            fractions in 0..1 alone, as images that were scaled already.
 
     Example:
 
@@ -27,6 +30,16 @@ def preprocess_input(x, model: keras.Model | None = None):
 
     Reference: the official checkpoints' own preprocessing, `(x - 127.5) / 127.5`.
     """
+    if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
+        raise ValueError(
+            f"Expected images of 0..255. Received: values from {np.min(x)} to {np.max(x)}, which look like images "
+            "scaled to 0..1: multiply them by 255."
+        )
+    return scaled(x, model)
+
+
+def scaled(x, model=None):
+    """What `preprocess_input` does, for images that are known to be of 0..255: one may be as good as black."""
     layer = ImageNormalization() if model is None else normalization_of(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):
@@ -50,13 +63,10 @@ def normalization_of(model):
     Raises:
         ValueError: If there is none.
     """
-    layers = list(model.layers)
-    while layers:
-        layer = layers.pop(0)
-        if isinstance(layer, ImageNormalization):
-            return layer
-        if isinstance(layer, keras.Model):
-            layers = [*layer.layers, *layers]
-    raise ValueError(
-        f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r} without one."
-    )
+    layer = carrier_of(model)
+    if layer is None:
+        raise ValueError(
+            "Expected a model with a `normalization` layer of this package. "
+            f"Received: model {model.name!r} without one."
+        )
+    return layer

@@ -1,6 +1,5 @@
 """Builds the model that a checkpoint holds."""
 
-import logging
 import os
 from collections.abc import Sequence
 
@@ -15,7 +14,6 @@ from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 
-logger = logging.getLogger("keras_vit")
 # The width of a head in every published ViT up to L, and in DeiT.
 COMMON_HEAD_DIM = 64
 
@@ -37,7 +35,8 @@ def from_pretrained(
 
     The `normalization` layer carries the image preprocessing that the checkpoint was trained with. What no shape and no
     config says is taken from the table of published sizes or from the usual convention, and named under "assumed" in
-    the report, which the logger "keras_vit" prints: as a warning where something was assumed.
+    the report, which the logger "keras_vit" tells: as a warning where anything was assumed, resized, adapted, left out
+    or is new.
 
     Args:
         path: Path of a file or folder as in `load_weights`, or the name of a published checkpoint, as
@@ -92,7 +91,7 @@ def from_pretrained(
     allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in kwargs]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
     report.assumed.update({name: how for name, how in assumed.items() if name not in kwargs})
-    logger.log(logging.WARNING if report.assumed else logging.INFO, "%s", report)
+    report.log()
     return model
 
 
@@ -153,6 +152,7 @@ def _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize):
         "qk_norm": "block_00/attention/query_norm/gamma" in weights,
         "norm_after_pooling": "fc_norm/gamma" in weights,
     }
+    options["head_dim"] = options["hidden_dim"] // options["num_heads"]
     if not sizes.name:
         options["name"] = "vit"
     if sizes.stages is not None:

@@ -1,11 +1,15 @@
 """ResNets of standardized convolutions, as the stem of a hybrid and as the body of a BiT model."""
 
+import logging
+
 import keras
 
 from keras_vit import layers
 from keras_vit.layers import arguments
 from keras_vit.layers.bottleneck import CONV_OPTIONS, NORM_OPTIONS
 from keras_vit.variants import ROOT_WIDTH
+
+logger = logging.getLogger("keras_vit")
 
 
 def hybrid_stem(images, stages, width_factor=1.0):
@@ -74,6 +78,19 @@ def token_grid(image_size, stages, patch_size):
             f"Received: images of {image_size[0]} x {image_size[1]} pixels."
         )
     return tuple(-(-side // stride) // patch for side, patch in zip(image_size, patch_size, strict=True))
+
+
+def warn_of_dropped_pixels(image_size, grid_size, stages, patch_size):
+    """Says which pixels are left over by the patches of a grid, as `token_grid` returns it."""
+    stride = 1 if stages is None else total_stride(stages)
+    used = [count * patch * stride for count, patch in zip(grid_size, patch_size, strict=True)]
+    if any(pixels < side for pixels, side in zip(used, image_size, strict=True)):
+        logger.warning(
+            "Patches of %d x %d pixels do not divide images of %d x %d: the model sees the upper left %d x %d.",
+            *(patch * stride for patch in patch_size),
+            *image_size,
+            *map(min, used, image_size),
+        )
 
 
 def _units(x, width, stages, pre_activation):

@@ -1,6 +1,5 @@
 """The Vision Transformer as a functional Keras model, read top-down: images, patches, tokens, blocks, head."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,7 +9,7 @@ from keras_vit import layers
 from keras_vit.layers import arguments, initializers
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
-from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid
+from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid, warn_of_dropped_pixels
 from keras_vit.variants import decode_variant
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
@@ -22,8 +21,6 @@ POOLINGS = ("token", "gap", "map", None)
 DEFAULT_ACTIVATION = "gelu_tanh"
 # The resolution that the stored grid of a model of any size is made for, unless its weights say otherwise.
 DEFAULT_IMAGE_SIZE = 224
-
-logger = logging.getLogger("keras_vit")
 
 
 @with_dtype
@@ -39,6 +36,7 @@ def ViT(
     hidden_dim: int | None = None,
     num_layers: int | None = None,
     num_heads: int | None = None,
+    head_dim: int | None = None,
     mlp_dim: int | None = None,
     stages: Sequence[int] | None = None,
     width_factor: float = 1.0,
@@ -71,6 +69,7 @@ def ViT(
     std: float | Sequence[float] | None = None,
     interpolation: str | None = None,
     crop_fraction: float | None = None,
+    class_names: Sequence[str] | None = None,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -86,18 +85,20 @@ def ViT(
         variant: String: a size ("Ti", "S", "B", "L", "H", "g", "G", "SO400M"), a slash and a patch size in pixels, as
             in "B/16", or a hybrid, as in "R50+B/16". Each of its sizes can be overridden by the arguments below.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. Where patches do not
-            divide it, the remainder is dropped at the right and bottom.
+            divide it, the remainder is dropped at the right and bottom, and a warning says so.
         in_channels: Int, the images' channels.
         num_classes: Int, the number of classes; 0 builds no head and gives the features instead.
         weights: Path of a checkpoint to load, as `load_weights` does, or the tag of a published one, as
             "imagenet21k" (see `list_weights`), which is downloaded once; None for random weights. What was loaded is
-            logged by the logger "keras_vit" at level INFO.
+            told by the logger "keras_vit": as a warning where anything was resized, adapted, left out or is new.
         pooling: "token" (the class token), "gap" (mean of the patches), "map" (attention pooling), or None (all tokens,
             for the head too).
         patch_size: Int, or (height, width), in pixels; of the feature map where there is a ResNet below.
         hidden_dim: Int, the width of a token.
         num_layers: Int, the number of blocks.
         num_heads: Int, the attention heads of a block, each `hidden_dim // num_heads` wide.
+        head_dim: Int, that width. It is only needed where `num_heads` does not divide `hidden_dim`, to say that this is
+            meant: the paper's 512 by 6 has head_dim=85.
         mlp_dim: Int, the hidden width of a block's MLP.
         stages: Ints, the number of units of each stage of a ResNet below the patches, which are then cut out of its
             feature map; () for its root alone. By default as the variant says: none but in hybrids.
@@ -148,6 +149,8 @@ def ViT(
             "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
         crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
             1 without weights.
+        class_names: Strings, the names of the classes, which `normalization` carries: predictions and exports answer
+            with them.
         dtype: The dtype policy of all layers but the heads, which compute in float32: "mixed_bfloat16" as an example;
             None takes Keras' global one.
         name: String, the model's name.
@@ -174,6 +177,7 @@ def ViT(
     num_layers = arguments.positive_int("num_layers", size.num_layers if num_layers is None else num_layers)
     num_heads = arguments.positive_int("num_heads", size.num_heads if num_heads is None else num_heads)
     mlp_dim = arguments.positive_int("mlp_dim", size.mlp_dim if mlp_dim is None else mlp_dim)
+    _check_head_dim(hidden_dim, num_heads, head_dim)
     arguments.one_of("pooling", pooling, POOLINGS)
     arguments.one_of("position_embedding", position_embedding, POSITION_EMBEDDINGS)
     arguments.non_negative_int("num_classes", num_classes)
@@ -238,9 +242,15 @@ def ViT(
         grid_size = grid_size or token_grid((DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE), stages, patch_size)
     else:
         grid_size = token_grid(image_size, stages, patch_size)
+        warn_of_dropped_pixels(image_size, grid_size, stages, patch_size)
 
     inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
-    images = layers.ImageNormalization(apply=include_preprocessing, name="normalization", **preprocessing)(inputs)
+    images = layers.ImageNormalization(
+        apply=include_preprocessing,
+        class_names=arguments.class_names(class_names, num_classes),
+        name="normalization",
+        **preprocessing,
+    )(inputs)
     feature_map = images if stages is None else hybrid_stem(images, stages, width_factor)
     x = layers.PatchEmbedding(hidden_dim, patch_size, name="patch_embedding")(feature_map)
     if num_registers:
@@ -328,8 +338,23 @@ def ViT(
         x = [x, y] if return_both_heads else keras.layers.Average(dtype=x.dtype, name="mean_of_heads")([x, y])
     model = keras.Model(inputs, x, name=name or "vit_" + variant.replace("/", "").replace("+", "_"))
     if checkpoint is not None:
-        logger.info("%s", load_checkpoint(model, checkpoint, allow=allow))
+        load_checkpoint(model, checkpoint, allow=allow).log()
     return model
+
+
+def _check_head_dim(hidden_dim, num_heads, head_dim):
+    width = hidden_dim // num_heads
+    # Fewer channels than heads are the layer's to refuse.
+    if head_dim is None and width and hidden_dim % num_heads:
+        raise ValueError(
+            "Expected `num_heads` to divide `hidden_dim`, or `head_dim` to say that the heads are not to be as wide "
+            f"together. Received: {hidden_dim=}, {num_heads=}, head_dim=None; pass head_dim={width} if that is meant."
+        )
+    if head_dim not in (None, width):
+        raise ValueError(
+            "Invalid value received for argument `head_dim`. Expected hidden_dim // num_heads = "
+            f"{hidden_dim} // {num_heads} = {width}. Received: {head_dim!r}"
+        )
 
 
 def _one_a_block(name, value, num_layers):

@@ -167,6 +167,14 @@ def test_inputs_of_another_dtype_are_promoted(by_convolution):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x.astype("int32"))), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.filterwarnings("error")
+def test_an_explicit_jit_compile_is_obeyed(dtype):
+    model = keras.Sequential([keras.Input((8,)), Dense(6, dtype=dtype)])
+    model.compile("sgd", "mse", jit_compile=True)
+    assert model.jit_compile is True
+
+
 def test_a_subclass_of_another_call_is_not_quantized():
     class Doubled(Dense):
         def call(self, inputs, training=None):

@@ -19,6 +19,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
         {**IMAGENET, "apply": True, "interpolation": "bicubic", "crop_fraction": 0.875},
         {"mean": (0.1, 0.2, 0.3), "std": 0.5, "apply": True},
         {"apply": True, "folded": True},
+        {"class_names": ["cat", "dog"], "multi_label": True},
     ],
 )
 def test_contract(arguments):
@@ -86,7 +87,7 @@ def test_constants_survive_a_round_trip():
         ({"interpolation": "cubic"}, "`interpolation`. Expected one of 'bilinear', .* Received: 'cubic'"),
         ({"crop_fraction": 0}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 0"),
         ({"crop_fraction": 1.1}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 1.1"),
-        ({"crop_fraction": "all"}, "`crop_fraction`. Expected a finite number. Received: 'all'"),
+        ({"crop_fraction": "all"}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 'all'"),
     ],
 )
 def test_refuses(arguments, message):

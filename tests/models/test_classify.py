@@ -67,6 +67,16 @@ def test_a_models_own_activation_is_not_applied_twice(photo, distilled, num_clas
         np.testing.assert_allclose([p for *_, p in found], expected, rtol=1e-4)
 
 
+def test_a_head_of_the_users_own_gives_classes(photo):
+    backbone = build(num_classes=0)
+    outputs = keras.layers.Dense(3, activation="softmax", name="mine")(backbone.output)
+    model = randomize(keras.Model(backbone.input, outputs))
+    (found,) = classify(model, [photo], top=3)
+    outputs = model(keras_vit.preprocess_input(read_image(photo, model)[None], model))
+    expected = np.sort(keras.ops.convert_to_numpy(outputs)[0])[::-1]
+    np.testing.assert_allclose([p for *_, p in found], expected, rtol=1e-4)
+
+
 def test_the_cats_are_found(shared):
     model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz")
     (found,) = classify(model, [shared / "data" / "coco_cats.png"], top=2)
@@ -86,6 +96,40 @@ def test_bad_input_is_named(photo, tmp_path):
         classify(build(num_classes=0), [photo])
     with pytest.raises(ValueError, match="one output"):
         classify(build(distillation_token=True, return_both_heads=True), [photo])
+
+
+def test_a_users_own_head_answers_with_its_own_names(photo):
+    backbone = build(num_classes=0, class_names=None)
+    own = keras.Model(backbone.input, keras.layers.Dense(2, name="own")(backbone.output))
+    assert {name for _, name, _ in classify(own, [photo])[0]} == {"0", "1"}
+    backbone.get_layer("normalization").class_names = ["cat", "dog"]
+    assert {name for _, name, _ in classify(own, [photo])[0]} == {"cat", "dog"}
+    nested = keras.Sequential([keras.Input((16, 16, 3)), backbone, keras.layers.Dense(2)])
+    assert {name for _, name, _ in classify(nested, [photo])[0]} == {"cat", "dog"}
+
+
+def test_many_images_are_the_same_as_one_by_one(photo, tmp_path):
+    for i in range(4):
+        keras.utils.save_img(tmp_path / f"{i}.png", np.full((9, 9 + i, 3), 60.0 * i), scale=False)
+    paths = [tmp_path / f"{i}.png" for i in (2, 0, 3, 1)] + [photo]
+    for size in (16, (None, None)):
+        model = randomize(build(image_size=size))
+        found = classify(model, paths, batch_size=2)
+        for path, classes in zip(paths, found, strict=True):
+            (alone,) = classify(model, [path])
+            assert [name for _, name, _ in classes] == [name for _, name, _ in alone]
+            np.testing.assert_allclose([p for *_, p in classes], [p for *_, p in alone], atol=1e-5)
+
+
+def test_a_broken_image_among_many_is_named_and_has_no_classes(photo, tmp_path, caplog):
+    (tmp_path / "text.png").write_text("no image")
+    model = build()
+    found = classify(model, [photo, tmp_path / "text.png", photo], broken="skip", batch_size=2)
+    assert [len(classes) for classes in found] == [5, 0, 5]
+    assert "1 of 3 images" in caplog.text and "text.png" in caplog.text
+    assert "could not be read" in table(["a", "b", "c"], found).splitlines()[5]
+    with pytest.raises(ValueError, match=r"text\.png"):
+        classify(model, [tmp_path / "text.png"], broken="skip")
 
 
 def test_a_table_has_a_line_a_class():

@@ -4,7 +4,7 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.models.predictions import activation_of, imagenet_classes
+from keras_vit.models.predictions import activation_of, gives_features, imagenet_classes
 from tests.tiny import build
 
 
@@ -39,6 +39,71 @@ def test_other_shapes_are_refused(shape):
 def test_top_is_bounded(top):
     with pytest.raises(ValueError, match="`top`"):
         keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
+
+
+def test_names_are_those_that_the_model_carries(caplog):
+    p = [[0.7, 0.1, 0.2]]
+    named = build(num_classes=3, class_names=["ant", "bee", "cat"])
+    assert keras_vit.decode_predictions(p, named, top=2) == [[("0", "ant", 0.7), ("2", "cat", 0.2)]]
+    assert [name for _, name, _ in keras_vit.decode_predictions(p, build(num_classes=3))[0]] == ["0", "2", "1"]
+    imagenet = keras_vit.decode_predictions(np.eye(1000)[[285]], build(num_classes=1000), top=1)
+    assert imagenet == [[("n02124075", "Egyptian_cat", 1.0)]]
+    assert not caplog.records
+    # Another head on the same backbone.
+    features = keras.Model(named.input, named.get_layer("head").input)
+    other = keras.Model(named.input, keras.layers.Dense(2)(features.output))
+    assert [name for _, name, _ in keras_vit.decode_predictions([[0.6, 0.4]], other)[0]] == ["0", "1"]
+    assert "3 classes" in caplog.text
+    with pytest.raises(ValueError, match="gives features"):
+        keras_vit.decode_predictions(np.eye(12)[:1], features)
+
+
+def test_other_classes_than_the_models_are_refused():
+    model = build(num_classes=3, class_names=["ant", "bee", "cat"])
+    with pytest.raises(ValueError, match=r"shape \(batch, 3\)"):
+        keras_vit.decode_predictions([[0.5, 0.5]], model)
+    with pytest.raises(ValueError, match="`top` between 1 and 3"):
+        keras_vit.decode_predictions(np.eye(3), model, top=4)
+    with pytest.raises(ValueError, match="`model`.*top="):
+        keras_vit.decode_predictions(np.eye(1000)[:1], 5)
+    with pytest.raises(ValueError, match="softmax"):
+        keras_vit.decode_predictions([[0.9, 0.8, 0.1]], model)
+    many = build(num_classes=3, classifier_activation="sigmoid")
+    assert keras_vit.decode_predictions([[0.9, 0.8, 0.1]], many, top=1) == [[("0", "0", 0.9)]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"pooling": "map"}, {"representation_size": 8}, {"distillation_token": True}, {"norm_after_pooling": True}],
+)
+def test_a_backbone_gives_features_and_any_head_classes(arguments):
+    backbone = build(num_classes=0, **arguments)
+    assert gives_features(backbone)
+    assert not gives_features(build(**arguments))
+    assert not gives_features(keras.Sequential([backbone, keras.layers.Dropout(0.1), keras.layers.Dense(2)]))
+
+
+def test_a_head_may_end_in_a_norm_and_what_is_no_backbone_classifies():
+    backbone = build(num_classes=0)
+    layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Softmax()]
+    assert not gives_features(keras.Sequential([keras.layers.Normalization(), backbone, *layers]))
+    assert gives_features(keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Normalization(), backbone]))
+    assert not gives_features(keras.Sequential([keras.Input((4,)), *layers]))
+
+
+def test_a_resnet_without_its_head_gives_features():
+    with keras.StatelessScope(initialize_variables=False):
+        model = keras_vit.BiT("R50x1", stages=(1,), image_size=32, num_classes=0)
+    assert gives_features(model)
+
+
+def test_a_model_for_several_labels_an_image_says_so_itself():
+    model = build(class_names=list("abcde"))
+    model.get_layer("normalization").multi_label = True
+    copy = keras.models.clone_model(model)
+    assert activation_of(copy) == "sigmoid" and activation_of(build()) == "softmax"
+    names = [name for _, name, _ in keras_vit.decode_predictions([[0.9, 0.8, 0.1, 0.2, 0.0]], copy, top=2)[0]]
+    assert names == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,12 @@ def test_a_model_without_constants_is_refused():
     inputs = keras.Input((4,))
     with pytest.raises(ValueError, match="normalization"):
         keras_vit.preprocess_input(raw(), keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+
+
+@pytest.mark.parametrize("model", [None, {}, {"include_preprocessing": True}])
+def test_images_that_were_scaled_to_0_to_1_are_refused(model):
+    model = None if model is None else build(**model)
+    with pytest.raises(ValueError, match=r"Expected images of 0\.\.255. Received: values from 0.0 to 1.0, which look"):
+        keras_vit.preprocess_input(raw() / 255, model)
+    for black in (np.zeros((1, 2, 2, 3)), np.ones((1, 2, 2, 3))):
+        assert keras_vit.preprocess_input(black).max() < 0

@@ -36,7 +36,7 @@ class _Policy:
 # Each choice that a builder offers is in one of them; choices that do not touch each other share one.
 KINDS = {
     "token": {},
-    "pre_logits": {"representation_size": 7, "position_embedding": "relative", "num_heads": 5},
+    "pre_logits": {"representation_size": 7, "position_embedding": "relative", "num_heads": 5, "head_dim": 2},
     "gap": {"pooling": "gap", "position_embedding": "learned2d", "patch_size": (2, 5)},
     "gap_with_class_token": {"pooling": "gap", "class_token": True, "position_embedding": "sincos2d"},
     "map": {"pooling": "map", "qk_norm": True, "activation": "gelu", "layer_norm_epsilon": 1e-12},
@@ -100,6 +100,21 @@ def test_any_size_at_run_time_is_the_model_of_that_size():
             y = any_size.predict(x, verbose=0)
             assert y.shape == (2, 5) and np.isfinite(y).all()
             np.testing.assert_allclose(ops.convert_to_numpy(any_size(x)), y, atol=1e-4)
+
+
+def test_a_dropped_remainder_is_said(caplog):
+    build(image_size=16)
+    assert not caplog.records
+    build(image_size=(16, 19))
+    assert "do not divide images of 16 x 19: the model sees the upper left 16 x 16" in caplog.text
+
+
+def test_heads_that_do_not_fill_the_width_have_to_be_meant():
+    with pytest.raises(ValueError, match="hidden_dim=32, num_heads=5, head_dim=None; pass head_dim=6"):
+        build(hidden_dim=32, num_heads=5)
+    with pytest.raises(ValueError, match="`head_dim`. Expected hidden_dim // num_heads = 32 // 5 = 6. Received: 8"):
+        build(hidden_dim=32, num_heads=5, head_dim=8)
+    assert build(hidden_dim=32, num_heads=5, head_dim=6).get_layer("block_00").attention.key_dim == 6
 
 
 def test_a_remainder_is_dropped_at_the_right_and_bottom():
@@ -185,6 +200,7 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
             num_layers=depth,
             hidden_dim=8,
             num_heads=heads,
+            head_dim=8 // heads,
             mlp_dim=8,
             num_classes=3,
             pooling=pooling,
@@ -250,6 +266,20 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
 def test_bad_arguments_are_named(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(**changes)
+
+
+def test_class_names_stay_with_the_model(tmp_path):
+    names = ["rose", "iris", "daisy", "tulip", "lily"]
+    model = build(class_names=names)
+    model.save(tmp_path / "model.keras")
+    for copy in (model, keras.models.clone_model(model), keras.saving.load_model(tmp_path / "model.keras")):
+        assert copy.get_layer("normalization").class_names == names
+    with pytest.raises(ValueError, match="`class_names`. Expected 5 strings, one a class. Received: 2 names"):
+        build(class_names=names[:2])
+    with pytest.raises(ValueError, match="Expected 5 strings, one a class. Received: 5 names, 3 among them"):
+        build(class_names=["rose", "iris", "daisy", "tulip", 3])
+    with pytest.raises(ValueError, match="Expected 5 strings, one a class. Received: 'irises'"):
+        build(class_names="irises")
 
 
 def test_no_such_weights_file():

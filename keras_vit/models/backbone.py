@@ -1,0 +1,137 @@
+"""Where in a model the backbone is that a builder of this package made, and what its user has put around it."""
+
+import re
+from typing import NamedTuple
+
+import keras
+
+from keras_vit.models.graph import is_graph, nodes_before, operations_before
+
+# A distilled ViT's two heads, of the class token and of the distillation token.
+HEADS = ("head", "head_dist")
+# The names of a ViT's blocks, or where there are none of a BiT's units, and of the layers between the last one and the
+# head. The ResNet of a hybrid belongs to its embedding.
+_KINDS = {
+    r"block_\d+": ("norm", "pooling", "pooling_dist", "fc_norm", "pre_logits", "pre_logits_tanh"),
+    r"stage_\d+_unit_\d+": ("norm", "relu", "pooling"),
+}
+
+
+class Parts(NamedTuple):
+    """The layers of a model that holds a backbone, each in one of the lists.
+
+    Args:
+        below: The backbone's layers before its first block: the embedding.
+        blocks: Its blocks, from the first.
+        above: Its layers behind the last block and below the head: norm, pooling, pre_logits.
+        others: The heads, by whatever name, and all layers that stand around a backbone that is nested in the model.
+        models: The model, and the one or more within it that hold the backbone.
+    """
+
+    below: list
+    blocks: list
+    above: list
+    others: list
+    models: list
+
+
+def parts_of(model):
+    """Tells the backbone's layers from the head and from all that a user has put around the backbone.
+
+    Args:
+        model: A model of this package's builders, one with a head of its user's own on it, or one in which such a model
+            is nested as a layer, at any depth.
+
+    Returns:
+        `Parts`.
+
+    Raises:
+        ValueError: If there are no blocks in it, or those of several backbones.
+
+    Example:
+
+    >>> from keras_vit.models.backbone import parts_of
+    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0)
+    >>> model = keras.Model(backbone.input, keras.layers.Dense(5, name="mine")(backbone.output))
+    >>> [layer.name for layer in parts_of(model).others]
+    ['mine']
+    """
+    ways = list(_ways_to_blocks(model))
+    if len(ways) != 1:
+        how_many = f"{len(ways)} such models in it" if ways else f"layers {', '.join(_names(model))}"
+        raise ValueError(
+            "Expected a model of this package's builders, with layers named block_00 or stage_1_unit_01 and so on, or "
+            f"one that holds one such model as a layer. Received: model {model.name!r} with {how_many}"
+        )
+    models = ways[0]
+    backbone = models[-1]
+    pattern = _pattern(backbone)
+    blocks = [layer for layer in backbone.layers if re.fullmatch(pattern, layer.name)]
+    before = {id(operation) for operation in operations_before(backbone, blocks[-1])}
+    parts = Parts([], blocks, [], [], models)
+    for layer in backbone.layers:
+        if layer in blocks:
+            continue
+        if id(layer) in before:
+            parts.below.append(layer)
+        elif layer.name in _KINDS[pattern]:
+            parts.above.append(layer)
+        else:
+            parts.others.extend(_flat(layer))
+    for outer in models[:-1]:
+        parts.others.extend(inner for layer in outer.layers if layer not in models for inner in _flat(layer))
+    return parts
+
+
+def head_inputs(model):
+    """The symbolic tensors that layers above the backbone take from it; [] where none does, or there is no backbone.
+
+    Args:
+        model: A functional or sequential `keras.Model`, built.
+    """
+    try:
+        parts = parts_of(model)
+    except ValueError:
+        return []
+    own = {id(layer) for layer in (*parts.below, *parts.blocks, *parts.above, *parts.models)}
+    found = {
+        id(x): x
+        for operation, inputs in nodes_before(model.outputs)
+        for x in inputs
+        if id(operation) not in own and id(x._keras_history.operation) in own
+    }
+    return list(found.values())
+
+
+def head_within(model):
+    """Whether the backbone is nested in the model together with a head of its own."""
+    try:
+        parts = parts_of(model)
+    except ValueError:
+        return False
+    inner = parts.models[-1].layers
+    return len(parts.models) > 1 and any(layer.weights for layer in parts.others if layer in inner)
+
+
+def _pattern(model):
+    """The pattern of the names of a model's blocks, or None."""
+    return next((p for p in _KINDS if any(re.fullmatch(p, name) for name in _names(model))), None)
+
+
+def _names(model):
+    return [layer.name for layer in model.layers]
+
+
+def _ways_to_blocks(model):
+    """Yields, for each model that has blocks among its own layers, the models from `model` down to it."""
+    if is_graph(model) and _pattern(model):
+        yield [model]
+        return
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from ([model, *way] for way in _ways_to_blocks(layer))
+
+
+def _flat(layer):
+    """A layer, or where it is a model that is a graph, the layers of that."""
+    return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

@@ -1,0 +1,76 @@
+import keras
+import pytest
+
+from keras_vit.models.backbone import HEADS, head_inputs, parts_of
+from tests import tiny
+from tests.training.test_decay_groups import MODELS
+
+Dense = keras.layers.Dense
+
+
+def names(layers):
+    return [layer.name for layer in layers]
+
+
+def nested(*around, **changes):
+    """A model whose layers a ViT without a head is one of: those before None stand before it."""
+    i = around.index(None)
+    vit = tiny.build(num_classes=0, name="vit", **changes)
+    return keras.Sequential([keras.Input((16, 16, 3)), *around[:i], vit, *around[i + 1 :]], name="mine")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_of_a_builder_is_in_one_part(name):
+    model = MODELS[name]()
+    parts = parts_of(model)
+    assert sorted(names([*parts.below, *parts.blocks, *parts.above, *parts.others])) == sorted(names(model.layers))
+    assert {layer.name for layer in parts.others if layer.weights} == set(HEADS) & set(names(model.layers))
+    assert parts.models == [model]
+    assert "norm" in names(parts.above) or name == "qk_norm"
+
+
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": None}, {"representation_size": 7}])
+def test_a_model_without_a_head(changes):
+    model = tiny.build(num_classes=0, **changes)
+    body = keras.Model(model.input, Dense(2, name="dense_of_mine")(model.output))
+    assert [layer.name for layer in parts_of(body).others if layer.weights] == ["dense_of_mine"]
+
+
+def test_a_branch_beside_the_blocks_is_a_head_however_long():
+    vit = tiny.build(num_layers=4)
+    x = vit.get_layer("block_00").output
+    for i in range(6):
+        x = keras.layers.LayerNormalization(name=f"aside_{i}")(x)
+    parts = parts_of(keras.Model(vit.input, [vit.output, Dense(3, name="aside")(x)]))
+    assert names(parts.blocks) == ["block_00", "block_01", "block_02", "block_03"]
+    assert set(names(parts.others)) == {*(f"aside_{i}" for i in range(6)), "aside", "head"}
+
+
+def test_a_nested_model_and_the_layers_around_it():
+    head = keras.Sequential([keras.layers.Dropout(0.1, name="drop"), Dense(2, name="mine")])
+    model = nested(keras.layers.Rescaling(1.0, name="scale"), None, head)
+    parts = parts_of(keras.Sequential([keras.layers.RandomFlip(name="flip"), model]))
+    assert set(names(parts.others)) == {"flip", "scale", "drop", "mine"}
+    assert names(parts.blocks) == ["block_00", "block_01"] and names(parts.above)[0] == "norm"
+    assert names(parts.models)[1:] == ["mine", "vit"]
+
+
+def test_other_models():
+    dense = keras.Sequential([keras.Input((2,)), Dense(2, name="alone")], name="other")
+    with pytest.raises(ValueError, match="Expected a model of this package's builders.*'other' with layers alone"):
+        parts_of(dense)
+    inputs = keras.Input((16, 16, 3))
+    twins = [tiny.build(num_classes=0, name=name)(inputs) for name in ("a", "b")]
+    with pytest.raises(ValueError, match="holds one such model.*with 2 such models in it"):
+        parts_of(keras.Model(inputs, keras.layers.Add()(twins)))
+    assert head_inputs(dense) == []
+
+
+def test_what_a_head_reads():
+    for model in (MODELS["vit"](), MODELS["bit"]()):
+        assert head_inputs(model) == [model.get_layer("head").input]
+    assert head_inputs(tiny.build(num_classes=0)) == []
+    model = MODELS["distilled"]()
+    assert {id(x) for x in head_inputs(model)} == {id(model.get_layer(name).input) for name in HEADS}
+    model = nested(keras.layers.Rescaling(2.0), None, keras.layers.Dropout(0.1, name="drop"), Dense(2))
+    assert head_inputs(model) == [model.get_layer("drop").input]
