@@ -4,10 +4,12 @@ from keras_vit.data.augment import POLICIES, Policy, RandAugment
 from keras_vit.data.broken import BrokenImages
 from keras_vit.data.crop import Crop
 from keras_vit.data.folder import from_directory
+from keras_vit.data.folds import folds
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.load import load
 from keras_vit.data.mix import Mix
-from keras_vit.data.pipeline import Source, pipeline
+from keras_vit.data.pipeline import pipeline
+from keras_vit.data.source import Source
 from keras_vit.data.splits import splits
 from keras_vit.data.vtab import VTAB
 
@@ -20,6 +22,7 @@ __all__ = [
     "Policy",
     "RandAugment",
     "Source",
+    "folds",
     "from_dataframe",
     "from_directory",
     "load",

@@ -2,17 +2,20 @@ import dataclasses
 
 import keras
 
+# The families of RandAugment's operations, and the largest magnitude of each.
+STRONGEST = {"official": 30, "timm": 10}
+
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """What augments the images and labels beyond the crop and the flip; all of it from stateless seeds.
 
     `POLICIES` names those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-    and "deit". RandAugment runs the operations of keras-cv; erasing, MixUp and CutMix are Keras' own layers.
+    and "deit". RandAugment is that of the official codes; erasing, MixUp and CutMix are Keras' own layers.
 
     Args:
-        randaugment: (operations an image, magnitude), or None. Magnitude 30 is the strongest that keras-cv knows: a
-            shear of 1 and a shift of the whole side.
+        randaugment: (operations an image, magnitude), or None. The magnitude is from 0 to 30 for the operations of
+            "official", from 0 to 10 for those of "timm".
         magnitude_std: Float, the standard deviation of the magnitude.
         mixup: Float, the alpha of the Beta distribution of MixUp, 0 for none.
         cutmix: Float, that of CutMix. Where both are given, each batch gets one of them with equal chances.
@@ -20,15 +23,21 @@ class Policy:
         repeats: Integer, how many copies of an image, each differently augmented, follow each other in a batch. An
             epoch then has `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of a label that is spread over all the classes.
+        operations: RandAugment's. "official": the 16 of the official code, as AugReg has them; "timm": the 15 of timm's
+            "rand-...-inc1", which DeiT was trained with. They get stronger with the magnitude, and each is left out
+            half of the time.
 
     Example:
 
     >>> import keras_vit.data
-    >>> keras_vit.data.POLICIES["medium1"]
-    Policy(randaugment=(2, 15), magnitude_std=0.0, mixup=0.2, cutmix=0.0, erasing=0.0, repeats=1, label_smoothing=0.0)
+    >>> policy = keras_vit.data.POLICIES["deit"]
+    >>> policy.randaugment, policy.magnitude_std, policy.operations
+    ((2, 9), 0.5, 'timm')
 
-    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. Both papers' RandAugment has other
-    operations as well (posterize, rotate, invert, cutout, sharpness), and shears by 0.03 a unit of magnitude.
+    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. RandAugment is as in the codes of
+    both, see `RandAugment`. The others differ: `RandomErasing` fills with normal noise of deviation 255 around black,
+    cut to 0..255, where DeiT has noise of the images' own mean and deviation, and draws both sides by themselves, where
+    DeiT draws area and shape; for MixUp and CutMix see `Mix`.
     """
 
     randaugment: tuple[int, float] | None = None
@@ -38,15 +47,31 @@ class Policy:
     erasing: float = 0.0
     repeats: int = 1
     label_smoothing: float = 0.0
+    operations: str = "official"
 
     def __post_init__(self):
         for name in ("mixup", "cutmix", "erasing", "label_smoothing"):
             if not 0 <= getattr(self, name) <= 1 - (name == "label_smoothing") * 1e-6:
                 raise ValueError(f"Expected `{name}` from 0 to 1. Received: {getattr(self, name)!r}")
-        if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= 30):
-            raise ValueError(f"Expected `randaugment` as (at least 1, 0 to 30). Received: {self.randaugment!r}")
+        if self.operations not in STRONGEST:
+            raise ValueError(
+                f"Expected `operations` to be one of {', '.join(STRONGEST)}. Received: {self.operations!r}"
+            )
+        most = STRONGEST[self.operations]
+        if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= most):
+            raise ValueError(
+                f"Expected `randaugment` as (at least 1, 0 to {most}) for the operations {self.operations!r}. "
+                f"Received: {self.randaugment!r}"
+            )
+        if self.magnitude_std < 0:
+            raise ValueError(f"Expected `magnitude_std` of at least 0. Received: {self.magnitude_std!r}")
         if not isinstance(self.repeats, int) or self.repeats < 1:
             raise ValueError(f"Expected `repeats` to be an integer of at least 1. Received: {self.repeats!r}")
+
+    @property
+    def mixes(self):
+        """Whether labels come out as a share for each class."""
+        return bool(self.mixup or self.cutmix or self.label_smoothing)
 
 
 POLICIES = {
@@ -57,79 +82,64 @@ POLICIES = {
     "medium2": Policy(randaugment=(2, 15), mixup=0.5),
     "strong1": Policy(randaugment=(2, 20), mixup=0.5),
     "strong2": Policy(randaugment=(2, 20), mixup=0.8),
-    "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1),
+    "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1, operations="timm"),
 }
 
 
 class RandAugment:
-    """Applies random operations of keras-cv to an image, each drawn from a stateless seed.
-
-    keras-cv's own RandAugment cannot be repeated inside tf.data: it draws from the state of global generators, in
-    whatever order the threads come. Here the numbers follow from the seed, and only the pixels are its business.
+    """Applies random operations to an image, drawn from a stateless seed, as one of the official codes does.
 
     Args:
         num_operations: Integer, operations an image.
-        magnitude: Float in [0, 30].
-        magnitude_std: Float, its standard deviation.
+        magnitude: Float, in [0, 30] for "official" and in [0, 10] for "timm".
+        magnitude_std: Float, the standard deviation of the magnitude, which stays in that range.
+        operations: "official" or "timm"; see `Policy`.
 
     Call arguments:
-        image: Float32 tensor (height, width, 3) of 0..255.
+        image: Float32 tensor (height, width, 3) of 0..255. As in the codes, operations see it in whole numbers: rounded
+            down by "official", to the nearest by "timm".
         seed: Integer tensor (2,).
 
     Returns:
-        The augmented image, of the same shape and range.
+        The augmented image, of the same shape and range, in whole numbers.
 
-    Reference: arXiv 1909.13719. The ranges are those of `keras_cv.layers.RandAugment`; what a shear or a shift
-    uncovers is gray, as in the original.
+    Reference: arXiv 1909.13719. Measured against the official codes at each magnitude: all operations of both families
+    are the same to the bit, but for the warps of "timm", where Pillow's bicubic filter is met in 99.7 % of the pixels
+    and the others differ by 1 of 255.
     """
 
-    def __init__(self, num_operations, magnitude, magnitude_std=0.0):
-        import keras_cv
+    def __init__(self, num_operations, magnitude, magnitude_std=0.0, operations="official"):
         import tensorflow as tf
 
-        layer, limits, gray = keras_cv.layers, (0, 255), {"fill_mode": "constant", "fill_value": 128.0}
-        self.num_operations, self.magnitude, self.std = num_operations, magnitude / 30, magnitude_std / 30
-        contrast, brightness = layer.RandomContrast(limits, 0.5), layer.RandomBrightness(0.5, limits)
-        shear, shift = layer.RandomShear(0.0, 0.0, **gray), layer.RandomTranslation(0.0, 0.0, **gray)
-        gain, solar = layer.RandomColorDegeneration(0.5), layer.Solarization(limits)
-        equal, auto = layer.Equalization(limits), layer.AutoContrast(limits)
+        # Here, since it imports TensorFlow.
+        from keras_vit.data.operations import OFFICIAL, TIMM
 
-        def at(value, rank):
-            return tf.reshape(value, (1,) * rank)
-
-        # Each takes the image, the magnitude m of 0..1, its sign s, and u in [-m, m].
-        self._operations = [
-            lambda x, m, s, u: auto.augment_images(x),
-            lambda x, m, s, u: equal.augment_images(x),
-            lambda x, m, s, u: solar.augment_images(
-                x, {"additions": at(110 * m, 4), "thresholds": at(255 * (1 - m), 4)}
-            ),
-            lambda x, m, s, u: gain.augment_images(x, at(m, 4)),
-            lambda x, m, s, u: contrast.augment_images(x, at(1 + u, 4)),
-            lambda x, m, s, u: brightness.augment_images(x, at(255 * u, 4)),
-            lambda x, m, s, u: shear.augment_images(x, {"shear_x": at(s * m, 2), "shear_y": None}),
-            lambda x, m, s, u: shear.augment_images(x, {"shear_x": None, "shear_y": at(s * m, 2)}),
-            lambda x, m, s, u: shift.augment_images(
-                x, {"height_translations": at(0.0, 2), "width_translations": at(u, 2)}
-            ),
-            lambda x, m, s, u: shift.augment_images(
-                x, {"height_translations": at(u, 2), "width_translations": at(0.0, 2)}
-            ),
-        ]
+        self.num_operations, self.magnitude, self.std = num_operations, magnitude, magnitude_std
+        # timm leaves out each operation half of the time.
+        table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
+        self.operations, self.strongest = list(table.values()), STRONGEST[operations]
+        # Traced once for all operations of an image.
+        self._one = tf.function(self._apply, autograph=False, experimental_attributes={"_noinline": True})
 
     def __call__(self, image, seed):
         import tensorflow as tf
 
-        x, shape = image[None], image.shape
-        for one in tf.unstack(tf.random.split(tf.cast(seed, "int64"), self.num_operations)):
-            kinds, noises = tf.unstack(tf.random.split(one, 2))
-            kind = tf.random.stateless_uniform((), kinds, 0, len(self._operations), "int32")
-            noise, sign, uniform = tf.unstack(tf.random.stateless_uniform((3,), noises, -1.0, 1.0))
-            # A uniform number of that deviation; clipped as keras-cv clips its normal one.
-            m = tf.clip_by_value(self.magnitude + noise * self.std * 3**0.5, 0.0, 1.0)
-            arguments = (x, m, tf.sign(sign), m * uniform)
-            x = tf.switch_case(kind, [lambda f=f, a=arguments: f(*a) for f in self._operations])
-        return tf.ensure_shape(tf.clip_by_value(x[0], 0.0, 255.0), shape)
+        seed, count = tf.cast(seed, "int64"), self.num_operations
+        numbers = tf.unstack(tf.random.stateless_uniform((count, 4), seed))
+        levels = tf.random.stateless_normal((count,), tf.random.fold_in(seed, 1), self.magnitude, self.std, "float64")
+        m = tf.clip_by_value(levels, 0.0, self.strongest) / 10
+        x = tf.cast(image + self.rounding, "uint8")
+        for i, (chosen, sign, *at) in enumerate(map(tf.unstack, numbers)):
+            kind = tf.cast(chosen * (len(self.operations) / self.share), "int32")
+            sign = tf.cast(tf.where(sign < 0.5, -1, 1), "float64")
+            x = tf.ensure_shape(self._one(kind, x, m[i], sign, tf.stack(at)), image.shape)
+        return tf.cast(x, "float32")
+
+    def _apply(self, kind, *arguments):
+        import tensorflow as tf
+
+        # What is beyond the operations leaves the image as it is.
+        return tf.switch_case(kind, [lambda f=f: f(*arguments) for f in self.operations], lambda: arguments[0])
 
 
 class _Seeds(keras.random.SeedGenerator):

@@ -1,7 +1,8 @@
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Mapping
+
+import numpy as np
 
 logger = logging.getLogger("keras_vit.data")
 
@@ -9,72 +10,70 @@ logger = logging.getLogger("keras_vit.data")
 class BrokenImages(Mapping):
     """The images that a dataset passed over since they do not decode: a mapping from names to reasons.
 
-    It fills while the dataset is read. At the end of each epoch a warning of the logger `keras_vit.data` counts and
-    names those of the epoch; `repr` shows the last.
+    It fills with the batches that are read. When the last batch of an epoch was read, a warning of the logger
+    `keras_vit.data` counts and names those of the epoch; `repr` shows the last.
 
     Args:
-        order: Function from an epoch's number to its records {"name", "image"} in order, each once.
-        load: Function of a record that raises what is wrong with it.
-        num_images: Integer, images of an epoch.
+        load: Function of a record {"name", "image"} that raises what is wrong with it.
+        num_images: Integer, different images of an epoch.
         repeats: Integer, how many times each comes in a row.
-        start: (epoch, position) of the first image.
-        batch_size: Integer, below which a batch is an epoch's last; 0 where batches go on across epochs.
         shown: Integer, how many names the warning holds.
     """
 
-    def __init__(self, order, load, num_images, repeats=1, start=(0, 0), batch_size=0, shown=20):
-        self._order, self._load, self._num_images, self._repeats = order, load, num_images, repeats
-        self._shown, self._reasons, self._summary = shown, {}, "no broken images so far"
-        # By epoch: the position that should come next, and those that did not come.
-        self._next, self._gaps, self._ended = defaultdict(int, [start]), defaultdict(set), set()
-        self._batch_size = batch_size
+    def __init__(self, load, num_images, repeats=1, shown=20):
+        self._load, self._num_images, self._repeats, self._shown = load, num_images, repeats, shown
+        self._reasons, self._summary = {}, "no broken images so far"
 
-    def check(self, records, load):
-        """Raises if no image decodes at all, which would else be noticed when nothing is trained on."""
+    def first_sound(self, records, load):
+        """The first of the records that `load` does not raise for.
+
+        Raises:
+            ValueError: If none does, which would else be noticed when nothing is trained on.
+        """
         reasons = []
         for record in records:
             reason = _reason(load, record)
             if reason is None:
-                return
-            reasons.append(f"{record['name'].numpy().decode(errors='replace')}: {reason}")
+                return record
+            reasons.append(f"{_text(record['name'].numpy())}: {reason}")
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
-    def arrived(self, epochs, positions):
-        """Notes which positions of which epochs are in a batch; they come in order."""
-        for epoch in sorted(set(epochs.tolist())):
-            present = positions[epochs == epoch]
-            expected, last = self._next[epoch], int(present[-1])
-            if last + 1 - expected != len(present):
-                self._gaps[epoch].update(set(range(expected, last + 1)) - set(present.tolist()))
-            self._next[epoch] = last + 1
-            if last + 1 == self._num_images * self._repeats or len(positions) < self._batch_size:
-                self.end(epoch)
-        # Where batches go on across epochs and the last images are broken, only the next epoch tells.
-        for epoch in [e for e in self._next if e < epochs[-1] and not self._batch_size]:
-            self.end(epoch)
-        return positions[-1]
+    def note(self, earlier, earlier_names, indices, names, images, done):
+        """Notes the broken images of a batch, and warns of those of the epochs that ended with it.
 
-    def end(self, epoch):
-        """Finds the names of an epoch's missing records, and warns of them."""
-        if epoch in self._ended:
-            return
-        self._ended.add(epoch)
-        size = self._num_images * self._repeats
-        missing = self._gaps.pop(epoch, set()) | set(range(self._next.pop(epoch, 0), size))
-        gaps, names = {position // self._repeats for position in missing}, []
-        last = max(gaps, default=-1)
-        for position, record in zip(range(last + 1), self._order(epoch), strict=False):
-            if position in gaps:
-                names.append(record["name"].numpy().decode(errors="replace"))
-                if names[-1] not in self._reasons:
-                    self._reasons[names[-1]] = _reason(self._load, record) or "it failed once, and decodes now"
-        if names:
-            lines = [f"  {name}: {self._reasons[name]}" for name in sorted(names)]
-            if len(lines) > self._shown:
-                lines[self._shown :] = [f"  ... and {len(lines) - self._shown} more"]
-            count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
-            self._summary = "\n".join([count, *lines])
-            logger.warning("%s", self._summary)
+        What an iteration has met so far comes in and goes out, so that one knows nothing of another.
+
+        Args:
+            earlier: Integer array, the indices of those of the unfinished epochs that were noted before.
+            earlier_names: Array of bytes, their names.
+            indices: Integer array, those of this batch, counted through all epochs.
+            names: Array of bytes, their names.
+            images: Array of bytes, what they are loaded from.
+            done: Integer, the index that the epochs which ended lie below.
+
+        Returns:
+            (indices, names) of those of the unfinished epochs.
+        """
+        for name, image in zip(names, images, strict=True):
+            if _text(name) not in self._reasons:
+                reason = _reason(self._load, {"name": name, "image": image})
+                self._reasons[_text(name)] = reason or "it failed once, and decodes now"
+        indices, names = np.concatenate([earlier, indices]), np.concatenate([earlier_names, names])
+        over = indices < done
+        # Copies of an image count once.
+        numbers = indices // self._repeats
+        for epoch in np.unique(numbers[over] // self._num_images):
+            chosen = over & (numbers // self._num_images == epoch)
+            self._warn(sorted(dict(zip(numbers[chosen], map(_text, names[chosen]), strict=True)).values()))
+        return indices[~over], names[~over]
+
+    def _warn(self, names):
+        lines = [f"  {name}: {self._reasons[name]}" for name in names]
+        if len(lines) > self._shown:
+            lines[self._shown :] = [f"  ... and {len(lines) - self._shown} more"]
+        count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
+        self._summary = "\n".join([count, *lines])
+        logger.warning("%s", self._summary)
 
     def __getitem__(self, name):
         return self._reasons[name]
@@ -87,6 +86,10 @@ class BrokenImages(Mapping):
 
     def __repr__(self):
         return f"<BrokenImages: {self._summary}>"
+
+
+def _text(name):
+    return name.decode(errors="replace")
 
 
 def _reason(load, record):

@@ -3,9 +3,10 @@ import io
 
 import numpy as np
 
+from keras_vit.preprocessing import INTERPOLATIONS
+
 JPEG = b"\xff\xd8\xff"
 CROPS = ("pretrain", "finetune", "pad", "eval")
-INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 # What the paper's code resizes to before it crops; other sizes keep the 8/7 of the common 256 to 224.
 RESIZE = {384: 448, 480: 512}
 

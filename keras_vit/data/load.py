@@ -1,4 +1,5 @@
-from keras_vit.data.pipeline import Source, pipeline
+from keras_vit.data.pipeline import pipeline
+from keras_vit.data.source import Source, tensorflow
 from keras_vit.data.vtab import VTAB, Task
 
 
@@ -36,6 +37,7 @@ def load(name, split, *, data_dir=None, num_shards=1, shard_index=0, seed=0, **o
     Reference: VTAB-1k is arXiv 1910.04867; its splits are those of the task_adaptation code, for the version of each
     dataset that TFDS offers. Another version may hold its images in another order.
     """
+    tensorflow()
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:

@@ -1,61 +1,36 @@
-import dataclasses
 import math
 import os
 
 import numpy as np
 
-from keras_vit.data.augment import POLICIES, Policy, RandAugment, seeded
-from keras_vit.data.batching import blank, one_by_one, together
+from keras_vit.data.arguments import check_counts, inputs_of, labels_of, policy_of, scaling
+from keras_vit.data.augment import RandAugment, seeded
+from keras_vit.data.batching import in_place
 from keras_vit.data.broken import BrokenImages
 from keras_vit.data.crop import Crop
 from keras_vit.data.mix import Mix
-
-LABELS = ("int", "one_hot", "multi_hot", None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Where a pipeline's images come from.
-
-    Args:
-        records: tf.data.Dataset of {"name": string, "image": string, "label": ...}, always in the same order. Without
-            "label" the pipeline gives images alone.
-        num_images: Integer, how many records there are.
-        files: Bool, whether "image" is a path; the bytes of an image otherwise.
-        labels: "int", for classes counted from 0; "multi_hot", for a 0 or 1 for each class; None for no labels.
-        class_names: The names of the classes in order; they may be empty.
-        num_classes: Integer.
-        arrays: Bool, whether there are `.npy` files among them.
-    """
-
-    records: object
-    num_images: int
-    files: bool
-    labels: str | None
-    class_names: tuple[str, ...]
-    num_classes: int
-    arrays: bool = False
 
 
 def pipeline(
     source,
     *,
-    image_size=224,
+    preprocessing=None,
+    image_size=None,
     batch_size=32,
     training=True,
     crop=None,
     flip=None,
     policy="none",
     labels=None,
-    normalize=True,
-    mean=0.5,
-    std=0.5,
-    channels=3,
+    normalize=None,
+    mean=None,
+    std=None,
+    channels=None,
     scale=(0.05, 1.0),
     resize_size=None,
-    interpolation="bilinear",
-    antialias=False,
-    crop_fraction=1.0,
+    interpolation=None,
+    antialias=None,
+    crop_fraction=None,
     max_pixels=50_000_000,
     shuffle=None,
     shuffle_buffer=10_000,
@@ -73,25 +48,40 @@ def pipeline(
 
     Shard, cache, shuffle, read, decode and crop, augment, normalize, batch, mix, prefetch, in this order. Every random
     number follows from the seed, the epoch and the image's place in it, so that the same arguments give the same
-    batches on each backend, with any number of threads. A new iteration over the dataset is a new epoch.
+    batches on each backend, with any number of threads.
+
+    An iteration takes its epoch with its first batch, and has made the next one the next epoch when it gave its last.
+    One that ended before counts for nothing, as `next(iter(data))`, an interrupted `fit` and the batch that `fit` draws
+    to build a model: the next one is the same epoch again. `data.set_epoch(3)` says which epoch comes next. So
+    `data.take(5)` gives the same five batches each time, and `num_batches=5` others in each epoch. What reads ahead, as
+    a `prefetch` of your own does, may come to the end of an epoch of a few batches unasked, and the batch that builds a
+    model is the whole epoch where it has but one: train on endless data there (`repeat=True`).
 
     An image that does not decode is passed over before the batch is made, and named after the epoch; see
-    `BrokenImages`. Without `cache`, a batch of files is made twice if one of them is broken: leave out those named.
+    `BrokenImages`. In training other images of its batch take its place, which keeps the batch's shape; otherwise the
+    batch is smaller, so that nothing counts twice. A batch without any sound image shows the first sound one of all. So
+    each epoch has the same number of batches, in which each image keeps its place. A batch with a broken image is made
+    twice: leave out those named.
 
     Args:
         source: A `Source`.
-        image_size: Integer, or (height, width), in pixels.
+        preprocessing: What a model wants its images to be like: the model, or a `keras_vit.Preprocessing`. It gives
+            `mean`, `std`, `interpolation`, `antialias` and `crop_fraction`; a model also `image_size`, `channels` and,
+            where it scales raw images itself, `normalize=False`. Arguments that are given win. None: the defaults
+            below.
+        image_size: Integer, or (height, width), in pixels; 224 by default.
         batch_size: Integer, images a batch.
         training: Bool, which sets the defaults: True crops at random, flips and shuffles, False only resizes.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
             `antialias`, `crop_fraction` and `max_pixels`.
         flip: Bool, mirror half of the images; None: as `training` says.
         policy: The name of an augmentation, or a `Policy`.
-        labels: "int" or "one_hot"; None: int, unless the policy mixes or smooths labels.
-        normalize: Bool. True gives `(x / 255 - mean) / std`, False the values of 0..255.
-        mean: Float, or one for each channel, of images scaled to [0, 1].
-        std: Float, or one for each channel, likewise. With both at 0.5, images are in [-1, 1].
-        channels: Integer, of the images that come out.
+        labels: "int" or "one_hot"; "none": images alone, as for a prediction; None: int, unless the policy mixes or
+            smooths labels.
+        normalize: Bool, True by default, which gives `(x / 255 - mean) / std`; False the values of 0..255.
+        mean: Float, or one for each channel, of images scaled to [0, 1]; 0.5 by default.
+        std: Float, or one for each channel, likewise; 0.5 by default. With both at 0.5, images are in [-1, 1].
+        channels: Integer, of the images that come out; 3 by default.
         shuffle: Bool; None: as `training` says.
         shuffle_buffer: Integer, the images among which is drawn where they are not files. Files are all shuffled.
         seed: Integer.
@@ -103,34 +93,50 @@ def pipeline(
         shard_index: Integer, which of them this one is. Shards differ by up to one image, so that in training several
             processes want `repeat=True` and `steps_per_epoch`.
         skip_batches: Integer, the batches of an interrupted run: the dataset starts after them, without reading
-            them. Each broken image among them shifts the start by one image.
+            them. Without `repeat` each iteration still gives the batches of an epoch, across its end where it must.
         num_batches: Integer, the batches to give; None: those of an epoch, or of endless ones with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Returns:
-        A tf.data.Dataset of (images, labels), or of images alone: images float32 (batch, height, width, channels);
-        labels int32 (batch,) or float32 (batch, num_classes). As with `keras.utils.image_dataset_from_directory`, it
-        has attributes: `class_names`, `num_classes`, `num_images` (an epoch's, the broken ones included) and
-        `broken`, a `BrokenImages`. Its length is in batches, less the broken images known so far.
+        A tf.data.Dataset of (images, labels), of (images, labels, weights), or of images alone: images float32 (batch,
+        height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). As
+        with `keras.utils.image_dataset_from_directory`, it has attributes: `class_names`, a list of strings, one for
+        each class; `num_classes`; `num_images`, an epoch's, the broken ones included; `set_epoch`, without `repeat`;
+        and `broken`, a `BrokenImages`.
 
     Raises:
-        ValueError: If an argument does not fit the others or the source.
+        ValueError: If an argument does not fit the others or the source, or no image decodes.
     """
     import tensorflow as tf
 
-    image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    policy = _policy(policy)
-    mixes = bool(policy.mixup or policy.cutmix or policy.label_smoothing)
-    labels = _labels(source, labels, mixes, policy)
-    _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, num_batches, shuffle_buffer)
+    inputs = inputs_of(
+        preprocessing,
+        image_size=image_size,
+        channels=channels,
+        normalize=normalize,
+        mean=mean,
+        std=std,
+        interpolation=interpolation,
+        antialias=antialias,
+        crop_fraction=crop_fraction,
+    )
+    size, channels = inputs["image_size"], inputs["channels"]
+    image_size = (size, size) if isinstance(size, int) else tuple(size)
+    policy = policy_of(policy)
+    labels = labels_of(source, labels, policy)
+    check_counts(
+        image_size,
+        batch_size=batch_size,
+        channels=channels,
+        num_shards=num_shards,
+        shard_index=shard_index,
+        skip_batches=skip_batches,
+        num_batches=num_batches,
+        shuffle_buffer=shuffle_buffer,
+    )
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
-    constants = [np.reshape(np.array(c, "float32"), -1) for c in (mean, std)]
-    if any(len(c) not in (1, channels) for c in constants) or (constants[1] <= 0).any():
-        raise ValueError(
-            f"Expected `mean` and `std` as numbers, or {channels} each, and `std` above 0. Received: {mean}, {std}"
-        )
-    offset, divisor = (float(c[0]) if len(c) == 1 else c for c in (255 * constants[0], 255 * constants[1]))
+    offset, divisor = scaling(inputs["mean"], inputs["std"], channels)
     if channels not in (1, 3, 4) and not source.arrays:
         raise ValueError(f"Expected 1, 3 or 4 `channels` of pictures; others need npy files. Received: {channels}")
     training_default = {True: ("pretrain", True), False: ("eval", False)}[bool(training)]
@@ -141,9 +147,9 @@ def pipeline(
         channels,
         scale,
         (resize_size, resize_size) if isinstance(resize_size, int) else resize_size,
-        interpolation,
-        antialias,
-        crop_fraction,
+        inputs["interpolation"],
+        inputs["antialias"],
+        inputs["crop_fraction"],
         max_pixels,
         source.arrays,
     )
@@ -182,31 +188,21 @@ def pipeline(
         # A cache is only complete once its end was reached.
         return data if num_distinct == num_images else data.take(num_distinct)
 
-    first_epoch, start = _position(skip_batches, batch_size, size, repeat, drop_remainder)
-
-    def stream(epoch):
-        """An epoch's (index, record), counted through from the first epoch on."""
+    def stream(epoch, begin, end):
+        """An epoch's (index, record) from one place to another, counted through from the first epoch on."""
         data = order(epoch)
         if policy.repeats > 1:
             data = data.flat_map(lambda r: tf.data.Dataset.from_tensors(r).repeat(policy.repeats))
-        begin = tf.where(epoch == first_epoch, tf.constant(start, "int64"), tf.constant(0, "int64"))
-        indices = tf.data.Dataset.range(epoch * size + begin, (epoch + 1) * size)
-        return tf.data.Dataset.zip(indices, data.skip(begin))
+        return tf.data.Dataset.zip(tf.data.Dataset.range(epoch * size + begin, epoch * size + end), data.skip(begin))
 
-    if repeat:
-        data = tf.data.Dataset.range(first_epoch, np.iinfo("int64").max).flat_map(stream)
-    else:
-        with tf.device("CPU:0"):
-            counter = tf.Variable(first_epoch, dtype="int64", trainable=False)
-        data = tf.data.Dataset.range(1).map(lambda _: counter.assign_add(1) - 1).flat_map(stream)
-
-    # A function of TensorFlow's, since keras-cv wants AutoGraph, which does not reach into datasets in datasets.
-    augment = tf.function(RandAugment(*policy.randaugment, policy.magnitude_std)) if policy.randaugment else None
+    augment = RandAugment(*policy.randaugment, policy.magnitude_std, policy.operations) if policy.randaugment else None
     erase = seeded("RandomErasing", factor=(policy.erasing, policy.erasing)) if policy.erasing else None
+    # What comes with an image: nothing, a label, or a label and a weight.
+    beside = [] if labels is None else [key for key in ("label", "weight") if key in source.records.element_spec]
 
     def decode(index, record):
         encoded = tf.io.read_file(record["image"]) if files else record["image"]
-        return index, cut.decode(encoded, seed_of(index)), record.get("label", ())
+        return index, cut.decode(encoded, seed_of(index)), tuple(record[key] for key in beside)
 
     def prepare(index, image, label):
         image_seed = seed_of(index)
@@ -216,85 +212,136 @@ def pipeline(
         if erase:
             image = erase(image, tf.random.fold_in(image_seed, 2))
         # In this form, and not as x * a + b, -1 and 1 come out exact; a division would take twice as long.
-        image = (image - offset) * (1 / divisor) if normalize else image
+        image = (image - offset) * (1 / divisor) if inputs["normalize"] else image
         return index, image, label
 
+    # Each is traced once, and a node wherever it is used: what starts an iteration takes the time of its nodes.
+    decode, prepare = (
+        tf.function(f, autograph=False, experimental_attributes={"_noinline": True}) for f in (decode, prepare)
+    )
+
     broken = BrokenImages(
-        lambda epoch: tf.data.Dataset.from_tensors(tf.constant(epoch, "int64")).flat_map(order),
-        lambda record: decode(tf.zeros((), "int64"), record)[1],
+        lambda record: cut.decode(tf.io.read_file(record["image"]) if files else record["image"], (0, 0)),
         num_distinct,
         policy.repeats,
-        (first_epoch, start),
-        0 if repeat else batch_size,
     )
-    broken.check(shard, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0)))
+    stand_in = broken.first_sound(
+        shard, lambda r: cut(tf.io.read_file(r["image"]) if source.files else r["image"], (0, 0))
+    )
+    if source.files and not files:
+        stand_in["image"] = tf.io.read_file(stand_in["image"])
 
-    # Paths cost nothing to hold for a second time.
-    make_batches = together if files else one_by_one
-    data = make_batches(data, decode, prepare, batch_size, parallel, drop_remainder=repeat)
+    def batches(data):
+        full = bool(training or repeat or drop_remainder)
+        drop = bool(repeat or drop_remainder)
+        return in_place(data, decode, prepare, stand_in, batch_size, parallel, full=full, drop_remainder=drop)
 
-    def watch(indices, images, label):
-        # One after the other; what it returns is used so that it is not left out.
-        with tf.control_dependencies([tf.numpy_function(broken.arrived, [indices // size, indices % size], "int64")]):
-            return tf.nest.map_structure(tf.identity, (images, label, indices))
-
-    data = data.map(watch)
-    if drop_remainder and not repeat:
-        # Here, since the images left out are not broken.
-        data = data.filter(lambda images, *_: tf.shape(images)[0] == batch_size)
-    if not repeat:
-        data = data.concatenate(_after(lambda: broken.end(int(counter) - 1), data.element_spec))
+    first_epoch, start = _position(skip_batches, batch_size, size, repeat, drop_remainder)
+    epochs = _Epochs(first_epoch)
+    data = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.numpy_function(epochs.begin, [], "int64"), ()))
+    if repeat:
+        data = data.flat_map(lambda epoch: tf.data.Dataset.range(epoch, np.iinfo("int64").max))
+        data = data.flat_map(lambda epoch: stream(epoch, tf.where(epoch == first_epoch, np.int64(start), 0), size))
+        data, length = batches(data), math.inf
+    else:
+        # From the same place in an epoch to that in the next one.
+        parts = [(0, start, size), (1, 0, start)] if start else [(0, 0, size)]
+        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
+        data = data.flat_map(lambda epoch: parts.map(lambda part: (epoch + part[0], part[1], part[2])))
+        data = data.flat_map(lambda epoch, begin, end: batches(stream(epoch, begin, end)))
+        length = size // batch_size if drop_remainder else math.ceil(size / batch_size)
+    length = min(length, math.inf if num_batches is None else num_batches)
     mix = Mix(policy)
 
-    def finish(images, label, indices):
-        if drop_remainder:
-            images, label = tf.nest.map_structure(
-                lambda x: tf.ensure_shape(x, (batch_size, *x.shape[1:])), (images, label)
+    def finish(index, images, beside, missing):
+        if repeat or drop_remainder:
+            images, beside = tf.nest.map_structure(
+                lambda x: tf.ensure_shape(x, (batch_size, *x.shape[1:])), (images, beside)
             )
         if labels is None:
-            return images
+            return index, missing, images
+        label, *weight = beside
         if labels == "int":
-            return images, tf.cast(label, "int32")
-        label = tf.cast(label, "float32") if labels == "multi_hot" else tf.one_hot(label, source.num_classes)
-        return mix(images, label, tf.random.fold_in(seed_of(indices[0]), 3)) if mixes else (images, label)
+            label = tf.cast(label, "int32")
+        elif labels == "one_hot":
+            label = tf.one_hot(label, source.num_classes)
+        else:
+            label = tf.cast(label, "float32")
+        if policy.mixes:
+            images, label = mix(images, label, tf.random.fold_in(seed_of(index), 3))
+        return index, missing, (images, label, *weight)
+
+    def watch(state, batch):
+        """Counts the batches that are given, and notes which images are broken."""
+        count, *met = state
+        index, missing, batch = batch
+        count += 1
+        # Below this index, all epochs have ended.
+        done = (index + batch_size) // size * size if repeat else tf.zeros((), "int64")
+        done = done if length == math.inf else tf.where(count == length, np.iinfo("int64").max, done)
+
+        def note():
+            return [tf.ensure_shape(x, (None,)) for x in tf.numpy_function(broken.note, [*met, *missing, done], kinds)]
+
+        kinds = ["int64", "string"]
+        # Python is asked only where there is something to say.
+        worth = (tf.size(missing[0]) > 0) | ((tf.size(met[0]) > 0) & tf.reduce_any(met[0] < done))
+        met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
+        if not repeat:
+            # Of an iteration that goes on after the epoch's end, the place in the next one is before the start.
+            epoch = index // size - tf.cast(index % size < start, "int64")
+            ended = [tf.cond(count == length, lambda: tf.numpy_function(epochs.end, [epoch], "bool"), lambda: False)]
+            with tf.control_dependencies(ended):
+                batch = tf.nest.map_structure(tf.identity, batch)
+        return (count, *met), batch
 
     options = tf.data.Options()
     options.deterministic = options.autotune.enabled = True
     # Threads of its own, one more than there are cores: measured, a few hundredths faster than the common ones.
     options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
-    # Or each window of `together` would begin with 16 at most.
+    # Or each window of batches would begin with 16 at most.
     options.autotune.initial_parallelism = options.threading.private_threadpool_size
+    # Or what counts the batches that are given would run ahead of them.
+    options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # Without mixing it is too little for a thread of its own.
-    data = data.map(finish, parallel if mixes else None)
+    data = data.map(finish, parallel if policy.mixes else None)
     if num_batches is not None:
         data = data.take(num_batches)
-    data = data.prefetch(tf.data.AUTOTUNE).with_options(options)
+    data = data.prefetch(tf.data.AUTOTUNE)
+    nothing = [tf.zeros(0, "int64"), tf.zeros(0, "string")]
+    data = data.scan((tf.zeros((), "int64"), *nothing), watch)
+    length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
+    data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
     data.class_names, data.num_classes = list(source.class_names), source.num_classes
     data.num_images, data.broken = size, broken
-    if not repeat or num_batches is not None:
-        # For `len` and the progress bar of Keras, which warns where it is not told. TensorFlow's own assertion of it
-        # would be an error as soon as an image is broken.
-        most = math.inf if num_batches is None else num_batches
-        rounded = (lambda n: n // batch_size) if drop_remainder else (lambda n: -(-n // batch_size))
-
-        def length():
-            return most if repeat else min(most, rounded(size - len(broken) * policy.repeats))
-
-        data.cardinality = lambda: tf.constant(length(), "int64")
+    if not repeat:
+        # Endless data has a place, that of `skip_batches`, and no epochs of its own.
+        data.set_epoch = epochs.set
     return data
 
 
-def _after(function, spec):
-    """An empty dataset that calls a function when a reader comes to its end."""
-    import tensorflow as tf
+class _Epochs:
+    """Which epoch the next iteration is."""
 
-    def call(_):
-        function()
-        return np.bool_(False)
+    def __init__(self, number):
+        self.set(number)
 
-    never = tf.data.Dataset.range(1).filter(lambda i: tf.ensure_shape(tf.numpy_function(call, [i], "bool"), ()))
-    return never.map(lambda _: blank(spec))
+    def set(self, number):
+        """Says which epoch the next iteration is: an integer from 0."""
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+            raise ValueError(f"Expected an epoch as an integer of at least 0. Received: {number!r}")
+        self.number = int(number)
+
+    def begin(self):
+        return np.int64(self.number)
+
+    def end(self, number):
+        """The last batch of an epoch was given."""
+        # Of several at a time, and of one that was set meanwhile, one counts.
+        if number == self.number:
+            self.number += 1
+        return np.True_
 
 
 def _position(skip_batches, batch_size, size, repeat, drop_remainder):
@@ -306,39 +353,3 @@ def _position(skip_batches, batch_size, size, repeat, drop_remainder):
         raise ValueError(f"Expected at most {size} images a batch with `drop_remainder`. Received: {batch_size}")
     epoch, batch = divmod(skip_batches, per_epoch)
     return epoch, batch * batch_size
-
-
-def _policy(policy):
-    if isinstance(policy, Policy):
-        return policy
-    if policy not in POLICIES:
-        raise ValueError(f"Expected `policy` to be a Policy or one of {', '.join(POLICIES)}. Received: {policy!r}")
-    return POLICIES[policy]
-
-
-def _labels(source, labels, mixes, policy):
-    """What the labels that come out are like: one of LABELS."""
-    if labels not in ("int", "one_hot", None):
-        raise ValueError(f"Expected `labels` to be 'int', 'one_hot' or None. Received: {labels!r}")
-    if mixes and (source.labels is None or labels == "int"):
-        raise ValueError(f"Expected one-hot labels for a policy that mixes or smooths them. Received: {policy}")
-    if source.labels == "multi_hot":
-        if policy.label_smoothing or labels:
-            raise ValueError(
-                "Expected multi-label data without `labels` and without label smoothing, which spreads one label over "
-                f"the classes. Received: labels={labels!r}, {policy}"
-            )
-        return "multi_hot"
-    return None if source.labels is None else labels or ("one_hot" if mixes else "int")
-
-
-def _check_counts(image_size, batch_size, channels, num_shards, shard_index, skip_batches, num_batches, shuffle_buffer):
-    counts = {"batch_size": batch_size, "channels": channels, "num_shards": num_shards}
-    counts |= {} if num_batches is None else {"num_batches": num_batches}
-    counts |= {"shuffle_buffer": shuffle_buffer, "image_size": min(image_size, default=0), "skip_batches": skip_batches}
-    for name, count in counts.items():
-        least = int(name != "skip_batches")
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ValueError(f"Expected `{name}` to be an integer of at least {least}. Received: {count!r}")
-    if not 0 <= shard_index < num_shards:
-        raise ValueError(f"Expected `shard_index` from 0 to {num_shards - 1}. Received: {shard_index!r}")

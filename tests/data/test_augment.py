@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import POLICIES, Policy, RandAugment
+from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
 from keras_vit.data.augment import seeded
-from tests.data.images import picture
+from tests.data.images import batches, picture, write_classes
 
 
 def test_policies_of_augreg():
@@ -28,32 +28,53 @@ def mapped(function, count, threads):
     return np.stack(list(data.as_numpy_iterator()))
 
 
-@pytest.mark.parametrize("function", [RandAugment(2, 15, 0.5), seeded("RandomErasing", factor=(1, 1))])
+@pytest.mark.parametrize(
+    "function",
+    [RandAugment(2, 2), RandAugment(2, 5, 0.5, "timm"), seeded("RandomErasing", factor=(1, 1))],
+    ids=["official", "timm", "erasing"],
+)
 def test_the_seed_alone_decides(function):
     first = mapped(function, 12, threads=1)
     np.testing.assert_array_equal(first, mapped(function, 12, threads=5))
     assert first.shape == (12, 24, 24, 3) and first.dtype == "float32"
-    assert len({image.tobytes() for image in first}) > 8
+    assert len({image.tobytes() for image in first}) > 4
     assert first.min() >= 0 and first.max() <= 255
 
 
-def test_each_operation_of_randaugment_takes_part():
-    augment = RandAugment(1, 20)
-    image = tf.constant(picture(90, (24, 24, 3)), "float32")
-    m, sign, u = tf.constant(0.6), tf.constant(-1.0), tf.constant(0.4)
-    outputs = [f(image[None], m, sign, u)[0].numpy() for f in augment._operations]
-    for output in outputs:
-        assert output.shape == (24, 24, 3) and np.abs(output - image).max() > 1
-    assert len({output.tobytes() for output in outputs}) == len(outputs) == 10
+@pytest.mark.parametrize(("operations", "share"), [("official", 1.0), ("timm", 0.5)])
+@pytest.mark.tried_on("tensorflow")
+def test_each_operation_is_drawn_as_often(operations, share):
+    augment = RandAugment(1, 9, operations=operations)
+    number = len(augment.operations)
+    # Each leaves its number behind.
+    augment.operations = [lambda x, m, s, at, i=i: tf.fill(x.shape, tf.constant(i + 1, "uint8")) for i in range(number)]
+    data = tf.data.Dataset.range(3000).map(lambda i: augment(tf.zeros((1, 1, 3)), tf.stack([i, i]))[0, 0, 0])
+    counts = np.bincount(np.array(list(data.as_numpy_iterator()), "int32"), minlength=number + 1)
+    expected = 3000 * share / number
+    assert counts[0] == 0 if share == 1 else abs(counts[0] - 1500) < 4 * 750**0.5
+    assert (np.abs(counts[1:] - expected) < 4.5 * expected**0.5).all()
 
 
-def test_shift_and_shear_are_of_the_magnitude():
-    augment = RandAugment(1, 30)
-    image = np.zeros((20, 20, 3), "float32")
-    image[10, 10] = 255
-    shifted = augment._operations[8](image[None], 1.0, 1.0, tf.constant(0.25))[0].numpy()
-    assert np.argwhere(shifted[..., 0] == 255).tolist() == [[10, 15]]
-    assert (shifted[:, :4] == 128).all()
+@pytest.mark.tried_on("tensorflow")
+def test_magnitudes_are_normal_and_signs_even():
+    augment = RandAugment(1, 9, 0.5, "timm")
+    # Half of the time the operation is left out.
+    augment.operations = [lambda x, m, s, at: tf.cast(tf.reshape(tf.stack([m * 200, s + 2, 1.0]), (1, 1, 3)), "uint8")]
+    data = tf.data.Dataset.range(4000).map(lambda i: augment(tf.zeros((1, 1, 3)), tf.stack([i, i]))[0, 0])
+    levels, signs, applied = np.array(list(data.as_numpy_iterator())).T
+    levels, signs = levels[applied == 1], signs[applied == 1]
+    assert abs(np.median(levels) - 180) < 2 and levels.max() == 200
+    # Two deviations above 9 is the largest, 10.
+    assert 0.01 < (levels == 200).mean() < 0.04
+    assert set(signs) == {1, 3} and abs(signs.mean() - 2) < 0.1
+
+
+def test_randaugment_rounds_as_the_official_codes():
+    image = tf.fill((4, 4, 3), 100.75)
+    for operations, whole in (("official", 100), ("timm", 101)):
+        augment = RandAugment(1, 9, operations=operations)
+        augment.operations = [lambda x, m, s, at: x]
+        np.testing.assert_array_equal(augment(image, (0, 1)), np.full((4, 4, 3), whole, "float32"))
 
 
 def test_a_reduced_precision_policy_does_not_round_pixels():
@@ -68,11 +89,38 @@ def test_a_reduced_precision_policy_does_not_round_pixels():
 
 
 @pytest.mark.parametrize(
+    ("policy", "dtypes"),
+    [
+        ("light1", "mixed_float16"),
+        pytest.param("deit", "mixed_bfloat16", marks=pytest.mark.tried_on("tensorflow")),
+    ],
+)
+def test_a_global_policy_does_not_change_the_batches(tmp_path, policy, dtypes):
+    write_classes(tmp_path, 6, 2)
+
+    def first():
+        return batches(from_directory(tmp_path, image_size=16, batch_size=6, policy=policy))[0]
+
+    expected = first()
+    keras.config.set_dtype_policy(dtypes)
+    try:
+        found = first()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"mixup": -0.1}, "`mixup` from 0 to 1. Received: -0.1"),
         ({"label_smoothing": 1.0}, "`label_smoothing` from 0 to 1"),
-        ({"randaugment": (2, 31)}, "`randaugment` as"),
+        ({"randaugment": (2, 31)}, "`randaugment` as .* 0 to 30"),
+        ({"randaugment": (2, 15), "operations": "timm"}, "`randaugment` as .* 0 to 10.* 'timm'"),
+        ({"operations": "pil"}, "`operations` to be one of official, timm. Received: 'pil'"),
+        ({"magnitude_std": -1}, "`magnitude_std` of at least 0. Received: -1"),
         ({"repeats": 0}, "`repeats` to be an integer of at least 1. Received: 0"),
     ],
 )

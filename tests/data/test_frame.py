@@ -1,7 +1,9 @@
+import shutil
+
 import numpy as np
 import pytest
 
-from keras_vit.data import from_dataframe
+from keras_vit.data import Policy, from_dataframe
 from tests.data.images import batches, equal, write_classes
 
 
@@ -46,7 +48,7 @@ def test_a_csv_file_a_frame_and_a_dict_are_the_same(folder, tmp_path):
 def test_paths_start_at_the_csv_file(folder):
     (folder / "train.csv").write_text("path,label\nclass0/000.jpg,1\nclass1/001.jpg,0\n")
     data = from_dataframe(folder / "train.csv", image_size=8, training=False)
-    assert labels(data) == [1, 0] and data.num_classes == 2 and data.class_names == []
+    assert labels(data) == [1, 0] and data.num_classes == 2 and data.class_names == ["0", "1"]
 
 
 def test_kinds_of_labels(folder):
@@ -102,6 +104,63 @@ def test_clear_errors_before_training(folder, tmp_path, table, options, message)
         table = tmp_path / "a.csv"
     with pytest.raises(ValueError, match=message):
         make(table, folder, **options)
+
+
+@pytest.mark.parametrize("column", [[2010, 2101, 2011, 2010, 2050, 2101], [0, 255, 0, 255, 0, 0], [1.5, 2, 3, 4, 5, 6]])
+def test_numbers_that_are_no_classes_are_refused(folder, column):
+    table = {"path": PATHS, "label": column}
+    with pytest.raises(ValueError, match="integers counted from 0 as labels|'float' takes numbers to predict"):
+        make(table, folder)
+    names = sorted(set(column))
+    data = make(table, folder, class_names=names)
+    assert labels(data) == [names.index(value) for value in column]
+    assert data.class_names == [str(name) for name in names]
+
+
+def test_labels_counted_from_1_are_said(folder, caplog):
+    table = {"path": PATHS, "label": ["1", "2", "3.0", 1, 2, 3.0]}
+    assert make(table, folder).num_classes == 4
+    assert [record.getMessage()[:58] for record in caplog.records] == [
+        "No image is labelled with [0] of the 4 classes 0 to 3. `nu"
+    ]
+    assert labels(make(table, folder, class_names=[1, 2, 3])) == [0, 1, 2, 0, 1, 2]
+    assert make(table, folder, num_classes=4).class_names == ["0", "1", "2", "3"] and len(caplog.records) == 1
+
+
+def test_numbers_to_predict(folder):
+    table = {"path": PATHS, "age": ["1.5", 2, -3.0, 0, 1e3, 7], "size": range(6)}
+    one = make(table, folder, label_column="age", labels="float")
+    assert labels(one) == [[1.5], [2], [-3], [0], [1000], [7]] and one.element_spec[1].dtype == "float32"
+    two = make(table, folder, label_column=["size", "age"], labels="float", policy=Policy(mixup=0.2))
+    assert two.element_spec[1].shape == (None, 2) and (two.num_classes, two.class_names) == (2, [])
+    table["age"][2] = "nan"
+    with pytest.raises(ValueError, match=r"a finite number in each of the columns \['age'\]. Received: row 2"):
+        make(table, folder, label_column="age", labels="float")
+    with pytest.raises(ValueError, match="numbers to predict without `labels` and without label smoothing"):
+        make(table, folder, label_column="size", labels="float", policy=Policy(label_smoothing=0.1))
+
+
+def test_weights_of_the_samples(folder):
+    table = {"path": PATHS, "label": NAMES, "w": ["1", 0.5, 2, 0, 1, 1]}
+    images, found, weights = next(iter(make(table, folder, weight_column="w")))
+    assert weights.numpy().tolist() == [1, 0.5, 2, 0, 1, 1] and weights.dtype == "float32"
+    assert images.shape == (6, 8, 8, 3) and found.numpy().tolist() == [0, 1] * 3
+    with pytest.raises(ValueError, match="no sample weights with a policy that mixes"):
+        make(table, folder, weight_column="w", policy="light2")
+    with pytest.raises(ValueError, match="a weight of at least 0. Received: row 0: -1; row 1: None"):
+        make({**table, "w": [-1, None, 1, 1, 1, 1]}, folder, weight_column="w")
+    with pytest.raises(ValueError, match=r"There is no \['v'\]"):
+        make(table, folder, weight_column="v")
+
+
+def test_bare_names(folder):
+    names = [path.removesuffix(".jpg") for path in PATHS[:5]] + PATHS[5:]
+    data = make({"path": names, "label": NAMES}, folder, extension=".jpg")
+    assert data.file_paths == [str(folder / path) for path in PATHS]
+    for i in range(2):
+        shutil.copy(folder / PATHS[i], folder / f"{i}.jpg")
+    data = make({"path": [0, np.int64(1)], "label": NAMES[:2]}, folder, extension=".jpg")
+    assert data.file_paths == [str(folder / "0.jpg"), str(folder / "1.jpg")]
 
 
 def test_missing_files_are_named(folder, tmp_path):

@@ -81,5 +81,6 @@ def test_a_broken_record_is_named(folder, caplog, monkeypatch):
     monkeypatch.setattr(module, "_scaled", lambda image, gain: tf.where(tf.strings.length(image) % 2 == 0, image, b"x"))
     data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle_buffer=7)
     count = sum(len(labels) for _, labels in batches(data))
-    assert 0 < count < 30 and len(data.broken) == 30 - count
+    # Others of their batches take their places.
+    assert count == 30 and 0 < len(data.broken) < 30
     assert all(name.startswith("tiny-train.tfrecord-00000-of-00001__") for name in data.broken)

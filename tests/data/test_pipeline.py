@@ -1,8 +1,14 @@
+import warnings
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
+from keras_vit import Preprocessing
 from keras_vit.data import Policy, from_directory
+from tests import tiny
 from tests.data.images import batches, equal, write_classes
 
 
@@ -34,6 +40,7 @@ def test_the_same_seed_gives_the_same_batches(folder, options):
     assert not equal(first, other)
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_epochs_differ_and_are_repeatable(folder):
     first, second = make(folder), make(folder)
     epochs = [batches(first), batches(second), batches(first), batches(second)]
@@ -48,13 +55,44 @@ def test_epochs_differ_and_are_repeatable(folder):
 def test_goes_on_where_a_run_stopped(folder, repeat):
     options = {"batch_size": 5, "repeat": repeat, "policy": "light1"}
     whole = make(folder, **options)
-    stream = batches(whole.take(13)) if repeat else batches(whole) + batches(whole) + batches(whole)
+    stream = batches(whole.take(13)) if repeat else [batch for _ in range(4) for batch in batches(whole)]
     for skipped in (4, 7):
         rest = make(folder, **options, skip_batches=skipped)
         found = batches(rest.take(13 - skipped)) if repeat else batches(rest) + batches(rest)
         assert equal(found, stream[skipped:][: len(found)])
 
 
+@pytest.mark.tried_on("tensorflow")
+def test_what_is_not_read_to_its_end_is_no_epoch(folder):
+    data, other = make(folder), make(folder)
+    first, second = batches(other), batches(other)
+    next(iter(data))
+    assert equal(batches(data.take(2)), first[:2])
+    # Two at a time are the same epoch.
+    pairs = batches(zip(data, data, strict=True))
+    assert equal([pair[:2] for pair in pairs], first) and equal([pair[2:] for pair in pairs], first)
+    # Not asked for more than there is, as Keras does.
+    third = iter(data)
+    assert equal([[x.numpy() for x in next(third)] for _ in range(3)], second)
+    data.set_epoch(1)
+    assert equal(batches(data), second)
+    with pytest.raises(ValueError, match="an epoch as an integer of at least 0. Received: -1"):
+        data.set_epoch(-1)
+    part = make(folder, num_batches=2)
+    assert len(part) == 2 and equal(batches(part) + batches(part), first[:2] + second[:2])
+
+
+@pytest.mark.tried_on("tensorflow")
+def test_parts_of_epochs_that_begin_within_one_differ(folder):
+    whole = make(folder)
+    stream = [batch for _ in range(3) for batch in batches(whole)]
+    size = len(stream) // 3
+    part = make(folder, skip_batches=1, num_batches=2)
+    for epoch in range(3):
+        assert equal(batches(part), stream[epoch * size + 1 :][:2])
+
+
+@pytest.mark.tried_on("tensorflow")
 def test_evaluation_is_in_order_and_the_same_each_time(folder):
     data = make(folder, training=False)
     assert equal(batches(data), batches(data))
@@ -72,6 +110,7 @@ def test_shards_are_apart_and_complete(folder):
     assert not np.array_equal(crops[0], crops[1])
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_repeated_augmentation(folder):
     # Brightness tells the images apart; the crop makes the copies differ.
     data = make(folder, policy=Policy(repeats=3), batch_size=6, normalize=False, scale=(0.8, 1.0))
@@ -106,6 +145,7 @@ def test_shapes_are_static(folder):
     )
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_cached_on_disk(folder, tmp_path):
     options = {"cache": tmp_path / "cache", "training": False}
     first = batches(make(folder, **options))
@@ -116,7 +156,7 @@ def test_cached_on_disk(folder, tmp_path):
     ("options", "message"),
     [
         ({"policy": "heavy"}, "`policy` to be a Policy or one of none, light1, .*'heavy'"),
-        ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot' or None"),
+        ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
         ({"labels": "int", "policy": "deit"}, "one-hot labels for a policy that mixes"),
         ({"policy": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
         ({"mean": (0.5, 0.5)}, "`mean` and `std` as numbers, or 3 each"),
@@ -128,6 +168,8 @@ def test_cached_on_disk(folder, tmp_path):
         ({"num_shards": 30}, "an image for each shard. Received: 24 for 30 shards"),
         ({"drop_remainder": True, "batch_size": 25}, "at most 24 images a batch"),
         ({"crop": "random"}, "`kind` to be one of"),
+        ({"labels": "none", "policy": "deit"}, "one-hot labels for a policy that mixes"),
+        ({"preprocessing": "deit"}, "a model that carries one, .* Received: 'deit', of str"),
     ],
 )
 def test_refuses(folder, options, message):
@@ -135,8 +177,114 @@ def test_refuses(folder, options, message):
         make(folder, **options)
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_the_order_differs_from_epoch_to_epoch(folder):
     data = make(folder, crop="eval", flip=False, batch_size=24)
     first, second = (batches(data)[0][0] for _ in range(2))
     assert not np.array_equal(first, second)
     assert {x.tobytes() for x in first} == {x.tobytes() for x in second}
+
+
+class Tap(keras.layers.Layer):
+    """Keeps the sum of the images of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = self.add_weight(shape=(12,), initializer="zeros", trainable=False)
+        self.step = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, images, training=False):
+        if training:
+            here = keras.ops.one_hot(keras.ops.cast(self.step, "int32"), 12)
+            self.sums.assign(self.sums + here * keras.ops.sum(images))
+            self.step.assign(self.step + 1)
+        return images
+
+
+def tapped():
+    model = keras.Sequential([keras.Input((8, 8, 3)), Tap(), keras.layers.Flatten(), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def fit(model, data, **options):
+    """Fits, which must not run out of data, and returns the sums of the batches that it saw."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*ran out of data")
+        model.fit(data, verbose=0, shuffle=False, **options)
+    return keras.ops.convert_to_numpy(model.layers[0].sums)
+
+
+def test_fit_sees_the_same_batches_on_each_backend(folder):
+    expected = make(folder)
+    sums = np.array([images.sum() for _ in range(3) for images, _ in batches(expected)])
+    data, model = make(folder), tapped()
+    np.testing.assert_allclose(fit(model, data, epochs=3)[:9], sums, rtol=1e-4, atol=1e-2)
+    # It goes on where it was.
+    np.testing.assert_allclose(
+        fit(model, data, epochs=1)[9:], [x.sum() for x, _ in batches(expected)], rtol=1e-4, atol=1e-2
+    )
+    evaluation = make(folder, training=False)
+    assert model.evaluate(evaluation, verbose=0) == model.evaluate(evaluation, verbose=0)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
+    if broken:
+        paths = write_classes(tmp_path, 24)
+        for i in (1, 2, 3, *range(4, 24, 5)):
+            paths[i].write_bytes(b"")
+        folder = tmp_path
+    for training in (True, False):
+        data = make(folder, training=training, batch_size=4)
+        derived = [data.map(lambda x, y: (x, y)), data.take(9), data.prefetch(2), data.map(lambda x, y: (x, y)).take(6)]
+        assert [len(d) for d in (data, *derived)] == [6] * 5
+        assert len(data.take(2)) == 2
+        for each in derived if training else derived[:1]:
+            assert np.count_nonzero(fit(tapped(), each, epochs=2)) == 12
+        weights = {0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}
+        assert np.count_nonzero(fit(tapped(), data, epochs=2, class_weight=weights)) == 12
+    assert make(folder, repeat=True).cardinality() == tf.data.INFINITE_CARDINALITY
+    assert len(make(folder, repeat=True, num_batches=5)) == 5
+
+
+DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_fraction": 0.875}
+
+
+def test_the_preprocessing_of_a_model(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 3)).astype("uint8")
+    for i, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        keras.utils.save_img(tmp_path / name / "0.png", pixels[i], scale=False)
+    # By Pillow: the middle 42 x 42, resized.
+    expected = [
+        np.array(Image.fromarray(image).crop((11, 3, 53, 45)).resize((16, 16), Image.Resampling.BICUBIC), "float32")
+        for image in pixels
+    ]
+    scaled = (np.array(expected) / 255 - DEIT["mean"]) / DEIT["std"]
+
+    def images(preprocessing, **options):
+        data = from_directory(tmp_path, preprocessing=preprocessing, training=False, **options)
+        return next(iter(data))[0].numpy()
+
+    # Pillow rounds to whole numbers.
+    size = {"image_size": 16}
+    np.testing.assert_allclose(images(Preprocessing(**DEIT), **size), scaled, atol=0.02)
+    np.testing.assert_allclose(images(tiny.build(**DEIT)), scaled, atol=0.02)
+    raw = tiny.build(**DEIT, include_preprocessing=True)
+    np.testing.assert_allclose(images(raw), expected, atol=1)
+    head = keras.Model(raw.input, keras.layers.Dense(2)(raw.output))
+    np.testing.assert_allclose(images(keras.Sequential([head])), expected, atol=1)
+    # What is given wins.
+    given = images(raw, image_size=8, normalize=True, mean=0.0, std=1.0, interpolation="bilinear", crop_fraction=1.0)
+    np.testing.assert_array_equal(
+        given, images(None, image_size=8, mean=0.0, std=1.0, interpolation="bilinear", antialias=False)
+    )
+    crops = [
+        next(iter(from_directory(tmp_path, preprocessing=p, **size, **options)))[0].numpy()
+        for p, options in ((tiny.build(**DEIT), {}), (None, {**DEIT, "antialias": True}))
+    ]
+    np.testing.assert_array_equal(*crops)
+    other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="mine")
+    with pytest.raises(ValueError, match="Received: 'mine', of Sequential, which carries none"):
+        images(other)

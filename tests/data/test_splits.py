@@ -41,15 +41,57 @@ def test_neither_a_folder_nor_a_dataset(tmp_path):
         data.splits(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="There is no folder 'cifar10'. As the name"):
         data.splits("cifar10", data_dir=tmp_path)("train", **OPTIONS)
-    (tmp_path / "labels.csv").write_text("path,label")
-    with pytest.raises(FileNotFoundError, match="labels.csv"):
-        data.splits(tmp_path / "labels.csv")
+    (tmp_path / "labels.txt").write_text("path,label")
+    with pytest.raises(FileNotFoundError, match="labels.txt"):
+        data.splits(tmp_path / "labels.txt")
     with pytest.raises(ValueError, match="`holdout` in"):
         data.splits(tmp_path, holdout=2)
 
 
 def test_train_without_test_is_no_class(tmp_path):
     fill(tmp_path / "train", 1, 10)
-    (tmp_path / "Test").mkdir()
-    with pytest.raises(ValueError, match=r"Expected a folder test or val or .* beside .*train.*'Test'"):
+    (tmp_path / "Tests").mkdir()
+    with pytest.raises(ValueError, match=r"Expected a folder test or val or .* beside .*train.*'Tests'"):
+        data.splits(tmp_path)
+
+
+def test_the_rows_of_a_table_are_split_by_class_and_seed(tmp_path):
+    fill(tmp_path / "images", 5, 10)
+    rows = [f"{name}/{i}.png,{name}" for i in range(5) for name in ("dog", "cat")]
+    (tmp_path / "train.csv").write_text("\n".join(["file,animal", *rows]))
+    columns = {"images": tmp_path / "images", "path_column": "file", "label_column": "animal"}
+    make = data.splits(tmp_path / "train.csv", holdout=0.4, **columns)
+    parts = [{part: make(part, seed=seed, **OPTIONS) for part in ("train", "test")} for seed in (0, 0, 1)]
+    files = [{part: dataset.file_paths for part, dataset in both.items()} for both in parts]
+    assert parts[0]["train"].file_labels.count(0) == 3 and parts[0]["test"].file_labels.count(1) == 2
+    assert parts[0]["train"].class_names == parts[0]["test"].class_names == ["cat", "dog"]
+    assert len(set(files[0]["train"]) | set(files[0]["test"])) == 10
+    assert files[0] == files[1] != files[2]
+    with pytest.raises(ValueError, match="the column 'label' of labels in .*train.csv.*'animal'"):
+        data.splits(tmp_path / "train.csv")
+    (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
+    with pytest.raises(ValueError, match="two images or more of each class to split. Received: one of .'lion'"):
+        data.splits(tmp_path / "train.csv")
+    with pytest.raises(ValueError, match="`images` with a CSV file alone"):
+        data.splits(tmp_path / "images", images=tmp_path)
+    with pytest.raises(FileNotFoundError, match="a folder, a CSV file or .*nowhere.csv"):
+        data.splits("nowhere.csv")
+
+
+def test_labels_follow_the_classes_of_the_training_folder(tmp_path, caplog):
+    for name, value in (("a", 10), ("b", 20), ("c", 30)):
+        for part in ("train", "test"):
+            if (part, name) != ("test", "b"):
+                (tmp_path / part / name).mkdir(parents=True)
+                keras.utils.save_img(tmp_path / part / name / "0.png", np.full((8, 8, 3), value), scale=False)
+    make = data.splits(tmp_path)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{str(tmp_path / 'test')!r} has no images of 1 of the 3 classes: ['b']"
+    ]
+    for part, expected in (("train", {10: 0, 20: 1, 30: 2}), ("test", {10: 0, 30: 2})):
+        dataset = make(part, **OPTIONS)
+        found = [(int(x[0, 0, 0]), int(y)) for xs, ys in dataset for x, y in zip(xs, ys, strict=True)]
+        assert dict(found) == expected and dataset.class_names == ["a", "b", "c"]
+    (tmp_path / "test" / "d").mkdir()
+    with pytest.raises(ValueError, match=r"the classes of .*train', \['a', 'b', 'c'\]. Received: \['d'\]"):
         data.splits(tmp_path)

@@ -1,0 +1,112 @@
+"""What the arguments of a pipeline come to, and whether they fit each other."""
+
+import keras
+import numpy as np
+
+from keras_vit.data.augment import POLICIES, Policy
+from keras_vit.preprocessing import Preprocessing, carrier_of
+
+
+def inputs_of(preprocessing, **given):
+    """What the images have to be like, for a model or without one.
+
+    Args:
+        preprocessing: A `Preprocessing`, a model that carries one, or None.
+        **given: The arguments of `pipeline` that may follow from it: image_size, channels, normalize, mean, std,
+            interpolation, antialias, crop_fraction; those that are not None win.
+
+    Returns:
+        A dict of these arguments, none of them None.
+
+    Raises:
+        ValueError: If `preprocessing` is a model that carries none, or something else.
+    """
+    found = {"image_size": 224, "channels": 3, "normalize": True, "antialias": False}
+    record = Preprocessing()
+    if isinstance(preprocessing, Preprocessing):
+        record = preprocessing
+    elif preprocessing is not None:
+        carrier = carrier_of(preprocessing) if hasattr(preprocessing, "layers") else None
+        if carrier is None:
+            raise ValueError(
+                "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that carries one, as all of "
+                f"keras_vit do. Received: {getattr(preprocessing, 'name', preprocessing)!r}, of "
+                f"{type(preprocessing).__name__}, which carries none"
+            )
+        scaling_layers = (keras.layers.Rescaling, keras.layers.Normalization)
+        if given["normalize"] is None and any(isinstance(layer, scaling_layers) for layer in preprocessing.layers):
+            raise ValueError(
+                "Expected `normalize` beside a model that scales its images by a layer of its own. Received: "
+                f"preprocessing={preprocessing.name!r}, normalize=None"
+            )
+        record = carrier.preprocessing
+        found["normalize"] = not carrier.apply
+        # A Sequential has no shape before it was called.
+        shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)
+        if isinstance(shape, tuple) and len(shape) == 4:
+            found["channels"] = shape[3] or 3
+            if None not in shape[1:3]:
+                found["image_size"] = shape[1:3]
+    found |= {name: getattr(record, name) for name in ("mean", "std", "interpolation", "crop_fraction")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if preprocessing is not None:
+        interpolation = given.get("interpolation", record.interpolation)
+        found["antialias"] = Preprocessing(interpolation=interpolation).antialias
+    return {**found, **given}
+
+
+def scaling(mean, std, channels):
+    """The (offset, divisor) of images of 0..255: floats, or arrays with one float a channel."""
+    constants = [np.reshape(np.array(c, "float32"), -1) for c in (mean, std)]
+    if any(len(c) not in (1, channels) for c in constants) or (constants[1] <= 0).any():
+        raise ValueError(
+            f"Expected `mean` and `std` as numbers, or {channels} each, and `std` above 0. Received: {mean}, {std}"
+        )
+    return tuple(float(c[0]) if len(c) == 1 else c for c in (255 * constants[0], 255 * constants[1]))
+
+
+def policy_of(policy):
+    """The `Policy` of a name."""
+    if isinstance(policy, Policy):
+        return policy
+    if policy not in POLICIES:
+        raise ValueError(f"Expected `policy` to be a Policy or one of {', '.join(POLICIES)}. Received: {policy!r}")
+    return POLICIES[policy]
+
+
+def labels_of(source, labels, policy):
+    """What the labels that come out are like: "int", "one_hot", "multi_hot", "float", or None for none."""
+    if labels not in ("int", "one_hot", "none", None):
+        raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")
+    if policy.mixes and (source.labels is None or labels in ("int", "none")):
+        raise ValueError(f"Expected one-hot labels for a policy that mixes or smooths them. Received: {policy}")
+    if policy.mixes and "weight" in source.records.element_spec:
+        raise ValueError(
+            f"Expected no sample weights with a policy that mixes the images of several samples. Received: {policy}"
+        )
+    if source.labels is None or labels == "none":
+        return None
+    if source.labels in ("multi_hot", "float"):
+        if policy.label_smoothing or labels:
+            what = {"multi_hot": "multi-label data", "float": "numbers to predict"}[source.labels]
+            raise ValueError(
+                f"Expected {what} without `labels` and without label smoothing, which spreads one label over "
+                f"the classes. Received: labels={labels!r}, {policy}"
+            )
+        return source.labels
+    return labels or ("one_hot" if policy.mixes else "int")
+
+
+def check_counts(image_size, **counts):
+    """Raises if a number is too small, or the shard is none."""
+    counts["image_size"] = min(image_size, default=0)
+    for name, count in counts.items():
+        least = int(name not in ("skip_batches", "shard_index"))
+        if name == "num_batches" and count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"Expected `{name}` to be an integer of at least {least}. Received: {count!r}")
+    if counts["shard_index"] >= counts["num_shards"]:
+        raise ValueError(
+            f"Expected `shard_index` from 0 to {counts['num_shards'] - 1}. Received: {counts['shard_index']!r}"
+        )

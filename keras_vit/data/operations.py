@@ -1,0 +1,228 @@
+"""RandAugment's operations as the official codes have them, on uint8 images (height, width, 3).
+
+Each family is a table of functions of (image, m, s, at): m is the magnitude over 10, a float64 scalar; s the sign, -1
+or 1; at two uniform numbers in [0, 1) for a place in the image. What the codes round down is rounded down here.
+
+Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, whose warps are of tensorflow-addons;
+`auto_augment.py` of timm, whose operations are Pillow's.
+"""
+
+import itertools
+import math
+
+import tensorflow as tf
+
+
+def size(image):
+    """The (height, width) of an image."""
+    return tf.unstack(tf.shape(image)[:2])
+
+
+def blend(first, second, factor):
+    """Goes from the first image (factor 0) to the second (1), and beyond."""
+    first, second = tf.cast(first, "float32"), tf.cast(second, "float32")
+    mixed = first + tf.cast(factor, "float32") * (second - first)
+    return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), "uint8")
+
+
+def autocontrast(image, dtype):
+    """Stretches each channel to 0..255, computed in a dtype."""
+    low, high = (tf.cast(f(image, (0, 1)), dtype) for f in (tf.reduce_min, tf.reduce_max))
+    scale = 255 / (high - low)
+    stretched = tf.clip_by_value(tf.cast(image, dtype) * scale + -low * scale, 0, 255)
+    return tf.where(high > low, tf.cast(stretched, "uint8"), image)
+
+
+def equalize(image):
+    """Makes the values of each channel about equally frequent."""
+    # The values of the second channel are counted from 256, those of the third from 512.
+    values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
+    counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
+    most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
+    step = (tf.reduce_sum(counts, 1) - most)[:, None] // 255
+    table = (tf.cumsum(counts, 1, exclusive=True) + step // 2) // tf.maximum(step, 1)
+    table = tf.where(step == 0, tf.range(256)[None], tf.minimum(table, 255))
+    return tf.gather(tf.reshape(tf.cast(table, "uint8"), [-1]), values)
+
+
+def posterize(image, shift):
+    """Clears as many of the low bits."""
+    return tf.bitwise.bitwise_and(image, tf.cast(256 - tf.bitwise.left_shift(1, shift), "uint8"))
+
+
+def solarize(image, threshold):
+    """Inverts what is not below a threshold."""
+    return tf.where(tf.cast(image, "int32") < threshold, image, 255 - image)
+
+
+def solarize_add(image, addition):
+    """Brightens what is below 128."""
+    added = tf.cast(tf.minimum(tf.cast(image, "int32") + addition, 255), "uint8")
+    return tf.where(image < 128, added, image)
+
+
+def brightness(image, factor):
+    """From black to the image."""
+    return blend(tf.zeros_like(image), image, factor)
+
+
+def sharpness(image, factor, rounding):
+    """From the image smoothed to the image; its border stays as it is."""
+    height, width = size(image)
+    pixels = tf.cast(image, "float32")
+    # In the order of a convolution by 1, 5 in the middle, over 13, which takes twice as long.
+    side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
+    smooth = rounding
+    for y, x in itertools.product(range(3), range(3)):
+        smooth += (middle if y == x == 1 else side)[y : height - 2 + y, x : width - 2 + x]
+    smooth = tf.cast(tf.clip_by_value(smooth, 0.0, 255.0), "uint8")
+    border, inside = [[1, 1], [1, 1], [0, 0]], tf.ones_like(smooth, "bool")
+    return blend(tf.where(tf.pad(inside, border), tf.pad(smooth, border), image), image, factor)
+
+
+def cutout(image, pad, at):
+    """Grays a square of twice the side `pad` whose centre is anywhere in the image."""
+    near = []
+    for length, place in zip(size(image), tf.unstack(at), strict=True):
+        centre, index = tf.cast(place * tf.cast(length, "float32"), "int32"), tf.range(length)
+        near.append((index >= centre - pad) & (index < centre + pad))
+    return tf.where((near[0][:, None] & near[1])[..., None], tf.constant(128, "uint8"), image)
+
+
+def official_color(image, factor):
+    """From gray to the image."""
+    return blend(tf.image.rgb_to_grayscale(image), image, factor)
+
+
+def official_contrast(image, factor):
+    """From a gray to the image: not of its mean, but, in the official code, of its number of pixels over 256."""
+    height, width = size(image)
+    return blend(tf.minimum(height * width // 256, 255), image, factor)
+
+
+def official_warp(image, matrix):
+    """Takes pixel (x, y) from the one nearest to (ax + by + c, dx + ey + f), gray outside."""
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=image[None],
+        transforms=tf.cast([[*matrix, 0, 0]], "float32"),
+        output_shape=tf.shape(image)[:2],
+        fill_value=128.0,
+        interpolation="NEAREST",
+        fill_mode="CONSTANT",
+    )[0]
+
+
+def official_rotate(image, degrees):
+    """Turns an image around its middle."""
+    angle = tf.cast(degrees, "float32") * (math.pi / 180)
+    height, width = (tf.cast(side, "float32") - 1 for side in size(image))
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    x, y = (width - (cos * width - sin * height)) / 2, (height - (sin * width + cos * height)) / 2
+    return official_warp(image, (cos, -sin, x, sin, cos, y))
+
+
+def luma(image):
+    """Pillow's gray, int32 (height, width, 1)."""
+    return (tf.reduce_sum(tf.cast(image, "int32") * [19595, 38470, 7471], -1, keepdims=True) + 32768) // 65536
+
+
+def timm_contrast(image, factor):
+    """From the mean gray to the image."""
+    return blend(tf.cast(tf.reduce_mean(tf.cast(luma(image), "float64")) + 0.5, "int32"), image, factor)
+
+
+def cubic(a, b, c, d, t):
+    """Pillow's cubic interpolation from b (t = 0) to c (t = 1)."""
+    return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a + d - c)))
+
+
+def timm_warp(image, x_row, y_row=None):
+    """Takes the pixel whose middle is (x, y) from (ax + by + c, dx + ey + f), bicubic, ImageNet's mean outside.
+
+    Without a second row the y stays, which takes a quarter of the time.
+    """
+    height, width = size(image)
+    x, y = tf.cast(tf.range(width), "float64")[None] + 0.5, tf.cast(tf.range(height), "float64")[:, None] + 0.5
+    pixels = tf.cast(tf.reshape(image, (-1, 3)), "float32")
+
+    def source(row, length):
+        """Where pixels come from: whether inside, four indices, and how far between the middle two."""
+        place = row[0] * x + row[1] * y + row[2]
+        start = tf.floor(place - 0.5)
+        indices = [tf.clip_by_value(tf.cast(start, "int32") + i, 0, length - 1) for i in (-1, 0, 1, 2)]
+        return (place >= 0) & (place < tf.cast(length, "float64")), indices, tf.cast(place - 0.5 - start, "float32")
+
+    inside, columns, across = source(x_row, width)
+
+    def at(line):
+        return cubic(*(tf.gather(pixels, line * width + column) for column in columns), across[..., None])
+
+    if y_row is None:
+        warped = at(tf.range(height)[:, None])
+    else:
+        inside_y, lines, down = source(y_row, height)
+        inside, warped = inside & inside_y, cubic(*map(at, lines), down[..., None])
+    warped = tf.cast(tf.clip_by_value(warped, 0.0, 255.0), "uint8")
+    return tf.where(inside[..., None], warped, tf.constant([124, 116, 104], "uint8"))
+
+
+def upright(image, row):
+    """Does along y what `timm_warp` does along x."""
+    return tf.transpose(timm_warp(tf.transpose(image, (1, 0, 2)), row), (1, 0, 2))
+
+
+def timm_rotate(image, degrees):
+    """Turns an image around its middle."""
+    angle = -degrees * (math.pi / 180)
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    height, width = (tf.cast(side, "float64") / 2 for side in size(image))
+    x, y = width - cos * width - sin * height, height + sin * width - cos * height
+    return timm_warp(image, (cos, sin, x), (-sin, cos, y))
+
+
+def whole(x):
+    """Rounds a scalar towards 0."""
+    return tf.cast(x, "int32")
+
+
+def part(image, axis):
+    """The length of a side as a float."""
+    return tf.cast(tf.shape(image)[axis], "float64")
+
+
+# Bytes wrap around in the official code: a threshold of 256 is 0, and 9 bits and more to keep are 1.
+OFFICIAL = {
+    "AutoContrast": lambda x, m, s, at: autocontrast(x, "float32"),
+    "Equalize": lambda x, m, s, at: equalize(x),
+    "Invert": lambda x, m, s, at: 255 - x,
+    "Rotate": lambda x, m, s, at: official_rotate(x, 30 * m * s),
+    "Posterize": lambda x, m, s, at: posterize(x, tf.minimum((8 - whole(4 * m)) % 256, 7)),
+    "Solarize": lambda x, m, s, at: solarize(x, whole(256 * m) % 256),
+    "Color": lambda x, m, s, at: official_color(x, 1.8 * m + 0.1),
+    "Contrast": lambda x, m, s, at: official_contrast(x, 1.8 * m + 0.1),
+    "Brightness": lambda x, m, s, at: brightness(x, 1.8 * m + 0.1),
+    "Sharpness": lambda x, m, s, at: sharpness(x, 1.8 * m + 0.1, rounding=0.0),
+    "ShearX": lambda x, m, s, at: official_warp(x, (1, 0.3 * m * s, 0, 0, 1, 0)),
+    "ShearY": lambda x, m, s, at: official_warp(x, (1, 0, 0, 0.3 * m * s, 1, 0)),
+    "TranslateX": lambda x, m, s, at: official_warp(x, (1, 0, 100 * m * s, 0, 1, 0)),
+    "TranslateY": lambda x, m, s, at: official_warp(x, (1, 0, 0, 0, 1, 100 * m * s)),
+    "Cutout": lambda x, m, s, at: cutout(x, whole(40 * m), at),
+    "SolarizeAdd": lambda x, m, s, at: solarize_add(x, whole(110 * m)),
+}
+TIMM = {
+    "AutoContrast": lambda x, m, s, at: autocontrast(x, "float64"),
+    "Equalize": OFFICIAL["Equalize"],
+    "Invert": OFFICIAL["Invert"],
+    "Rotate": lambda x, m, s, at: timm_rotate(x, 30 * m * s),
+    "Posterize": lambda x, m, s, at: posterize(x, 4 + whole(4 * m)),
+    "Solarize": lambda x, m, s, at: solarize(x, 256 - whole(256 * m)),
+    "SolarizeAdd": OFFICIAL["SolarizeAdd"],
+    "Color": lambda x, m, s, at: blend(luma(x), x, 1 + 0.9 * m * s),
+    "Contrast": lambda x, m, s, at: timm_contrast(x, 1 + 0.9 * m * s),
+    "Brightness": lambda x, m, s, at: brightness(x, 1 + 0.9 * m * s),
+    "Sharpness": lambda x, m, s, at: sharpness(x, 1 + 0.9 * m * s, rounding=0.5),
+    "ShearX": lambda x, m, s, at: timm_warp(x, (1, 0.3 * m * s, 0)),
+    "ShearY": lambda x, m, s, at: upright(x, (1, 0.3 * m * s, 0)),
+    "TranslateX": lambda x, m, s, at: timm_warp(x, (1, 0, 0.45 * m * s * part(x, 1))),
+    "TranslateY": lambda x, m, s, at: upright(x, (1, 0, 0.45 * m * s * part(x, 0))),
+}
