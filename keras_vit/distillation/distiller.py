@@ -1,4 +1,5 @@
 import contextlib
+import threading
 from types import SimpleNamespace
 
 import keras
@@ -7,9 +8,15 @@ from keras import ops
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
 from keras_vit.distillation.teacher import FrozenTeacher, gives_probabilities
 from keras_vit.layers import arguments
+from keras_vit.models.backbone import HEADS
 
 KINDS = ("hard", "soft")
-HEADS = ("head", "head_dist")
+
+
+class _Running(threading.local):
+    """Which step runs, in each thread by itself: TensorFlow gives each replica of a strategy its own."""
+
+    step = None
 
 
 # Not on keras.distillation.Distiller, which Keras 3.10, the oldest for this package, has not. It wants teacher and
@@ -117,7 +124,7 @@ class Distiller(keras.Model):
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
         names = ("class", "distillation") if heads is not None else ()
         self._accuracies = {n: keras.metrics.SparseCategoricalAccuracy(name=f"{n}_accuracy") for n in names}
-        self._step = None
+        self._running = _Running()
         self.build(student.inputs[0].shape)
 
     def build(self, images_shape):
@@ -130,9 +137,10 @@ class Distiller(keras.Model):
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
-        if self._step is None or self._hidden.heads is None:
+        step = self._running.step
+        if step is None or self._hidden.heads is None:
             answer = self.student(inputs, training=training)
-            return answer if self._step is None else {"answer": answer, "class": answer, "distillation": answer}
+            return answer if step is None else {"answer": answer, "class": answer, "distillation": answer}
         first, second, answer = self._hidden.heads(inputs, training=training)
         return {"answer": answer, "class": first, "distillation": second}
 
@@ -152,16 +160,19 @@ class Distiller(keras.Model):
     @contextlib.contextmanager
     def _within(self, step):
         """Makes `call` give the heads, and not only the answer, while a step runs or is traced."""
-        self._step = step
+        self._running.step = step
         try:
             yield
         finally:
-            self._step = None
+            self._running.step = None
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        if self._step != "training":
+        if self._running.step != "training":
             return super().compute_loss(x, y, _answer(y_pred), sample_weight, training=training)
-        regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0)
+        # Under a strategy of TensorFlow Keras divides each loss, to sum the gradients of the replicas.
+        strategy = getattr(self, "distribute_strategy", None)
+        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
         class_loss = 0.0
         if self.alpha < 1:
             class_loss = super().compute_loss(x, y, y_pred["class"], sample_weight, training=training) - regularization
@@ -170,16 +181,16 @@ class Distiller(keras.Model):
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
             # Each image counts alike, as in Keras' own tracker, also in a last batch that is smaller.
-            tracker.update_state(loss, sample_weight=ops.shape(x)[0])
+            tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        if self._step is not None and y is not None:
+        if self._running.step is not None and y is not None:
             labels = ops.argmax(y, axis=-1) if tuple(y.shape[1:]) == (self.num_classes,) else ops.reshape(y, (-1,))
             for name, accuracy in self._accuracies.items():
                 accuracy.update_state(labels, y_pred[name], sample_weight)
         results = super().compute_metrics(x, y, _answer(y_pred), sample_weight)
-        if self._step != "training":
+        if self._running.step != "training":
             # Nobody asks the teacher in evaluation.
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)

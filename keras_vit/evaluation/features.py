@@ -1,12 +1,16 @@
 """What a model says of each image of a dataset: the features below its head, or its predictions, with the labels."""
 
+import logging
+
 import keras
 import numpy as np
-from keras import ops
 
 from keras_vit.layers import arguments
+from keras_vit.models.backbone import head_inputs, head_within
+from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
+from keras_vit.models.value_range import check_values, takes
 
-HEADS = ("head", "head_dist")
+logger = logging.getLogger("keras_vit")
 
 
 def extract_features(model, data, *, layer=None, batch_size=32, verbose=1):
@@ -17,7 +21,8 @@ def extract_features(model, data, *, layer=None, batch_size=32, verbose=1):
 
     Args:
         model: A `keras.Model` with one input. Of this package's models the features are what the head gets, as
-            `num_classes=0` would return them; of others, their output.
+            `num_classes=0` would return them, also where head and model are yours and the backbone is one layer of
+            it; of others, their output.
         data: (images, labels) as arrays; or what gives batches of (images, labels): a `tf.data.Dataset`, a
             `keras.utils.PyDataset`, a `torch.utils.data.DataLoader` or another iterable that ends. Labels are integers,
             or one-hot. Images are as the model takes them.
@@ -30,7 +35,8 @@ def extract_features(model, data, *, layer=None, batch_size=32, verbose=1):
 
     Raises:
         ValueError: If `data` is empty, endless or no batches of (images, labels); if labels are neither integers nor
-            one-hot; or if the model gives no vector, or one that is not finite, for an image.
+            one-hot; if the images of the first batch have other values than the model takes; if the model gives no
+            vector, or one that is not finite, for an image; or if its head gets several, or stands on a model within.
 
     Example:
 
@@ -67,8 +73,9 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=None):
                 else "Invalid value received for argument `data`. Expected batches of (images, labels). Received: "
                 f"batches of {len(batch)} parts"
             )
-        images, batch_labels = _numpy(batch[0]), read_labels(batch[1])
+        images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
         count = len(images)
+        _check_size(model, images)
         if count != len(batch_labels):
             raise ValueError(
                 "Invalid value received for argument `data`. Expected as many labels as images. "
@@ -76,6 +83,8 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=None):
             )
         if not count:
             continue
+        if not outputs and (strange := check_values(model, images)):
+            logger.warning("%s", strange)
         # One size of batch is one compilation.
         full = max(full, count)
         padded = np.concatenate([images, np.repeat(images[:1], full - count, axis=0)]) if count < full else images
@@ -98,7 +107,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=None):
 
 def integer_labels(labels):
     """Labels as an int64 array (num_images,), from integers or one-hot rows."""
-    labels = _numpy(labels)
+    labels = to_numpy(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:
@@ -111,7 +120,7 @@ def integer_labels(labels):
     if labels.ndim != 1 or not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
         raise ValueError(
             "Invalid value received for argument `labels`. Expected integers, or one-hot rows. "
-            f"Received: {labels.dtype} of shape {labels.shape}"
+            f"Received: {labels.dtype} of shape {labels.shape}, as {labels.flat[:1].tolist()}"
         )
     whole = labels.astype("int64")
     if (whole != labels).any() or (whole < 0).any():
@@ -124,7 +133,7 @@ def integer_labels(labels):
 
 def checked_features(name, features):
     """Features as a finite float array (num_images, num_features)."""
-    features = _numpy(features)
+    features = to_numpy(features)
     if features.dtype != np.float64:
         features = features.astype("float32")
     if features.ndim != 2 or not len(features) or not np.isfinite(features).all():
@@ -151,53 +160,63 @@ def checked_pair(part, features, labels, num_features=None):
     return features, labels
 
 
-def _numpy(x):
-    """An array of a tensor of the backend, of tf.data or of another kind, or of nested lists."""
-    return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
-
-
 def _feature_model(model, layer):
     is_graph = isinstance(model, (keras.Function, keras.Sequential))
     if layer is not None:
         arguments.one_of("layer", layer, [own.name for own in model.layers] if is_graph else [])
         outputs = [model.get_layer(layer).output]
     else:
-        outputs = [own.input for own in model.layers if own.name in HEADS] if is_graph else []
+        outputs = head_inputs(model) if is_graph else []
     if not outputs:
+        if is_graph and head_within(model):
+            raise ValueError(
+                "Expected a model whose head stands on the model itself. Received: model "
+                f"{model.name!r} with a head within a model in it: pass that one, model.get_layer(...)."
+            )
         return model
     # As a distilled model without a head: the mean of its two tokens.
-    x = outputs[0] if len(outputs) == 1 else keras.layers.Average(dtype=outputs[0].dtype)(outputs)
+    distilled = len(outputs) == 2 and "pooling_dist" in {own.name for own in model.layers}
+    if len(outputs) > 1 and not distilled:
+        raise ValueError(
+            "Expected a model whose head reads one tensor, or the name of a layer in `layer`. Received: model "
+            f"{model.name!r}, whose head reads {len(outputs)}"
+        )
+    x = keras.layers.Average(dtype=outputs[0].dtype)(outputs) if distilled else outputs[0]
     return keras.Model(model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
 
 
-def _is_arrays(data):
-    return isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
+def _check_size(model, images):
+    """Raises where images have another shape than the model takes, of which each backend says something else."""
+    inputs = getattr(model, "inputs", None) or ()
+    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
+    if not takes(expected, images.shape[1:]):
+        raise ValueError(
+            f"Invalid value received for argument `data`. Expected images of shape {expected}, with None for any "
+            f"number, as model {model.name!r} takes them. Received: {images.shape[1:]}"
+        )
 
 
 def _num_batches(data, batch_size):
     """How many batches there are, None where that is not known."""
-    if _is_arrays(data):
+    if is_arrays(data):
         return -(-len(data[0]) // arguments.positive_int("batch_size", batch_size))
-    # tf.data says -1 of a dataset that repeats.
-    if hasattr(data, "cardinality") and int(data.cardinality()) == -1:
+    count = num_batches(data)
+    if count == np.inf:
         raise ValueError(
             "Invalid value received for argument `data`. Expected a dataset that ends. Received: one that repeats"
         )
-    try:
-        return len(data)
-    except TypeError:
-        return None
+    return count
 
 
 def _batches(data, batch_size):
-    if _is_arrays(data):
-        images, labels = (_numpy(part) for part in data)
+    if is_arrays(data):
+        images, labels = map(to_numpy, data)
         if len(images) != len(labels):
             raise ValueError(
                 "Invalid value received for argument `data`. Expected as many labels as images. "
                 f"Received: {len(images)} images and {len(labels)} labels"
             )
-        return ((images[i : i + batch_size], labels[i : i + batch_size]) for i in range(0, len(images), batch_size))
+        return sliced((images, labels), batch_size)
     if isinstance(data, keras.utils.PyDataset):
         return (data[i] for i in range(data.num_batches))
     if not hasattr(data, "__iter__"):

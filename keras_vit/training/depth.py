@@ -1,23 +1,22 @@
-import re
-
 import keras
 
-# A ViT's blocks, and where there are none a BiT's units. The ResNet of a hybrid belongs to its embedding.
-BLOCK_NAMES = (r"block_\d+", r"stage_\d+_unit_\d+")
+from keras_vit.models.backbone import parts_of
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
     """Tells how deep each layer of a model lies.
 
     Args:
-        model: A model of this package's builders.
+        model: A model of this package's builders, with a head of its own or of yours; or one in which such a model is
+            nested as a layer, whose layers are then named in its place.
 
     Returns:
-        A dict from the name of each layer to 0 for the embedding and all that is before the first block, 1 for the
-        first block, ..., and the number of blocks + 1 for all that is after the last: norm, pooling, head.
+        A dict from the name of each layer to 0 for the embedding and all else of the backbone before its first block, 1
+        for the first block, ..., and the number of blocks + 1 for all that is after the last, norm, pooling, head, and
+        for the layers around a nested model.
 
     Raises:
-        ValueError: If the model has no blocks.
+        ValueError: If the model has no blocks, or a layer around a nested model has the name of one in it.
 
     Example:
 
@@ -25,19 +24,18 @@ def layer_depths(model: keras.Model) -> dict[str, int]:
     >>> [depths[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
     [0, 1, 2, 3, 3]
     """
-    names = [layer.name for layer in model.layers]
-    found = ([name for name in names if re.fullmatch(pattern, name)] for pattern in BLOCK_NAMES)
-    blocks = next(filter(None, found), None)
-    if not blocks:
-        raise ValueError(
-            "Expected a model of this package's builders, with layers named block_00 or stage_1_unit_01 and so on. "
-            f"Received: model {model.name!r} with layers {', '.join(names)}. Where one of them holds it, pass that: "
-            "model.get_layer(...)."
-        )
-    depths, depth = {}, 0
-    for name in names:
-        if name in blocks:
-            depth += 1
-        depths[name] = depth
-    last = names.index(blocks[-1])
-    return depths | dict.fromkeys(names[last + 1 :], depth + 1)
+    parts = parts_of(model)
+    depths = {layer.name: 0 for layer in parts.below}
+    depths |= {layer.name: depth for depth, layer in enumerate(parts.blocks, 1)}
+    top = len(parts.blocks) + 1
+    depths |= {layer.name: top for layer in parts.above}
+    with_weights = {layer.name for layer in (*parts.below, *parts.blocks, *parts.above) if layer.weights}
+    for layer in parts.others:
+        if layer.name in with_weights and layer.weights:
+            raise ValueError(
+                "Expected names for the layers around the model that no layer in it has. "
+                f"Received: model {model.name!r} with two layers named {layer.name!r}"
+            )
+        if layer.weights or layer.name not in depths:
+            depths[layer.name] = top
+    return depths

@@ -11,12 +11,12 @@ def layer_multipliers(model, decay=0.75):
     """The factor of the learning rate for each layer: `decay` to the power of the layer's distance from the head.
 
     Args:
-        model: A model of this package's builders.
+        model: A model as in `layer_depths`.
         decay: Float in (0, 1].
 
     Returns:
-        A dict from layer names to factors: 1 for norm, pooling and head, `decay` for the last block, ..., `decay **
-        (num_layers + 1)` for the embeddings and tokens.
+        A dict from layer names to factors: 1 for norm, pooling and head, of whatever name, and for layers around a
+        nested model, `decay` for the last block, ..., `decay ** (num_layers + 1)` for the embeddings and tokens.
 
     Raises:
         ValueError: If `decay` is out of its range, or the model has no blocks.
@@ -73,7 +73,7 @@ class LayerDecay(keras.optimizers.Optimizer):
 
     def build(self, variables):
         for variable in variables:
-            if self._layer(variable) not in self.multipliers:
+            if self._layer(variable) is None:
                 raise ValueError(
                     f"Expected weights of the layers {', '.join(self.multipliers)}. Received: {variable.path!r}"
                 )
@@ -90,9 +90,9 @@ class LayerDecay(keras.optimizers.Optimizer):
         for variable, factor, before in slowed:
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
-    @staticmethod
-    def _layer(variable):
-        return variable.path.split("/", 1)[0]
+    def _layer(self, variable):
+        """The layer of `multipliers` that a variable belongs to: in its path may be models around that layer."""
+        return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property
     def variables(self):

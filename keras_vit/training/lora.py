@@ -4,7 +4,8 @@ import keras
 from keras import ops
 
 from keras_vit.layers import TransformerBlock, arguments
-from keras_vit.training.freezing import HEADS, Parameters, count_parameters, has_lora, unfreeze
+from keras_vit.models.backbone import parts_of
+from keras_vit.training.freezing import Parameters, count_parameters, has_lora, unfreeze
 
 
 def enable_lora(
@@ -17,10 +18,10 @@ def enable_lora(
     kernels, which `merge_lora` gives without a file.
 
     Args:
-        model: A ViT of this package's builders.
+        model: A ViT of this package's builders, with a head of its own or of yours; or a model in which one is nested.
         rank: Int, the rank of the updates.
         alpha: Float, the updates' factor is `alpha / rank`; None for `rank`.
-        train_head: Bool, whether the heads are trained too.
+        train_head: Bool, whether all layers above the backbone are trained too, and all around a nested one.
         train_norms: Bool, whether all norms are trained too.
 
     Returns:
@@ -40,16 +41,13 @@ def enable_lora(
     arguments.positive_int("rank", rank)
     if alpha is not None:
         arguments.positive_number("alpha", alpha)
-    blocks = _blocks(model)
+    parts = _parts(model)
     if has_lora(model):
         raise ValueError(f"Expected a model without LoRA. Received: model {model.name!r}, which has it already.")
     unfreeze(model)
-    for layer in model.layers:
-        if layer not in blocks:
-            layer.trainable = (train_head and layer.name in HEADS) or (
-                train_norms and isinstance(layer, keras.layers.LayerNormalization)
-            )
-    for block in blocks:
+    for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
+        layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
+    for block in parts.blocks:
         for dense in _projections(block):
             dense.enable_lora(rank, lora_alpha=alpha)
         for weight in block.weights:
@@ -79,29 +77,30 @@ def merge_lora(model: keras.Model) -> keras.Model:
     """
     if not has_lora(model):
         raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
-    values = {weight.path: weight for weight in model.weights}
-    for block in _blocks(model):
+    # By identity, and below by order: two layers of a nested model may have weights of one path.
+    values = {id(weight): weight for weight in model.weights if "lora_kernel" not in weight.path}
+    for block in _parts(model).blocks:
         for dense in _projections(block):
             # Not `dense.kernel`, which mixed precision rounds.
+            kernel = next(weight for weight in dense.weights if weight.name == "kernel")
             update = ops.matmul(dense.lora_kernel_a, dense.lora_kernel_b) * (dense.lora_alpha / dense.lora_rank)
-            path = dense.lora_kernel_a.path.removesuffix("lora_kernel_a") + "kernel"
-            values[path] = ops.add(values[path], ops.cast(update, values[path].dtype))
+            values[id(kernel)] = ops.add(kernel, ops.cast(update, kernel.dtype))
     merged = type(model).from_config(model.get_config())
     unfreeze(merged)
-    for weight in merged.weights:
+    for weight, value in zip(merged.weights, values.values(), strict=True):
         # A copy: on JAX two models that share an array lose it, since training and predicting donate it.
-        weight.assign(ops.copy(values[weight.path]))
+        weight.assign(ops.copy(value))
     return merged
 
 
-def _blocks(model):
-    blocks = [layer for layer in model.layers if isinstance(layer, TransformerBlock)]
-    if not blocks:
+def _parts(model):
+    parts = parts_of(model)
+    if not all(isinstance(block, TransformerBlock) for block in parts.blocks):
         raise ValueError(
             "Expected a ViT of this package's builders, with transformer blocks. "
-            f"Received: model {model.name!r} with layers {', '.join(layer.name for layer in model.layers)}"
+            f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"
         )
-    return blocks
+    return parts
 
 
 def _projections(block):

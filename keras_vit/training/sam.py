@@ -2,6 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers import arguments
+from keras_vit.training.torch_generators import generator_states, set_generator_states
 
 
 class _Gradients:
@@ -101,7 +102,7 @@ class SAM(keras.Model):
     def _stateful_train_step(self, data):
         weights = self.trainable_variables
         others = self.non_trainable_variables
-        before = _values(others)
+        before, generators = _values(others), generator_states()
         gradients, logs = self._gradients(data)
         after = _values(others + self.metrics_variables)
         centre = _values(weights)
@@ -109,6 +110,8 @@ class SAM(keras.Model):
             if step is not None:
                 weight.assign(value + ops.cast(step, value.dtype))
         _assign(others, before)
+        # What the second gradient draws is what the first one drew, so both leave them alike.
+        set_generator_states(generators)
         gradients, _ = self._gradients(data)
         _assign(weights, centre)
         _assign(others + self.metrics_variables, after)

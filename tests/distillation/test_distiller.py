@@ -1,3 +1,7 @@
+import json
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -5,6 +9,7 @@ import pytest
 from keras_vit.distillation import Distiller, HardDistillation, SoftDistillation
 from keras_vit.training import Resume
 from tests import tiny
+from tests.distillation import replicas
 from tests.distillation.models import IMAGES, LABELS, assert_equal, conv_teacher, linear_student, weights
 
 BACKEND = keras.backend.backend()
@@ -256,3 +261,14 @@ def test_bad_arguments():
         Distiller(keras.Model(inputs, [student(inputs), student(inputs)]), teacher)
     with pytest.raises(NotImplementedError, match="save the student"):
         Distiller(student, teacher).get_config()
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="a strategy of TensorFlow")
+def test_two_replicas_train_as_one_does():
+    command = [sys.executable, "-m", "tests.distillation.replicas"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found, expected = json.loads(result.stdout.splitlines()[-1]), replicas.train()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

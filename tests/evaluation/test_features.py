@@ -32,6 +32,15 @@ def datasets():
     yield ((IMAGES[i:j], LABELS[i:j]) for i, j in ((0, 0), (0, 2), (2, 7)))
 
 
+def test_images_of_another_size_and_labels_of_text_are_named():
+    model = build(num_classes=0)
+    for size in (24, 12):
+        with pytest.raises(ValueError, match=rf"\(16, 16, 3\).*Received: \({size}, 16, 3\)"):
+            extract_features(model, (np.zeros((2, size, 16, 3)), np.arange(2)), verbose=0)
+    with pytest.raises(ValueError, match="`labels`.*integers.*cat"):
+        extract_features(model, (IMAGES[:2], np.array(["cat", "dog"])), verbose=0)
+
+
 def test_any_data_gives_what_one_call_gives():
     model = build(num_classes=0)
     expected = keras.ops.convert_to_numpy(model(IMAGES))
@@ -61,6 +70,32 @@ def test_features_are_those_of_the_model_without_a_head(changes):
     bare.set_weights([w.numpy() for w in model.weights if w.path not in heads])
     features, _ = extract_features(model, (IMAGES, LABELS), verbose=0)
     np.testing.assert_allclose(features, extract_features(bare, (IMAGES, LABELS), verbose=0)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_features_below_a_head_of_the_users_own(nested):
+    backbone = randomize(build(num_classes=0))
+    expected = extract_features(backbone, (IMAGES / 2, LABELS), verbose=0)[0]
+    head = keras.Sequential([keras.layers.Dropout(0.5), keras.layers.Dense(5, activation="softmax")])
+    inputs = keras.Input((16, 16, 3)) if nested else backbone.input
+    model = keras.Model(inputs, head(backbone(keras.layers.Rescaling(0.5)(inputs)) if nested else backbone.output))
+    features, _ = extract_features(model, (IMAGES if nested else IMAGES / 2, LABELS), verbose=0)
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+
+
+def test_a_head_within_a_nested_model_is_no_features():
+    nested = keras.Sequential([keras.Input((16, 16, 3)), build()])
+    with pytest.raises(ValueError, match="a head within a model in it: pass that one"):
+        extract_features(nested, (IMAGES, LABELS), verbose=0)
+
+
+def test_a_head_that_reads_several_tensors_is_refused():
+    backbone = build(num_classes=0)
+    tokens = [backbone.get_layer(name).output for name in ("block_00", "block_01")]
+    pooled = [keras.layers.GlobalAveragePooling1D()(x) for x in tokens]
+    model = keras.Model(backbone.input, keras.layers.Dense(5)(keras.layers.Add()(pooled)))
+    with pytest.raises(ValueError, match="whose head reads one tensor.*whose head reads 2"):
+        extract_features(model, (IMAGES, LABELS), verbose=0)
 
 
 def test_other_models_and_layers():
@@ -100,7 +135,8 @@ def test_progress(capsys):
         ((IMAGES, LABELS + 0.5), "classes counted from 0"),
         ((IMAGES, np.full((7, 5), 0.2)), "rows with a single 1"),
         ((IMAGES, np.full(7, "rose")), "Expected integers"),
-        ((np.full_like(IMAGES, np.nan), LABELS), "finite.*from 0 to 6"),
+        ((np.abs(IMAGES) * 50, LABELS), "Expected images of -1 to 1, as the model takes them"),
+        ((np.full_like(IMAGES, np.nan), LABELS), "Expected images of finite numbers"),
     ],
 )
 def test_bad_data(data, match):

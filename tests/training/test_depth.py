@@ -1,7 +1,6 @@
 import keras
 import pytest
 
-import keras_vit
 from keras_vit.training.depth import layer_depths
 from tests import tiny
 from tests.training.test_decay_groups import MODELS
@@ -41,8 +40,29 @@ def test_a_reloaded_model_is_as_deep(tmp_path):
     assert layer_depths(keras.models.load_model(tmp_path / "m.keras")) == layer_depths(model)
 
 
+def test_a_head_of_the_users_own():
+    backbone = tiny.build(num_classes=0)
+    model = keras.Model(backbone.input, keras.layers.Dense(2, name="mine")(backbone.output))
+    assert layer_depths(model) == layer_depths(backbone) | {"mine": 3}
+
+
+def test_layers_around_a_nested_model_are_at_the_top():
+    backbone = tiny.build(num_classes=0, name="backbone")
+    inputs = keras.Input((16, 16, 3), name="images")
+    x = keras.layers.Normalization(name="normalization")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="mine")(backbone(x)))
+    # Keras' own layer has weights, and so the name.
+    assert layer_depths(model) == layer_depths(backbone) | {"mine": 3, "normalization": 3}
+
+
+def test_one_name_twice_is_refused():
+    backbone = tiny.build(num_classes=0)
+    model = keras.Sequential([backbone, keras.layers.Dense(2, name="norm")], name="mine")
+    with pytest.raises(ValueError, match="Expected names.*'mine' with two layers named 'norm'"):
+        layer_depths(model)
+
+
 def test_other_models():
-    backbone = keras_vit.ViT("B/16", **{**tiny.TINY, "num_classes": 0})
-    model = keras.Sequential([backbone, keras.layers.Dense(2)], name="mine")
-    with pytest.raises(ValueError, match="Expected a model of this package's builders.*'mine' with layers vit_B16"):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense")], name="mine")
+    with pytest.raises(ValueError, match="Expected a model of this package's builders.*'mine' with layers dense"):
         layer_depths(model)

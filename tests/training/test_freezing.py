@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit.training import freezing, lora
 from keras_vit.training.freezing import freeze
 from tests import tiny
@@ -49,6 +50,73 @@ def test_frozen_weights_stay_in_training():
     model.fit(rng.normal(size=(4, 16, 16, 3)), np.arange(4), verbose=0)
     changed = {v.path.split("/")[0] for v in model.weights if not np.array_equal(before[v.path], v)}
     assert changed == {"block_01", "norm", "head"}
+
+
+def own_head(backbone):
+    x = keras.layers.BatchNormalization(name="bn")(backbone.output)
+    return keras.Model(backbone.input, keras.layers.Dense(5, name="mine")(x))
+
+
+def nested(backbone):
+    inputs = keras.Input(backbone.input_shape[1:])
+    x = backbone(keras.layers.Rescaling(1.0)(keras.layers.RandomFlip()(inputs)))
+    return keras.Model(inputs, keras.layers.Dense(5, name="mine")(keras.layers.BatchNormalization(name="bn")(x)))
+
+
+def sequential(backbone):
+    head = keras.Sequential([keras.layers.BatchNormalization(name="bn"), keras.layers.Dense(5, name="mine")])
+    return keras.Sequential([backbone, head])
+
+
+def owners(variables):
+    """The layers of variables: a Sequential's are below its name."""
+    known = {"bn", "mine", "norm", "pre_logits", "block_00", "block_01", "stage_1_unit_01", "stage_2_unit_01"}
+    return list(dict.fromkeys(next(part for part in v.path.split("/") if part in known) for v in variables))
+
+
+@pytest.mark.parametrize("around", [own_head, nested, sequential])
+def test_a_head_of_the_users_own_is_trained(around):
+    model = around(tiny.build(num_classes=0, representation_size=7))
+    counts = freeze(model)
+    # The scale and shift of `bn`, a kernel and a bias: trained even if frozen before.
+    assert owners(model.trainable_variables) == ["bn", "mine"] and counts.trainable == 2 * 7 + 7 * 5 + 5
+    model.get_layer(index=-1).trainable = False
+    freeze(model, blocks=1)
+    assert owners(model.trainable_variables) == ["block_01", "norm", "pre_logits", "bn", "mine"]
+    assert freezing.unfreeze(model).frozen == 2 * 7
+    bit = around(keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=0))
+    freeze(bit)
+    assert owners(bit.trainable_variables) == ["bn", "mine"]
+
+
+@pytest.mark.parametrize("around", [own_head, nested])
+def test_a_new_head_learns_and_the_backbone_stays(around, tmp_path):
+    model = around(tiny.build(num_classes=0))
+    freeze(model)
+    before = {id(v): keras.ops.convert_to_numpy(v).copy() for v in model.weights}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile="auto" if keras.backend.backend() == "jax" else False)
+    rng = np.random.default_rng(0)
+    model.fit(rng.normal(size=(4, 16, 16, 3)), np.arange(4), verbose=0)
+    changed = [v for v in model.weights if not np.array_equal(before[id(v)], v)]
+    assert set(owners(changed)) == {"bn", "mine"}
+    model.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    assert freezing.count_parameters(reloaded) == freezing.count_parameters(model)
+
+
+def test_nothing_left_to_train():
+    model = tiny.build(num_classes=0)
+    with pytest.raises(ValueError, match="something left to train. Received: model 'vit_B16'"):
+        freeze(model)
+    with pytest.raises(ValueError, match="something left to train"):
+        freeze(keras.Sequential([model, keras.layers.Dropout(0.1)]))
+    body = keras.Model(model.input, model.get_layer("block_01").output)
+    with pytest.raises(ValueError, match="freeze fewer blocks"):
+        freeze(body, blocks=2)
+    assert not model.non_trainable_weights and freeze(model, blocks=2).trainable == 2 * 12
+    # Its head has no weights until it is built.
+    assert freeze(keras.Sequential([keras.layers.Rescaling(1.0), model, keras.layers.Dense(2)])).trainable == 0
 
 
 def test_both_heads_of_a_distilled_model_are_trained():

@@ -62,6 +62,39 @@ def test_merged(tmp_path):
     np.testing.assert_allclose(reloaded.predict(IMAGES, verbose=0), expected, atol=1e-5)
 
 
+def around(name, backbone):
+    dense = keras.layers.Dense(5, name="mine")
+    if name == "own_head":
+        return keras.Model(backbone.input, dense(backbone.output))
+    # A norm of the same path as the backbone's.
+    inputs = keras.Input((16, 16, 3))
+    return keras.Model(inputs, dense(keras.layers.LayerNormalization(name="norm")(backbone(inputs))))
+
+
+@pytest.mark.parametrize("name", ["own_head", "nested"])
+def test_a_head_of_the_users_own(name):
+    model = around(name, tiny.build(num_classes=0, num_layers=1))
+    size = model.count_params()
+    counts = enable_lora(model, rank=2)
+    heads = 12 * 5 + 5 + (2 * 12 if name == "nested" else 0)
+    assert counts == (2 * (12 + 36 + 12 + 12 + 12 + 20 + 20 + 12) + heads, size - heads)
+    for weight in model.weights:
+        if "lora_kernel" in weight.path:
+            weight.assign(RNG.normal(size=weight.shape))
+    merged = merge_lora(model)
+    assert merged.count_params() == size and not freezing.has_lora(merged)
+    np.testing.assert_allclose(merged.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0), atol=1e-5)
+
+
+def test_without_a_head_the_updates_are_trained():
+    model = tiny.build(num_classes=0)
+    size = model.count_params()
+    assert enable_lora(model, rank=2) == (2 * 2 * (12 + 36 + 12 + 12 + 12 + 20 + 20 + 12), size)
+    model = around("nested", tiny.build(num_classes=0))
+    enable_lora(model, rank=2, train_head=False)
+    assert all("lora_kernel" in v.path for v in model.trainable_variables)
+
+
 # The optimizer's state is of the weights that were trained, and Keras says that it leaves it out.
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_saved_it_is_merged(tmp_path):
