@@ -1,6 +1,7 @@
 import keras
 
 from keras_vit.training.callbacks import Resume
+from keras_vit.training.processes import check_one_process
 
 
 def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **options):
@@ -8,7 +9,8 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
 
     This is the way to train on a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random
     seeds are set by the epoch's number before the dataset is made, so a resumed run sees the very batches that the
-    uninterrupted one would have, also where the dataset's own seeds are not given.
+    uninterrupted one would have, also where the dataset's own seeds are not given. A dataset of `keras_vit.data` is
+    told the epoch, so that `make_dataset` may return the same one each time.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -16,7 +18,8 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
             or anything else that `model.fit` takes as `x`.
         epochs: Int, number of epochs of the whole run, counted from its very start.
         resume: `Resume`, or the path of the folder for one with its defaults.
-        callbacks: Callbacks, as for `model.fit`. They see one run, with one beginning and one end.
+        callbacks: Callbacks, as for `model.fit`. They see one run, with one beginning and one end. Their states are
+            saved with the run, as those of the callbacks given to `Resume` are.
         verbose: As for `model.fit`.
         **options: Other arguments of `model.fit`: validation_data, validation_freq, class_weight, ...
 
@@ -25,6 +28,7 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
 
     Raises:
         ValueError: As `Resume` does.
+        RuntimeError: In one of several processes of PyTorch.
 
     Example:
 
@@ -40,9 +44,19 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
     >>> len(history.history["loss"])
     2
     """
+    check_one_process()
     resume = resume if isinstance(resume, Resume) else Resume(resume)
+    given = resume.callbacks
+    resume.callbacks = [*(given or []), *callbacks]
+    try:
+        return _fit(model, make_dataset, epochs, resume, verbose, options)
+    finally:
+        resume.callbacks = given
+
+
+def _fit(model, make_dataset, epochs, resume, verbose, options):
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
-    run = _OneRun([*callbacks, resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
+    run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
     # Where metrics are not built, the first fit of a process looks at the first batch, and a dataset that is shuffled
     # anew by each iterator would then not give the order that it gives in a later epoch.
     resume.set_seeds(0)
@@ -54,11 +68,22 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
     optimizer.finalize_variable_values = lambda variables: None
     try:
         run.begin()
-        for epoch in range(resume.epoch, epochs):
+        for epoch in range(epochs if resume.stopped else resume.epoch, epochs):
             resume.set_seeds(epoch)
             dataset = make_dataset(epoch)
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
             run.set_params({**params, "steps": _length(dataset)})
-            model.fit(dataset, initial_epoch=epoch, epochs=epoch + 1, callbacks=run, verbose=verbose, **options)
+            # Keras warns where it is to shuffle what it cannot, which a tf.data.Dataset is.
+            order = {"shuffle": False} if hasattr(dataset, "element_spec") else {}
+            model.fit(
+                dataset,
+                initial_epoch=epoch,
+                epochs=epoch + 1,
+                callbacks=run,
+                verbose=verbose,
+                **{**order, **options},
+            )
             if model.stop_training:
                 break
     finally:

@@ -21,16 +21,16 @@ import tensorflow as tf
 from keras_vit.training import Resume, fit
 from tests.tiny import build
 
-EPOCHS = 5
-STEPS = 40
+# More than there will be: EarlyStopping ends the run.
+EPOCHS = 30
+STEPS = 10
 
 
 def make_model():
-    """A ViT with dropout, stochastic depth, momentum, a schedule, accumulated gradients and a moving average."""
+    """A ViT with dropout, stochastic depth, momentum, accumulated gradients and a moving average."""
     keras.utils.set_random_seed(1)
     model = build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2)
-    rate = keras.optimizers.schedules.CosineDecay(0.1, 30, warmup_target=0.2, warmup_steps=5)
-    optimizer = keras.optimizers.SGD(rate, momentum=0.9, gradient_accumulation_steps=3, use_ema=True)
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     # TensorFlow would take longer to compile than to train.
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=keras.backend.backend() == "jax")
@@ -46,19 +46,57 @@ def make_dataset(epoch):
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x), stddev=0.1), y)).prefetch(2)
 
 
-def train(folder):
-    """Trains to the end, and writes the weights and the history there."""
+class Mean(keras.callbacks.Callback):
+    """A user's own callback with a state: the running mean of the loss, also of each batch."""
 
-    resume = Resume(Path(folder) / "run", every=1)
+    def __init__(self):
+        super().__init__()
+        self.steps, self.mean, self.kernel = 0, 0.0, np.zeros(1)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        self.mean = 0.9 * self.mean + 0.1 * logs["loss"]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.kernel = self.kernel + keras.ops.convert_to_numpy(self.model.layers[-1].bias)
+
+    def get_state(self):
+        return {"steps": self.steps, "mean": self.mean, "kernel": self.kernel}
+
+    def set_state(self, state):
+        self.steps, self.mean, self.kernel = state["steps"], state["mean"], state["kernel"]
+
+
+def train(folder):
+    """Trains until EarlyStopping ends it, and writes there all that it leaves."""
+    folder = Path(folder)
+    resume = Resume(folder / "run", every=1)
 
     class Steps(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            # Said before the checkpoint of this step is written; the same number for each batch that is skipped.
+            # Said before the checkpoint of this step is written.
             print("done", resume.step, flush=True)
 
+    mean, best = Mean(), folder / "best.weights.h5"
+    callbacks = [
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05),
+        keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        mean,
+        Steps(),
+    ]
     model = make_model()
-    history = fit(model, make_dataset, EPOCHS, resume=resume, callbacks=[Steps()], verbose=0)
-    np.savez(Path(folder) / "end.npz", *model.get_weights(), *(history.history[k] for k in ("loss", "accuracy")))
+    validation = make_dataset(0).take(5).cache()
+    history = fit(
+        model, make_dataset, EPOCHS, resume=resume, callbacks=callbacks, validation_data=validation, verbose=0
+    )
+    last = model.get_weights()
+    end = [*last, *(history.history[k] for k in sorted(history.history)), model.optimizer.learning_rate.numpy()]
+    model.load_weights(best)
+    end += [*model.get_weights(), mean.steps, mean.mean, mean.kernel, (folder / "log.csv").read_text()]
+    np.savez(folder / "end.npz", *end, stopped=resume.stopped or "", epochs=history.epoch)
 
 
 def start(folder):
@@ -96,7 +134,7 @@ def train_to_the_end(folder):
 
 def end(folder):
     with np.load(Path(folder) / "end.npz") as archive:
-        return [archive[name] for name in archive.files]
+        return dict(archive)
 
 
 def try_kills(kills, folder, seed=0):
@@ -110,12 +148,12 @@ def try_kills(kills, folder, seed=0):
     counts = {"kills": 0, "resumed": 0, "damaged": 0, "while saving": 0}
     (folder / "alone").mkdir()
     (folder / "killed").mkdir()
-    train_to_the_end(folder / "alone")
+    total = train_to_the_end(folder / "alone").count("done ")
     expected = 0
     while counts["kills"] < kills:
         process = start(folder / "killed")
         # Such that the run does not end before the last kill.
-        most = 2 * (EPOCHS * STEPS - expected) // (kills - counts["kills"] + 1) - 3
+        most = 2 * (total - expected) // (kills - counts["kills"] + 1) - 3
         steps, first, output = rng.randint(1, max(1, most)), None, ""
         for line in process[1]:
             output += line
@@ -138,8 +176,12 @@ def try_kills(kills, folder, seed=0):
         expected = int(slots[-1].stem.split("_")[1]) if slots else 0
     output = train_to_the_end(folder / "killed")
     counts["resumed"] += "Resuming from" in output or "nothing is left" in output
-    pairs = list(zip(end(folder / "alone"), end(folder / "killed"), strict=True))
-    return {**counts, "last step": expected, "equal": all(np.array_equal(a, b) for a, b in pairs)}
+    # Once more, when all is done.
+    output = train_to_the_end(folder / "killed")
+    alone, killed = end(folder / "alone"), end(folder / "killed")
+    equal = alone.keys() == killed.keys() and all(np.array_equal(alone[name], killed[name]) for name in alone)
+    counts["stopped"] = f"was stopped by {alone['stopped']}" in output
+    return {**counts, "last step": expected, "steps": total, "equal": equal}
 
 
 if __name__ == "__main__":

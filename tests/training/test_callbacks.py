@@ -1,3 +1,4 @@
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -106,6 +107,104 @@ def test_the_epoch_to_start_from_does_not_outlive_the_run(tmp_path):
     model = make_model(optimizer="sgd")
     fit(model, tmp_path)
     assert len(model.fit(X, Y, epochs=1, verbose=0).history["loss"]) == 1
+
+
+class Counter(keras.callbacks.Callback):
+    """A user's own callback with a state: how often it has been told of what, and a running mean of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs, self.batches, self.mean = [], 0, np.zeros((8, 3))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.mean = 0.9 * self.mean + 0.1 * ops.convert_to_numpy(self.model.layers[-1].kernel)
+
+    def get_state(self):
+        return {"epochs": self.epochs, "batches": self.batches, "mean": self.mean}
+
+    def set_state(self, state):
+        self.epochs, self.batches, self.mean = state["epochs"], state["batches"], state["mean"]
+
+
+def stateful(folder):
+    """Callbacks that each remember something."""
+    options = {"save_weights_only": True}
+    return [
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, cooldown=1, min_delta=0.05),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.99 * rate),
+        keras.callbacks.EarlyStopping(patience=2, min_delta=0.02, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_best_only=True, **options),
+        keras.callbacks.ModelCheckpoint(folder / "last.weights.h5", save_freq=5, **options),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        Counter(),
+    ]
+
+
+def fit_stateful(folder, *others, model=None):
+    """Trains until EarlyStopping ends it; returns all that must be the same however often it was interrupted."""
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.8)
+    model = model or make_model(optimizer=optimizer)
+    resume = Resume(folder / "run", every=2, callbacks=stateful(folder / "files"))
+    data = {"validation_data": (X, Y), "batch_size": 8, "epochs": 20, "verbose": 0}
+    history = model.fit(X, Y, callbacks=[*others, resume], **data)
+    counter = resume.callbacks[-1]
+    numbers = [*state(model), *counter.mean, model.optimizer.learning_rate, counter.batches]
+    for name in ("best.weights.h5", "last.weights.h5"):
+        with h5py.File(folder / "files" / name) as file:
+            file.visititems(lambda _, item: numbers.append(item[()]) if isinstance(item, h5py.Dataset) else None)
+    log = (folder / "files" / "log.csv").read_text()
+    return numbers, (history.history, history.epoch, counter.epochs, log, resume.step, resume.stopped)
+
+
+def assert_same(first, second):
+    for a, b in zip(first[0], second[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert first[1] == second[1]
+
+
+class InterruptAt(keras.callbacks.Callback):
+    """Interrupts like a Ctrl-C when something is begun or ended for the n-th time."""
+
+    def __init__(self, event, times):
+        super().__init__()
+        self.left = times
+        setattr(self, event, self.count)
+
+    def count(self, *args, **kwargs):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def stateful_alone(tmp_path_factory):
+    return fit_stateful(tmp_path_factory.mktemp("stateful"))
+
+
+def test_callbacks_go_on_with_their_states(tmp_path, stateful_alone, capsys):
+    history, epochs, seen, log, step, stopped = stateful_alone[1]
+    assert stopped == "EarlyStopping('val_loss')" and seen == epochs and len(epochs) > 3 and step == 3 * len(epochs)
+    # Begun anew, each of them would do something else.
+    assert history["learning_rate"][-1] < 0.6 * history["learning_rate"][0]
+    assert len(log.splitlines()) == len(epochs) + 1
+    # By a callback that is told before Resume. In the middle of epochs, and between what happens as one ends.
+    ends = [("on_epoch_end", 2), ("on_epoch_begin", 2), ("on_test_begin", 1)]
+    for event, times in [("on_train_batch_end", 3), *ends, ("on_train_batch_begin", 6)]:
+        with pytest.raises(KeyboardInterrupt):
+            fit_stateful(tmp_path, InterruptAt(event, times))
+    assert_same(fit_stateful(tmp_path), stateful_alone)
+    assert "was stopped" not in capsys.readouterr().out
+    # It trains no more, and leaves all as it was.
+    assert_same(fit_stateful(tmp_path), stateful_alone)
+    assert f"was stopped by EarlyStopping('val_loss'), in epoch {len(epochs)}: nothing" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has no steps_per_execution on PyTorch")
