@@ -8,6 +8,7 @@ from keras_vit.training.freezing import count_parameters, freeze, unfreeze
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.lora import enable_lora, merge_lora
 from keras_vit.training.optimizers import SGD, AdamW, adam, adamw, sgd
+from keras_vit.training.preflight import preflight
 from keras_vit.training.recipes import RECIPES, recipe
 from keras_vit.training.run import run
 from keras_vit.training.sam import SAM
@@ -33,6 +34,7 @@ __all__ = [
     "layer_depths",
     "layer_multipliers",
     "merge_lora",
+    "preflight",
     "recipe",
     "run",
     "sgd",

@@ -3,6 +3,7 @@
 import keras
 
 from keras_vit.models import ViT
+from keras_vit.models.preprocessing import normalization_of
 from keras_vit.training.freezing import freeze
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.lora import enable_lora
@@ -10,13 +11,14 @@ from keras_vit.training.optimizers import adam, adamw, sgd
 from keras_vit.training.schedules import WarmupDecay
 
 
-def build(recipe, num_classes, weights=None):
+def build(recipe, num_classes, weights=None, class_names=None):
     """Builds a recipe's model, with what it does not train frozen; it takes raw images of 0..255.
 
     Args:
         recipe: A `Recipe`.
         num_classes: Int.
         weights: As for `keras_vit.ViT`.
+        class_names: The names of the classes, which the model carries, or None.
 
     Returns:
         A `keras.Model`, not compiled.
@@ -27,11 +29,13 @@ def build(recipe, num_classes, weights=None):
             "image_size": recipe.image_size,
             "num_classes": num_classes,
             "weights": weights,
+            "class_names": class_names or None,
             "include_preprocessing": True,
             "dtype": recipe.dtype,
             **recipe.model,
         },
     )
+    normalization_of(model).multi_label = recipe.loss == "sigmoid"
     if recipe.train == "head":
         freeze(model)
     elif recipe.train == "lora":

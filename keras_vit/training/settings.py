@@ -13,6 +13,7 @@ from keras_vit.training.schedules import DECAYS
 
 # What fields of their own, the data or `run` decide.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
+_WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 # What is said of a recipe, and changes nothing.
 TEXTS = ("source", "cost", "expected")
 
@@ -43,10 +44,11 @@ class Recipe:
         policy: The name of the augmentation; see `keras_vit.data.POLICIES`.
         label_smoothing: Share of a label spread over the classes, where the policy has none.
         loss: "softmax", or "sigmoid" for one yes or no a class.
-        batch_size: Images a step; with `accumulate`, an update has so many times as many, and all lengths still count
-            steps.
+        batch_size: Images a step; None for 16 to 64, by the number of training images. With `accumulate`, an update has
+            so many times as many, and all lengths still count steps.
         steps: Length in steps; or
-        epochs: in passes over the training images.
+        epochs: in passes over the training images, and of at least
+        min_steps: steps.
         optimizer: "adam" (decoupled weight decay, as in the paper), "adamw" (DeiT's) or "sgd".
         learning_rate: The highest.
         sweep: The learning rates among which the source chooses, on images held out; for information.
@@ -54,7 +56,8 @@ class Recipe:
         clip: The largest norm of all gradients together; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
         warmup_steps: Length of the linear warm-up in steps; or
-        warmup_epochs: in passes.
+        warmup_epochs: in passes; or
+        warmup_percent: in percent of the run.
         accumulate: Batches an update.
         ema: Momentum of a moving average of the weights, which takes their place at the end; None for none.
         layer_decay: Factor of the learning rate from a block to the one below it; None for none.
@@ -91,9 +94,10 @@ class Recipe:
     policy: str = "none"
     label_smoothing: float = 0.0
     loss: str = "softmax"
-    batch_size: int = 512
+    batch_size: int | None = 512
     steps: int | None = None
     epochs: float | None = None
+    min_steps: int = 0
     optimizer: str = "sgd"
     learning_rate: float = 0.03
     sweep: tuple[float, ...] = ()
@@ -102,6 +106,7 @@ class Recipe:
     decay: str = "cosine"
     warmup_steps: int = 0
     warmup_epochs: float = 0.0
+    warmup_percent: float = 0.0
     accumulate: int = 1
     ema: float | None = None
     layer_decay: float | None = None
@@ -110,10 +115,17 @@ class Recipe:
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"Expected one of `steps` and `epochs`. Received: {self.steps!r} and {self.epochs!r}")
-        if self.warmup_steps and self.warmup_epochs:
+        if self.steps and self.min_steps:
+            raise ValueError(f"Expected `min_steps` with `epochs` alone. Received: steps={self.steps!r}")
+        warmups = [getattr(self, key) for key in _WARMUPS]
+        if sum(map(bool, warmups)) > 1:
             raise ValueError(
-                "Expected one of `warmup_steps` and `warmup_epochs`. "
-                f"Received: {self.warmup_steps!r} and {self.warmup_epochs!r}"
+                f"Expected one of `warmup_steps`, `warmup_epochs` and `warmup_percent`. Received: {warmups}"
+            )
+        if min(*warmups, self.min_steps) < 0 or self.warmup_percent >= 100:
+            raise ValueError(
+                "Expected `min_steps` and a warm-up of 0 or more, and of less than 100 percent. "
+                f"Received: {self.min_steps} and {warmups}"
             )
         for key, allowed in (
             ("train", ("all", "head", "lora")),
@@ -152,7 +164,7 @@ class Recipe:
     @property
     def command(self):
         """The command line that runs it on the source's data."""
-        return f"keras-vit train --recipe {self.name} --data {self.dataset}"
+        return f"keras-vit train --recipe {self.name} --data {self.dataset or 'FOLDER'}"
 
     def describe(self):
         """All of it as text, a line a field."""
@@ -165,8 +177,8 @@ class Recipe:
 
         Args:
             changes: Mapping from a field, or from "model." and an argument of `keras_vit.ViT`, to its value, or to
-                text that is read as a Python literal. `steps` and `epochs` take each other's place, and so do
-                `warmup_steps` and `warmup_epochs`.
+                text that is read as a Python literal. `steps` and `epochs` take each other's place and that of
+                `min_steps`, and so do `warmup_steps`, `warmup_epochs` and `warmup_percent` with each other.
 
         Returns:
             A `Recipe`.
@@ -191,10 +203,11 @@ class Recipe:
                 known = ", ".join(k for k in hints if k not in ("name", "model"))
                 raise ValueError(f"Expected a setting of a recipe: {known}, or model.ARGUMENT. Received: {key!r}")
             fields[key] = _checked(key, value, hints[key])
-        for one, other, none in (("steps", "epochs", None), ("warmup_steps", "warmup_epochs", 0)):
-            for new, old in ((one, other), (other, one)):
-                if fields.get(new) and old not in fields:
-                    fields[old] = none
+        lengths = {"steps": None, "epochs": None, "min_steps": 0}
+        for keys in (("steps", "epochs"), _WARMUPS):
+            if any(fields.get(key) for key in keys):
+                others = lengths if keys[0] in lengths else dict.fromkeys(keys, 0)
+                fields = {**others, **fields}
         return dataclasses.replace(self, **fields, model=model)
 
 

@@ -1,10 +1,16 @@
 import dataclasses
 
+import keras
+import numpy as np
 import pytest
 
-from keras_vit.data import POLICIES
+from keras_vit.data import POLICIES, splits
 from keras_vit.models import ViT
-from keras_vit.training import RECIPES, recipe
+from keras_vit.models.vit import architecture_of
+from keras_vit.training import RECIPES, recipe, run
+from keras_vit.training.from_recipe import optimizer
+from keras_vit.training.lengths import lengths
+from keras_vit.weights.zoo import resolve
 
 # arXiv 2010.11929, tables 3 and 4 and section 4.1; arXiv 2012.12877, table 9.
 PUBLISHED = {
@@ -19,6 +25,9 @@ PUBLISHED = {
     "finetune_cifar": {"batch_size": 512, "steps": 10_000, "sweep": (0.001, 0.003, 0.01, 0.03), "image_size": 384},
     "finetune_pets": {"batch_size": 512, "steps": 500, "sweep": (0.001, 0.003, 0.01, 0.03), "optimizer": "sgd"},
     "finetune_flowers": {"batch_size": 512, "steps": 500, "sweep": (0.001, 0.003, 0.01, 0.03), "decay": "cosine"},
+    # One table for both: ImageNet's 20,000 steps of 512 are 8 epochs.
+    "finetune": {"learning_rate": 0.01, "epochs": 8, "min_steps": 500, "sweep": (0.001, 0.003, 0.01, 0.03)}
+    | {"optimizer": "sgd", "decay": "cosine", "clip": 1.0, "weights": "imagenet21k", "warmup_percent": 10},
     "deit_small": {"batch_size": 1024, "epochs": 300, "learning_rate": 1e-3, "weight_decay": 0.05, "policy": "deit"}
     | {"optimizer": "adamw", "warmup_epochs": 5, "variant": "S/16", "clip": None},
 }
@@ -44,6 +53,54 @@ def test_each_model_can_be_built(name):
     assert model.output_shape == (None, 2)
 
 
+@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.weights])
+def test_each_names_weights_that_are_published(name):
+    row = RECIPES[name]
+    published = resolve(architecture_of(row.variant), row.weights)
+    # As its cost says.
+    assert name not in ("finetune_flowers17", "lora_flowers17") or published.url.endswith("/ViT-B_16-224.npz")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """80 photos in four folders, as a user has them."""
+    path = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name in "abcd":
+        (path / name).mkdir()
+        for i in range(20):
+            pixels = keras.ops.image.resize(rng.uniform(0, 255, (4, 5, 3)), (40, 50), data_format="channels_last")
+            keras.utils.save_img(path / name / f"{i}.jpg", pixels, scale=False, data_format="channels_last")
+    return path
+
+
+SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
+
+
+@pytest.mark.tried_on("tensorflow")
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
+    row = RECIPES[name]
+    changes = {f"model.{key}": value for key, value in SMALL.items()} | {"steps": 2, "dtype": "float32"}
+    if not row.variant.startswith("R"):
+        changes |= {"variant": "Ti/8", "image_size": 16}
+    # As the source has it, and so longer than the run.
+    changes |= {key: getattr(row, key) for key in ("warmup_steps", "warmup_epochs", "warmup_percent")}
+    tried = row.replace({**changes, "batch_size": 8 if row.batch_size else None})
+    ran = run(tried, splits(photos, holdout=row.holdout), tmp_path / "run", weights="none", verbose=0)
+    assert ran.results["steps"] == 2 and np.isfinite(ran.results["test"]["loss"])
+    assert sum("a warm-up shorter than the run" in text for text in caplog.messages) == (not row.warmup_percent)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_has_a_schedule_for_80_images(name):
+    row = RECIPES[name].replace({"batch_size": 16})
+    length = lengths(row, 64, 16)
+    assert 0 <= length.warmup < length.total and optimizer(
+        dataclasses.replace(row, layer_decay=None), None, *length[:2]
+    )
+
+
 def test_unknown_recipe():
-    with pytest.raises(ValueError, match="Expected a recipe: pretrain_imagenet21k.*'nothing'"):
+    with pytest.raises(ValueError, match="Expected a recipe: finetune, pretrain_imagenet21k.*'nothing'"):
         recipe("nothing")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data, training
+from keras_vit.preprocessing import carrier_of
 
 TINY = {
     "variant": "Ti/4",
@@ -69,6 +70,7 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
     reloaded = keras.models.load_model(tmp_path / "run" / "model.keras")
     bright = np.full((1, 8, 8, 3), 200.0)
     assert int(np.argmax(reloaded.predict(bright, verbose=0))) == 1
+    assert reloaded.get_layer("normalization").class_names == ["cat", "dog"]
 
     # Again: there is nothing left to do, and another run is refused there.
     again = training.run(recipe, images, tmp_path / "run", **options)
@@ -120,4 +122,33 @@ def test_other_classes_in_the_test_images_are_refused_and_leave_no_run(images, t
 
     with pytest.raises(ValueError, match="in the test images as well"):
         training.run(training.recipe("finetune_pets").replace(TINY), make, tmp_path / "run", weights="none")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.tried_on("jax")
+def test_both_parts_come_as_the_model_was_trained(images, tmp_path):
+    asked = []
+
+    def make(part, **options):
+        asked.append((part, options))
+        return images(part, **options)
+
+    changes = {"model.interpolation": "bicubic", "model.crop_fraction": 0.8, "model.mean": (0.4, 0.5, 0.6)}
+    recipe = training.recipe("finetune_pets").replace({**TINY, **changes, "steps": 1, "warmup_steps": 0})
+    training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
+    for _, options in asked[1:]:
+        found = carrier_of(options["preprocessing"]).preprocessing
+        assert (found.interpolation, found.antialias, found.crop_fraction) == ("bicubic", True, 0.8)
+        assert found.mean == (0.4, 0.5, 0.6)
+        # The model scales them itself.
+        assert options["normalize"] is False
+    assert {part for part, _ in asked[1:]} == {"train", "test"}
+
+
+def test_a_run_that_cannot_be_right_is_stopped_before_it_begins(images, tmp_path):
+    def scaled(part, **options):
+        return images(part, **{**options, "normalize": True})
+
+    with pytest.raises(ValueError, match="images of 0 to 255, as the model takes them. Received: values from -0.9"):
+        training.run(training.recipe("finetune_pets").replace(TINY), scaled, tmp_path / "run", weights="none")
     assert not (tmp_path / "run").exists()

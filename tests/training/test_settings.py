@@ -11,18 +11,30 @@ def test_settings_can_be_changed_from_text():
     assert changed.model == {"dropout_rate": 0.1} and (changed.epochs, changed.steps) == (3.0, None)
     assert changed.name == "finetune_cifar" and recipe("finetune_cifar").model == {}
     assert recipe("deit_small").replace({"warmup_steps": "7"}).warmup_epochs == 0
+    own = recipe("finetune").replace({"epochs": "3", "warmup_epochs": "0.5"})
+    assert (own.epochs, own.min_steps, own.warmup_epochs, own.warmup_percent) == (3, 0, 0.5, 0)
+    assert recipe("finetune").replace({"epochs": "3", "min_steps": "9"}).min_steps == 9
+    assert recipe("finetune").replace({"batch_size": "8"}).batch_size == 8
+    assert recipe("finetune").replace({"warmup_percent": "0"}).warmup_percent == 0
+    assert recipe("deit_small").replace({"warmup_percent": "5"}).warmup_epochs == 0
+    assert recipe("finetune").command == "keras-vit train --recipe finetune --data FOLDER"
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"lr": 1}, "Expected a setting of a recipe: source, .*'lr'"),
-        ({"batch_size": "many"}, "Expected `batch_size` to be int. Received: 'many'"),
+        ({"batch_size": "many"}, "Expected `batch_size` to be int .*None. Received: 'many'"),
         ({"batch_size": 0}, "above 0"),
         ({"clip": "yes"}, "Expected `clip` to be float | None"),
         ({"optimizer": "lion"}, "`optimizer`"),
         ({"weight_decay": 0.1}, "no `weight_decay` with sgd"),
         ({"steps": 3, "epochs": 3}, "Expected one of `steps` and `epochs`"),
+        ({"steps": 3, "min_steps": 3}, "Expected `min_steps` with `epochs` alone"),
+        ({"epochs": 3, "min_steps": -3}, "`min_steps` and a warm-up of 0 or more"),
+        ({"warmup_steps": -3}, "a warm-up of 0 or more"),
+        ({"warmup_percent": 100}, "less than 100 percent"),
+        ({"warmup_steps": 3, "warmup_percent": 3}, "Expected one of `warmup_steps`, `warmup_epochs` and"),
         ({"flip": 1}, "Expected `flip` to be bool"),
         ({"image_size": "(8,)"}, "`image_size`"),
         ({"decay": "step"}, "`decay`"),

@@ -1,0 +1,203 @@
+"""Whether labels, the outputs of a classifier and its loss belong together."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_vit.models.predictions import activation_of
+
+# What the losses of classifiers want of labels, by the names of their classes without underscores.
+KINDS = {
+    "sparsecategoricalcrossentropy": "sparse",
+    "categoricalcrossentropy": "one_hot",
+    "categoricalfocalcrossentropy": "one_hot",
+    "binarycrossentropy": "multi_hot",
+    "binaryfocalcrossentropy": "multi_hot",
+}
+
+
+class Loss(NamedTuple):
+    """What a compiled loss wants.
+
+    Args:
+        name: String, of its class or function.
+        kind: "sparse" for integers, "one_hot" for one distribution over the classes, "multi_hot" for a number of 0 to 1
+            for each class.
+        from_logits: Bool, whether it wants logits; probabilities otherwise.
+    """
+
+    name: str
+    kind: str
+    from_logits: bool
+
+
+def loss_of(model):
+    """What the loss of a compiled model wants.
+
+    Returns:
+        A `Loss`; None where the model is not compiled, or its loss is none of Keras' for classifiers.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
+    >>> model.compile("sgd", "sparse_categorical_crossentropy")
+    >>> loss_of(model)
+    Loss(name='sparse_categorical_crossentropy', kind='sparse', from_logits=False)
+    """
+    loss = getattr(model, "loss", None)
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    # A subclass of one of them wants the same.
+    names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
+    for name in names:
+        if kind := KINDS.get(name.lower().replace("_", "")):
+            return Loss(names[0].lstrip("_"), kind, bool(getattr(loss, "from_logits", False)))
+    return None
+
+
+def likely_loss(labels):
+    """The loss that a classifier which is not compiled is likely to get; None where labels do not tell."""
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        return Loss("a classifier", "multi_hot", True)
+    return Loss("a classifier", "sparse", True) if labels.dtype.kind in "biu" else None
+
+
+def loss_problems(loss, graph, outputs):
+    """Says where the loss wants logits and gets probabilities, or the other way round.
+
+    Args:
+        loss: A `Loss`.
+        graph: The functional model that gives the outputs, or None.
+        outputs: Function without arguments that computes outputs of a few images, (batch, classes). It is only called
+            where the graph speaks of a mistake, since the graph may end in an operation of a user's own.
+
+    Yields:
+        Texts.
+    """
+    try:
+        probable = graph is not None and activation_of(graph) is None
+    except ValueError:
+        return
+    if graph is None or probable != loss.from_logits:
+        return
+    values = outputs()
+    in_range = bool((values >= 0).all() and (values <= 1).all() and (values > 0).any())
+    if loss.kind != "multi_hot":
+        in_range = in_range and bool(np.allclose(values.sum(axis=-1), 1, atol=1e-2))
+    if in_range != loss.from_logits:
+        return
+    got, wanted = ("probabilities", "False") if probable else ("logits", "True")
+    yield (
+        f"Expected a loss with from_logits={wanted}, since the model gives {got}. Received: {loss.name} with "
+        f"from_logits={loss.from_logits}"
+    )
+
+
+def label_problems(labels, num_classes, loss):
+    """Says what is wrong with labels for a classifier.
+
+    Args:
+        labels: Array, the first axis the images'.
+        num_classes: Int, the model's outputs.
+        loss: A `Loss`; None where it is not known, and nothing of what it wants.
+
+    Yields:
+        Texts.
+    """
+    if labels.dtype.kind in "OSU":
+        example = np.ravel(labels)[0]
+        example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
+        yield (
+            f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot. Received: strings, as {example!r}. "
+            "The place of each in the sorted list of all names will do."
+        )
+        return
+    # A loss of the user's own may leave out what is not a number.
+    if loss is None:
+        return
+    if not np.isfinite(labels.astype("float64")).all():
+        yield "Expected finite labels. Received: NaN or infinity"
+        return
+    integers, wanted = labels.ndim == 1 or (labels.ndim == 2 and labels.shape[1] == 1), loss.kind
+    # One yes or no an image may come as a column or without one.
+    if wanted == "multi_hot" and num_classes == 1 and integers:
+        labels, integers = labels.reshape(-1, 1), False
+    if wanted == "sparse" and not integers:
+        yield _not_integers(labels, num_classes, loss)
+    elif wanted == "sparse":
+        yield from _not_classes(labels, num_classes)
+    elif integers:
+        yield (
+            f"Expected labels of shape (batch, {num_classes}) for {loss.name}. Received: shape {_shape(labels)}. "
+            "SparseCategoricalCrossentropy takes integers."
+        )
+    elif labels.ndim != 2 or labels.shape[1] != num_classes:
+        yield (
+            f"Expected labels of shape (batch, {num_classes}), one number for each output of the model. "
+            f"Received: shape {_shape(labels)}"
+        )
+    elif labels.min() < 0 or labels.max() > 1:
+        yield f"Expected labels of 0 to 1 for {loss.name}. Received: {labels.min():g} to {labels.max():g}"
+
+
+def label_doubts(labels, all_labels, num_classes, loss):
+    """Says what is strange in labels that have no problems, and may be meant.
+
+    Args:
+        labels: As in `label_problems`.
+        all_labels: Array of the labels of all images, or None.
+        num_classes: As in `label_problems`.
+        loss: As in `label_problems`.
+
+    Yields:
+        Texts.
+    """
+    if loss and loss.kind == "one_hot" and not np.allclose(labels.sum(axis=1), 1, atol=1e-2):
+        yield (
+            f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "
+            f"to {labels.sum(axis=1).max():g}. BinaryCrossentropy is the loss for several labels an image."
+        )
+    counts = counts_of(all_labels, num_classes) if loss else None
+    absent = [] if counts is None else [i for i, count in enumerate(counts) if not count]
+    if absent:
+        yield (
+            f"Expected images of each of the model's {num_classes} classes. Received: none of {len(absent)} classes: "
+            f"{', '.join(map(str, absent[:10]))}{' ...' if len(absent) > 10 else ''}"
+        )
+
+
+def counts_of(labels, num_classes):
+    """Images a class, a tuple of `num_classes` ints; None where that is not known, or labels are not of classes."""
+    if labels is None or not num_classes or num_classes < 2 or labels.dtype.kind not in "biuf" or labels.ndim > 2:
+        return None
+    if labels.ndim == 2 and labels.shape[1] == num_classes:
+        return tuple((labels > 0).sum(axis=0).tolist())
+    flat = labels.reshape(-1)
+    if len(flat) != len(labels) or (flat % 1 != 0).any() or flat.min() < 0 or flat.max() >= num_classes:
+        return None
+    return tuple(np.bincount(flat.astype("int64"), minlength=num_classes).tolist())
+
+
+def _not_integers(labels, num_classes, loss):
+    shape = f"shape {_shape(labels)}"
+    if labels.ndim == 2 and (labels % 1 != 0).any():
+        shape = f"mixed or smoothed labels of {shape}, as MixUp and CutMix make them"
+    elif labels.ndim == 2 and labels.shape[1] == num_classes:
+        shape = f"one-hot labels of {shape}"
+    return f"Expected integers as labels for {loss.name}. Received: {shape}. CategoricalCrossentropy takes them."
+
+
+def _not_classes(labels, num_classes):
+    low, high = labels.min(), labels.max()
+    if (labels % 1 != 0).any():
+        yield f"Expected integers as labels. Received: numbers as {labels[labels % 1 != 0].flat[0]:g}"
+    elif num_classes > 1 and (low < 0 or high >= num_classes):
+        counted = " They look as if counted from 1: subtract 1." if low >= 1 and high == num_classes else ""
+        yield (
+            f"Expected labels from 0 to {num_classes - 1}, as the model has {num_classes} outputs. Received: labels "
+            f"from {low:g} to {high:g}.{counted}"
+        )
+
+
+def _shape(labels):
+    return f"(batch{''.join(f', {size}' for size in labels.shape[1:])}{'' if labels.ndim > 1 else ','})"

@@ -1,0 +1,218 @@
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.training import SAM, freeze, preflight
+from tests.tiny import build
+
+RNG = np.random.default_rng(0)
+RAW = RNG.integers(0, 256, (10, 16, 16, 3)).astype("uint8")
+IMAGES = (RAW / 127.5 - 1).astype("float32")
+LABELS = np.arange(10) % 5
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+CATEGORICAL = keras.losses.CategoricalCrossentropy(from_logits=True)
+MIXED = (0.7 * np.eye(5)[LABELS] + 0.3 * np.eye(5)[LABELS[::-1]]).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model, of which each test sets the loss alone: to build one takes longer than to look at it."""
+    return build()
+
+
+def look(model, data, loss=SPARSE, **options):
+    model.compile("sgd", loss)
+    return preflight(model, data, **{"verbose": 0, "batch_size": 4, **options})
+
+
+def test_what_is_found_fits_on_one_screen(model, capsys, tmp_path):
+    before = [w.copy() for w in model.get_weights()]
+    found = look(model, (IMAGES, LABELS), epochs=4, out=tmp_path / "new" / "run", verbose=1)
+    screen = capsys.readouterr().out
+    assert screen == f"{found}\n" and len(screen.splitlines()) <= 25
+    assert (found.num_images, found.steps, found.images_per_class) == (10, 12, (2, 2, 2, 2, 2))
+    assert (found.trainable, found.frozen) == (model.count_params(), 0)
+    assert found.values == (-1, 1) and found.expected_values == (-1, 1) and not found.warnings
+    assert 1 < found.initial_loss < 3 and found.seconds > 0 and found.memory > 4 * found.trainable * 3
+    for text in ("10 images, 5 outputs", "0 2, 1 2", "4 x 16 x 16 x 3 of -1 to 1", "SparseCategoricalCrossentropy of"):
+        assert text in screen
+    assert not (tmp_path / "new").exists()
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return IMAGES[4 * i : 4 * i + 4], LABELS[4 * i : 4 * i + 4]
+
+
+def test_any_data_that_fit_takes(model):
+    assert look(model, Batches()).steps == 3
+    if keras.backend.backend() == "torch":
+        import torch
+
+        dataset = torch.utils.data.TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
+        assert look(model, torch.utils.data.DataLoader(dataset, 5)).steps == 2
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
+    found = look(model, dataset, epochs=2)
+    assert found.steps == 6 and found.num_images is None and not found.counted_all
+    assert found.images_per_class == (2, 2, 2, 1, 1)
+    with pytest.raises(ValueError, match="`steps_per_epoch` for data that never ends"):
+        look(model, dataset.repeat())
+    assert look(model, dataset.repeat(), steps_per_epoch=7).steps == 7
+    with pytest.raises(ValueError, match="can be read again. Received: generator"):
+        look(model, (batch for batch in Batches()))
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss", "message"),
+    [
+        (LABELS + 1, SPARSE, "from 0 to 4.*from 1 to 5. They look as if counted from 1"),
+        (np.where(LABELS == 3, 5, LABELS), SPARSE, "from 0 to 4, as the model has 5 outputs. Received: .* from 0 to 5"),
+        (LABELS - 1, SPARSE, "from 0 to 4.*from -1 to 3"),
+        (LABELS + 0.5, SPARSE, "Expected integers as labels. Received: numbers as 0.5"),
+        (np.array(list("abcde" * 2)), SPARSE, "Expected labels as integers from 0 to 4.*strings, as 'a'"),
+        (np.eye(5)[LABELS], SPARSE, "one-hot labels of shape .batch, 5.. CategoricalCrossentropy takes them"),
+        (MIXED, SPARSE, "mixed or smoothed labels of shape .batch, 5., as MixUp and CutMix"),
+        (MIXED, "sparse_categorical_crossentropy", "mixed or smoothed"),
+        (LABELS, CATEGORICAL, "shape .batch,.. SparseCategoricalCrossentropy takes integers"),
+        (np.eye(7)[LABELS], CATEGORICAL, "shape .batch, 5., one number for each output.*shape .batch, 7."),
+        (2 * np.eye(5)[LABELS], keras.losses.BinaryCrossentropy(from_logits=True), "labels of 0 to 1"),
+        (np.where(MIXED > 0.5, np.nan, MIXED), CATEGORICAL, "finite labels"),
+        (LABELS, "sparse_categorical_crossentropy", "from_logits=True, since the model gives logits"),
+    ],
+)
+def test_labels_and_loss_that_do_not_fit(model, labels, loss, message):
+    with pytest.raises(ValueError, match=message):
+        look(model, (IMAGES, labels), loss)
+
+
+def test_labels_of_all_images_are_looked_at(model):
+    labels = np.zeros(10, int)
+    labels[-1] = 5
+    with pytest.raises(ValueError, match="from 0 to 5"):
+        look(model, (IMAGES, labels), batch_size=2)
+
+
+def test_a_loss_of_logits_for_a_model_of_probabilities():
+    model = build(classifier_activation="softmax")
+    with pytest.raises(ValueError, match="from_logits=False, since the model gives probabilities"):
+        look(model, (IMAGES, LABELS))
+    assert look(model, (IMAGES, LABELS), "sparse_categorical_crossentropy").steps == 3
+    # An operation of a user's own at the end says nothing; its values do.
+    own = keras.layers.Activation(lambda x: keras.ops.exp(x) / keras.ops.sum(keras.ops.exp(x), -1, keepdims=True))
+    logits = build()
+    model = keras.Model(logits.input, own(logits.output))
+    assert look(model, (IMAGES, LABELS), "sparse_categorical_crossentropy").steps == 3
+
+
+def test_losses_and_labels_that_fit(model):
+    assert look(model, (IMAGES, MIXED), CATEGORICAL).steps == 3
+    assert look(model, (IMAGES, LABELS[:, None])).images_per_class == (2,) * 5
+    several = (MIXED > 0).astype("float32")
+    assert look(model, (IMAGES, several), keras.losses.BinaryCrossentropy(from_logits=True)).labels
+    # Nothing is known of what a loss of another kind wants.
+    assert look(model, (IMAGES, MIXED), "mse").initial_loss > 0
+    one = build(num_classes=1)
+    assert look(one, (IMAGES, LABELS * 0.5), "mse").steps == 3
+    assert look(one, (IMAGES, LABELS % 2), keras.losses.BinaryCrossentropy(from_logits=True)).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (RAW, "images of -1 to 1, as the model takes them. Received: values from 0 to 255"),
+        (IMAGES[:, :8], "images of 16 x 16 x 3, height.*Received: 8 x 16 x 3"),
+        (IMAGES[..., :1], "images of 16 x 16 x 3.*Received: 16 x 16 x 1"),
+        (np.full_like(IMAGES, np.nan), "finite"),
+    ],
+)
+def test_images_that_the_model_does_not_take(model, images, message):
+    with pytest.raises(ValueError, match=message):
+        look(model, (images, LABELS))
+    with pytest.raises(ValueError, match=f"In `validation_data`: .*{message}"):
+        look(model, (IMAGES, LABELS), validation_data=(images, LABELS))
+
+
+def test_scaled_images_for_a_model_that_scales():
+    model = build(include_preprocessing=True)
+    assert look(SAM(model), (RAW, LABELS)).expected_values == (0, 255)
+    for images in (IMAGES, RAW / 255):
+        with pytest.raises(ValueError, match="include_preprocessing=True and scales"):
+            look(SAM(model), (images, LABELS))
+
+
+def test_all_problems_are_named_at_once(model, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(ValueError, match="(?s)cannot be right:\n1. Expected images.*\n2. .*labels.*\n3. .*is a file"):
+        look(model, (RAW, LABELS + 1), out=tmp_path / "run")
+
+
+def test_what_may_be_meant_is_said_once(model, caplog):
+    with caplog.at_level(logging.WARNING, "keras_vit"):
+        found = look(model, (RAW / 255, np.minimum(LABELS, 3)))
+    assert len(caplog.messages) == len(found.warnings) == 2
+    assert "scaled to 0..1" in caplog.messages[0] and "none of 1 classes: 4" in caplog.messages[1]
+
+
+def test_nothing_to_train():
+    model = build()
+    model.trainable = False
+    with pytest.raises(ValueError, match="all is frozen"):
+        look(model, (IMAGES, LABELS))
+    model.trainable = True
+    freeze(model)
+    assert look(model, (IMAGES, LABELS)).trainable == 12 * 5 + 5
+
+
+def test_classes_in_another_order_are_refused():
+    tf = pytest.importorskip("tensorflow")
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
+    data.class_names = list("abcde")
+    model = build(class_names=list("edcba"))
+    with pytest.raises(ValueError, match="the model's classes in their order.*layer 'normalization'"):
+        look(model, data)
+    model.get_layer("normalization").class_names = list("abcde")
+    assert look(model, data).class_names == tuple("abcde")
+    data.num_classes = 6
+    with pytest.raises(ValueError, match="Expected a model of 6 outputs"):
+        look(model, data)
+
+
+def test_a_model_that_is_not_compiled_is_looked_at_too():
+    found = preflight(build(), (IMAGES, LABELS), verbose=0)
+    assert found.loss is None and found.initial_loss is None and found.seconds > 0
+    with pytest.raises(ValueError, match="counted from 1"):
+        preflight(build(), (IMAGES, LABELS + 1), verbose=0)
+
+
+def test_a_batch_that_devices_cannot_share(model):
+    if keras.backend.backend() != "jax":
+        pytest.skip("Keras shares batches on JAX alone")
+    mesh = keras.distribution.DeviceMesh((4,), ["batch"], [f"cpu:{i}" for i in range(4)])
+    model.compile("sgd", SPARSE)
+    keras.distribution.set_distribution(keras.distribution.DataParallel(mesh))
+    try:
+        with pytest.raises(ValueError, match="batches that 4 devices can share. Received: a batch of 2 images"):
+            preflight(model, (IMAGES, LABELS), batch_size=4)
+        with pytest.raises(ValueError, match="Received: a batch of 5 images. Choose `batch_size` as a multiple of 4"):
+            preflight(model, (IMAGES, LABELS), batch_size=5)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def test_models_around_a_model_and_of_other_kinds():
+    inputs = keras.Input((16, 16, 3))
+    around = keras.Model(inputs, keras.layers.Dense(5)(build(num_classes=0)(inputs)))
+    assert look(around, (IMAGES, LABELS)).num_classes == 5
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    found = look(plain, (RNG.normal(size=(6, 4)), RNG.normal(size=6)), "mse")
+    assert found.num_classes == 1 and found.expected_values is None and found.images_per_class is None
+    assert "mse" in str(found) and isinstance(keras_vit.training.preflight, type(look))
