@@ -106,6 +106,7 @@ def main(argv=None):
             args.variant,
             image_size=args.image_size,
             num_classes=train.num_classes,
+            class_names=train.class_names or None,
             weights=args.weights,
             include_preprocessing=True,
         )

@@ -106,6 +106,7 @@ def build_model():
         patch_size=4,
         in_channels=1,
         num_classes=len(CLASS_NAMES),
+        class_names=CLASS_NAMES,
         hidden_dim=96,
         num_layers=4,
         num_heads=4,
@@ -139,7 +140,8 @@ def main(argv=None):
         loss=keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
         metrics=["accuracy"],
     )
-    history = model.fit(train, validation_data=validation, epochs=args.epochs)
+    # The batches are shuffled already.
+    history = model.fit(train, validation_data=validation, epochs=args.epochs, shuffle=False)
     _, accuracy = model.evaluate(test)
 
     model.save(args.out / "model.keras")

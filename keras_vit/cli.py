@@ -4,8 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from keras_vit.version import __version__
+
 # What a format's file is called.
 FILES = {"onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch_export": ".pt2"}
+
+# What brings a package that is not installed.
+EXTRAS = {"tensorflow": "data", "tensorflow_datasets": "data", "matplotlib": "inspect", "PIL": "inspect"}
 
 
 def _list(args):
@@ -22,44 +27,48 @@ def _show(args):
 
 def _convert(args):
     import keras_vit
+    from keras_vit.models.saved import read_model
 
-    model = keras_vit.from_pretrained(args.source_path, source=args.source, num_heads=args.num_heads)
+    model = read_model(args.source_path, source=args.source, num_heads=args.num_heads)
     keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
     print(f"Wrote {args.target_path} ({args.to})")
 
 
 def _predict(args):
-    import keras_vit
+    import contextlib
+
+    from keras_vit import prediction_files
+    from keras_vit.files import replacing
     from keras_vit.models.classify import classify, table
 
-    model = keras_vit.from_pretrained(args.weights, image_size=args.image_size, num_heads=args.num_heads)
-    print(table(args.images, classify(model, args.images, args.top)))
+    header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
+    names, paths = zip(*images, strict=True)
+    top = 1 if args.csv and args.top is None else args.top
+    # That its folder does not exist is said before the work.
+    with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
+        model = _read_model(args, args.weights)
+        # What is asked for alone goes to stdout.
+        with contextlib.redirect_stdout(sys.stderr):
+            many = len(paths) > 1
+            predictions = classify(model, paths, top, broken="skip" if many else "raise", verbose=int(len(paths) > 32))
+        if args.csv:
+            prediction_files.write_csv(draft, header, names, predictions)
+    if args.csv:
+        print(f"Wrote {args.csv}: {len(names)} images")
+    else:
+        print(prediction_files.as_json(names, predictions) if args.json else table(names, predictions))
 
 
-def _read_model(args):
-    import keras
+def _read_model(args, path):
+    from keras_vit.models.saved import read_model
 
-    import keras_vit
-
-    if args.model.endswith(".keras"):
-        for name in ("image_size", "num_heads"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"Expected no --{name.replace('_', '-')} with a .keras file, which says it itself.")
-        try:
-            return keras.saving.load_model(args.model, compile=False)
-        except TypeError as error:
-            # Keras' word for a layer that it does not know.
-            raise ValueError(
-                f"Cannot read {args.model!r}. A model with layers of your own is exported or inspected in Python, "
-                f"where they are defined. {error}"
-            ) from error
-    return keras_vit.from_pretrained(args.model, image_size=args.image_size, num_heads=args.num_heads)
+    return read_model(path, image_size=args.image_size, num_heads=args.num_heads)
 
 
 def _inspect(args):
     import keras_vit
 
-    model = _read_model(args)
+    model = _read_model(args, args.model)
     # A model that takes any size has no costs of its own.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
@@ -69,19 +78,19 @@ def _inspect(args):
 def _export(args):
     import keras_vit
     from keras_vit.models.classify import read_images
+    from keras_vit.models.predictions import names_of, postprocess_of
 
-    options = {"overwrite": args.overwrite}
-    if args.to == "saved_model":
-        if args.precision != "float32":
-            raise ValueError(f"Expected --precision float32 with --to saved_model. Received: {args.precision}")
-        options |= {"postprocess": "classify", "labels": args.labels} if args.labels else {}
-        path = args.out
-    else:
+    options, path = {"overwrite": args.overwrite}, args.out
+    if args.to != "saved_model":
         if args.labels:
             raise ValueError(f"Expected --labels with --to saved_model alone. Received: --to {args.to}")
         options["precision"] = args.precision
         path = args.out / f"model{FILES[args.to]}"
-    model = _read_model(args)
+    elif args.precision != "float32":
+        raise ValueError(f"Expected --precision float32 with --to saved_model. Received: {args.precision}")
+    model = _read_model(args, args.model)
+    if args.to == "saved_model" and (args.labels or names_of(model)):
+        options |= {"postprocess": postprocess_of(model), "labels": args.labels}
     if args.verify:
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     print(getattr(keras_vit.export, args.to)(model, path, **options))
@@ -106,6 +115,10 @@ def _train(args):
         train_split=recipe.train_split,
         test_split=recipe.test_split,
         holdout=recipe.holdout,
+        images=args.images,
+        path_column=args.path_column,
+        label_column=args.label_column,
+        extension=args.extension,
     )
     out = args.out or Path("runs", recipe.name)
     result = training.run(recipe, make_dataset, out, weights=args.weights, seed=args.seed, save_every=args.save_every)
@@ -124,6 +137,7 @@ def _setting(text):
 def build_parser():
     """Returns the parser of all commands."""
     parser = argparse.ArgumentParser(prog="keras-vit", description="Vision Transformers for Keras 3.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     weights = commands.add_parser("weights", help="list, inspect and convert checkpoints")
@@ -150,15 +164,27 @@ def build_parser():
     action.set_defaults(run=_convert)
 
     action = commands.add_parser("predict", help="name the classes of images")
-    action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    action.add_argument("--weights", required=True, help="a file or folder, or a name out of `weights list`")
-    action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
+    action.add_argument("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
+    action.add_argument(
+        "--weights",
+        required=True,
+        help="a .keras file, the folder of a `train` run, a checkpoint, or a name out of `weights list`",
+    )
+    action.add_argument("--path-column", help="of a CSV file (default: path, or the only one)")
+    action.add_argument(
+        "--images", dest="folder", type=Path, help="the folder of a CSV file's images (default: the file's own)"
+    )
+    action.add_argument("--extension", default="", help="what a CSV file's paths lack at their end, as .jpg")
+    action.add_argument("--top", type=int, help="how many classes an image (default: 5; in a CSV file 1)")
+    form = action.add_mutually_exclusive_group()
+    form.add_argument("--csv", type=Path, metavar="FILE", help="write a row an image: path,label,probability")
+    form.add_argument("--json", action="store_true", help="print JSON and not a table")
     action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
     action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
     action.set_defaults(run=_predict)
 
     action = commands.add_parser("inspect", help="write a page that shows what a model sees in images")
-    action.add_argument("model", metavar="MODEL", help="a .keras file, or weights as of `predict`")
+    action.add_argument("model", metavar="MODEL", help="a model as of `predict --weights`")
     action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     action.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
     action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
@@ -167,12 +193,14 @@ def build_parser():
     action.set_defaults(run=_inspect)
 
     action = commands.add_parser("export", help="write a model in a format that servers or devices read")
-    action.add_argument("model", metavar="MODEL", help="a .keras file, or weights as of `predict`")
+    action.add_argument("model", metavar="MODEL", help="a model as of `predict --weights`")
     action.add_argument("--to", required=True, choices=("saved_model", *FILES), help="the format")
     action.add_argument(
         "--out", type=Path, required=True, help="the folder to write; of a SavedModel one of a version: models/vit/1"
     )
-    action.add_argument("--labels", type=Path, help="of a SavedModel: the classes' names, one a line, to answer with")
+    action.add_argument(
+        "--labels", type=Path, help="a SavedModel's names of classes, one a line (default: the model's)"
+    )
     action.add_argument("--precision", default="float32", help="of the weights in the other formats (default: float32)")
     action.add_argument("--verify", nargs="+", metavar="IMAGE", help="image files to compare the answers on")
     action.add_argument("--overwrite", action="store_true", help="replace what is there")
@@ -185,8 +213,14 @@ def build_parser():
     action.set_defaults(run=_recipes)
 
     action = commands.add_parser("train", help="train a model as a recipe says; again, to go on where it was")
-    action.add_argument("--recipe", required=True, help="a name out of `recipes`")
-    action.add_argument("--data", required=True, help="a folder of class folders, or the name of a TFDS dataset")
+    action.add_argument("--recipe", default="finetune", help="a name out of `recipes` (default: finetune)")
+    action.add_argument(
+        "--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset"
+    )
+    action.add_argument("--images", type=Path, help="the folder of a CSV file's images (default: the file's own)")
+    action.add_argument("--path-column", default="path", help="of the CSV file (default: path)")
+    action.add_argument("--label-column", default="label", help="of the CSV file (default: label)")
+    action.add_argument("--extension", default="", help="what the CSV file's paths lack at their end, as .jpg")
     action.add_argument("--data-dir", help="where TFDS datasets are prepared (default: TFDS' own)")
     action.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     action.add_argument("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
@@ -202,13 +236,23 @@ def build_parser():
 
 
 def main(argv=None):
-    """Runs a command; returns the exit status, 1 after a message where it could not be done."""
+    """Runs a command; returns the exit status: 1 after a message where it could not be done, 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        advice = f': pip install "keras-vit[{extra}]"' if extra else ""
+        print(f"keras-vit: {error}{advice}", file=sys.stderr)
+        return 1
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         print(f"keras-vit: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        goes_on = "; run the same command to go on" if args.run is _train else ""
+        print(f"keras-vit: stopped{goes_on}.", file=sys.stderr)
+        # What a shell says of a process that Ctrl-C ended.
+        return 130
     return 0
 
 

@@ -37,6 +37,14 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._writer = tf.summary.create_file_writer(self.log_dir)
         self._left_out = None
 
+    def get_state(self):
+        """What `keras_vit.training.Resume` saves."""
+        return {"left_out": self._left_out}
+
+    def set_state(self, state):
+        """Takes back what `get_state` gave."""
+        self._left_out = state["left_out"]
+
     def on_epoch_end(self, epoch, logs=None):
         # Which epoch is the last is known when no other comes: training may be stopped before its time.
         self._left_out = epoch if (epoch + 1) % self.every else None

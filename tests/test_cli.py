@@ -1,3 +1,7 @@
+import json
+import pathlib
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -47,6 +51,69 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
     assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
 
 
+def test_predict_takes_a_run_and_writes_a_row_an_image(capsys, caplog, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "images").mkdir()
+    model = randomize(build(include_preprocessing=True, class_names=["ant", "bee", "cat", "dog", "emu"]))
+    model.save(tmp_path / "run" / "model.keras")
+    for i in range(3):
+        keras.utils.save_img(tmp_path / "images" / f"{i}.png", np.full((9, 9, 3), 100.0 * i), scale=False)
+    (tmp_path / "images" / "1.png").write_text("no image")
+    (tmp_path / "test.csv").write_text("image\nimages/2.png\nimages/1.png\nimages/0.png\n")
+
+    status, out, err = run(
+        capsys, "predict", tmp_path / "test.csv", "--weights", tmp_path / "run", "--csv", tmp_path / "submission.csv"
+    )
+    assert status == 0 and "3 images" in out, err
+    assert "1 of 3 images could not be read" in caplog.text
+    rows = [line.split(",") for line in (tmp_path / "submission.csv").read_text().splitlines()]
+    assert rows[0] == ["image", "label", "probability"] and rows[2] == ["images/1.png", "", ""]
+    assert [row[0] for row in rows[1:]] == ["images/2.png", "images/1.png", "images/0.png"]
+
+    file = tmp_path / "run" / "model.keras"
+    status, out, _ = run(capsys, "predict", tmp_path / "images", "--weights", file, "--json")
+    answers = {pathlib.Path(answer["path"]).name: answer["classes"] for answer in json.loads(out)}
+    assert status == 0 and len(answers["0.png"]) == 5 and answers["1.png"] == []
+    assert rows[1][1] == answers["2.png"][0]["label"] in model.get_layer("normalization").class_names
+    np.testing.assert_allclose(float(rows[3][2]), answers["0.png"][0]["probability"], rtol=1e-4)
+
+    status, _, err = run(capsys, "predict", tmp_path / "images", "--weights", file, "--csv", tmp_path / "no" / "a.csv")
+    assert status == 1 and "there is no folder" in err
+
+
+def test_a_missing_package_is_named_with_what_brings_it(capsys, tmp_path, monkeypatch):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            keras.utils.save_img(tmp_path / name / f"{i}.png", np.zeros((9, 9, 3)), scale=False)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    status, _, err = run(capsys, "train", "--recipe", "finetune_pets", "--data", tmp_path, "--out", tmp_path / "run")
+    assert status == 1 and err.count("\n") == 1 and 'pip install "keras-vit[data]"' in err
+
+
+@pytest.mark.tried_on("tensorflow")
+def test_export_of_a_run_answers_with_its_own_labels(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    build(class_names=["ant", "bee", "cat", "dog", "emu"]).save(tmp_path / "run" / "model.keras")
+    command = ("export", tmp_path / "run", "--to", "saved_model", "--out")
+    assert run(capsys, *command, tmp_path / "vit" / "1")[0] == 0
+    assert (tmp_path / "vit" / "1" / "assets" / "labels.txt").read_text().split()[1] == "bee"
+    status, _, err = run(capsys, *command, tmp_path / "vit" / "latest")
+    assert status == 1 and "named by a number" in err
+
+
+def test_the_version_and_ctrl_c(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"keras-vit {keras_vit.__version__}\n"
+
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keras_vit.weights.zoo, "list_weights", stopped)
+    assert run(capsys, "weights", "list") == (130, "", "keras-vit: stopped.\n")
+
+
 def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
     pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
     keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
@@ -65,7 +132,7 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
         (("model.npz", "--to", "onnx", "--precision", "float8"), "'float8'"),
         (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
         (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
-        (("model.keras", "--to", "onnx", "--image-size", "32"), "--image-size"),
+        (("model.keras", "--to", "onnx", "--image-size", "32"), "image_size"),
         (("own.keras", "--to", "onnx"), "layers of your own"),
     ],
 )
@@ -82,7 +149,7 @@ def test_export_refuses_what_it_would_ignore(capsys, file, tmp_path, monkeypatch
 
 def test_recipes_are_listed_and_shown(capsys):
     status, out, _ = run(capsys, "recipes")
-    assert status == 0 and "finetune_pets" in out and len(out.splitlines()) >= 10
+    assert status == 0 and "finetune_pets" in out and "finetune   " in out and len(out.splitlines()) >= 10
     status, out, _ = run(capsys, "recipes", "finetune_pets")
     assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
 
@@ -105,9 +172,34 @@ def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     assert status == 1 and "weights=" in err
 
 
+@pytest.mark.tried_on("torch")
+def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_path):
+    pytest.importorskip("tensorflow", reason="the pipelines are TensorFlow's")
+    (tmp_path / "images").mkdir()
+    rows = [f"{i}.png,{name}" for i, name in enumerate(["cat", "dog"] * 4)]
+    for i in range(8):
+        keras.utils.save_img(tmp_path / "images" / f"{i}.png", np.full((9, 9, 3), 50 + 100 * (i % 2)), scale=False)
+    (tmp_path / "train.csv").write_text("\n".join(["id,animal", *rows]))
+    options = ["--data", tmp_path / "train.csv", "--images", tmp_path / "images", "--path-column", "id"]
+    options += ["--label-column", "animal", "--out", tmp_path / "run", "--weights", "none"]
+    for setting in ("variant=Ti/4", "model.hidden_dim=12", "model.num_layers=1", "model.num_heads=3", "steps=3"):
+        options += ["--set", setting]
+    for setting in ("model.mlp_dim=20", "image_size=8", "holdout=0.5"):
+        options += ["--set", setting]
+    status, out, err = run(capsys, "train", *options)
+    assert status == 0, err
+    # One screen before, with what will be.
+    assert "4 images, 2 outputs" in out and "cat 2, dog 2" in out and "the model takes 0 to 255" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["recipe"]["name"] == "finetune" and results["recipe"]["batch_size"] == 16
+    assert results["class_names"] == ["cat", "dog"] and results["steps"] == 3
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["train", "--data", "nowhere.csv"], "nowhere.csv"),
+        (["train", "--data", ".", "--images", "."], "`images` with a CSV file alone"),
         (["recipes", "nothing"], "Expected a recipe"),
         (["train", "--recipe", "deit_tiny", "--data", "./nowhere"], "nowhere"),
         (["weights", "show", "nowhere.npz"], "nowhere.npz"),

@@ -28,8 +28,9 @@ def predict(url, images):
     except urllib.error.HTTPError as error:
         # Both servers say why.
         raise SystemExit(f"The server refused: {error.read().decode(errors='replace')}") from error
-    except urllib.error.URLError as error:
-        raise SystemExit(f"No server answers at {url}: {error.reason}") from error
+    except OSError as error:
+        # Of urllib, of the connection, or that the time is over.
+        raise SystemExit(f"No server answers at {url}: {getattr(error, 'reason', error)}") from error
 
 
 def main(argv=None):
@@ -38,7 +39,11 @@ def main(argv=None):
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--url", default="http://127.0.0.1:8501/v1/models/vit")
     args = parser.parse_args(argv)
-    answers = predict(args.url, [path.read_bytes() for path in args.images])
+    try:
+        images = [path.read_bytes() for path in args.images]
+    except OSError as error:
+        raise SystemExit(f"Cannot read {error.filename}: {error.strerror}") from error
+    answers = predict(args.url, images)
     for path, answer in zip(args.images, answers, strict=True):
         if answer["status"] != "ok":
             print(f"{path}: {answer['status']}")

@@ -3,7 +3,8 @@
 #
 #     sh examples/serve/client.sh cat.jpg [http://127.0.0.1:8501/v1/models/vit]
 set -eu
-image=$1
+image=${1:?the image file to ask about}
+[ -r "$image" ] || { echo "There is no file $image to read." >&2; exit 1; }
 url=${2:-http://127.0.0.1:8501/v1/models/vit}
 {
     printf '{"signature_name": "serving_bytes", "instances": [{"image_bytes": {"b64": "'

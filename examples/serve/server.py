@@ -39,6 +39,8 @@ class Model:
     """
 
     def __init__(self, folder):
+        if not Path(folder).is_dir():
+            raise SystemExit(f"There is no folder {folder}, which is to hold the versions of a model.")
         versions = [path for path in Path(folder).iterdir() if path.is_dir() and path.name.isdigit()]
         if not versions:
             raise SystemExit(f"There is no version in {folder}: no folder named by a number, as in {folder}/1.")
@@ -205,8 +207,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def make_server(folder, name=None, host="127.0.0.1", port=0, verbose=False):
     """Returns an HTTP server, ready for `serve_forever`."""
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.model, server.name, server.verbose = Model(folder), name or Path(folder).resolve().name, verbose
+    model = Model(folder)
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except (OSError, OverflowError) as error:
+        # In use, not allowed, or no number of a port.
+        raise SystemExit(f"Cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
+    server.model, server.name, server.verbose = model, name or Path(folder).resolve().name, verbose
     return server
 
 

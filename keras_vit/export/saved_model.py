@@ -14,21 +14,13 @@ from keras_vit.export.parity import ExportReport
 from keras_vit.files import draft_folder, put_folder
 from keras_vit.layers import ImageNormalization, arguments
 from keras_vit.models.graph import operations_before
-from keras_vit.models.predictions import activation_of
+from keras_vit.models.predictions import activation_of, names_of
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.models.value_range import KEEP_SCALE
 
 POSTPROCESS = (None, "classify", "multi_label")
 # What serving_bytes resizes to where the model says nothing.
 DEFAULT_SIZE = 224
-# What may stand before the constants and leaves the scale of images as it is; what is random, in training alone.
-KEEP_SCALE = (
-    keras.layers.InputLayer,
-    keras.layers.Identity,
-    keras.layers.Resizing,
-    keras.layers.CenterCrop,
-    keras.layers.Dropout,
-    *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
-)
 
 
 def saved_model(
@@ -75,11 +67,11 @@ def saved_model(
     Args:
         model: A model with one input of images, (batch, height, width, channels). On JAX and PyTorch it is saved to a
             temporary file and exported in a process of its own on TensorFlow.
-        path: The folder to write. The server takes its last part for the version and wants a number: "models/vit/1".
+        path: The folder to write, whose last part is the version, a number: "models/vit/1". A server takes no others.
         postprocess: None, "classify" (softmax) or "multi_label" (sigmoid: any number of classes an image). A model that
             ends with a softmax or sigmoid keeps its own.
-        labels: Names of the classes in order, or the path of a text file of one a line. None takes ImageNet's names for
-            1000 classes, and numbers otherwise.
+        labels: Names of the classes in order, or the path of a text file of one a line. None takes those that the model
+            carries (`class_names`), else ImageNet's for 1000 classes, and numbers otherwise.
         top: How many classes to name; all, where there are fewer.
         overwrite: Bool, whether to replace what is at `path`.
         warm_up: Batch sizes of the requests that the server answers itself when it loads the model, one a signature;
@@ -101,8 +93,8 @@ def saved_model(
 
     Raises:
         FileExistsError: If there is something at `path` and `overwrite` is False.
-        ValueError: If an argument is out of range, the model has other inputs or, with `postprocess`, other outputs, or
-            its own layers can be defined in no other process.
+        ValueError: If `path` does not end in a number, an argument is out of range, the model has other inputs or, with
+            `postprocess`, other outputs, or its own layers can be defined in no other process.
         ParityError: If the SavedModel answers otherwise than the model.
         RuntimeError: If the process that exports it fails.
 
@@ -114,6 +106,11 @@ def saved_model(
     Reference: [TensorFlow Serving](https://www.tensorflow.org/tfx/guide/serving).
     """
     path = Path(path)
+    if not (path.name.isascii() and path.name.isdigit()):
+        raise ValueError(
+            "Invalid value received for argument `path`. Expected a folder named by a number, the version, as "
+            f"{str(path.parent / '1')!r}. Received: {str(path)!r}"
+        )
     height, width, channels = _input_of(model)
     if postprocess not in POSTPROCESS:
         raise ValueError(f"Expected `postprocess` to be one of {POSTPROCESS}. Received: {postprocess!r}")
@@ -148,7 +145,7 @@ def saved_model(
     }
     if postprocess is not None:
         activation, classes = activation_of(model, postprocess), model.outputs[0].shape[-1]
-        names = read_labels(labels, classes)
+        names = read_labels(names_of(model) if labels is None else labels, classes)
         settings["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
     if path.exists() and not overwrite:
         raise FileExistsError(
@@ -211,7 +208,12 @@ def write(model, folder, settings, sample):
             signatures.Limits(**settings["limits"]),
             postprocess,
         )
-        tf.saved_model.save(server, folder, signatures=server.signatures())
+        try:
+            tf.saved_model.save(server, folder, signatures=server.signatures())
+        except tf.errors.OpError as error:
+            # TensorFlow's own kind, also for a full disk; the path that it names is the draft's.
+            draft, reason = Path(folder), error.message.rpartition("; ")[2]
+            raise OSError(f"Cannot write {str(draft.parent.parent / draft.name)!r}: {reason}") from error
     loaded = tf.saved_model.load(folder)
     if settings["warm_up"]:
         warm_up.write(folder, _requests(loaded.signatures, settings))

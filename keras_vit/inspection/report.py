@@ -26,7 +26,8 @@ from keras_vit.inspection.watch import Watch, patch_layout, sublayers
 from keras_vit.inspection.weight_plots import plot_embedding_filters, plot_position_similarity
 from keras_vit.layers import PositionEmbedding
 from keras_vit.models.classify import classify, read_image
-from keras_vit.models.preprocessing import preprocess_input
+from keras_vit.models.predictions import gives_features
+from keras_vit.models.preprocessing import scaled
 
 _STYLE = """
 :root { color-scheme: light }
@@ -103,7 +104,7 @@ def _sections(model, paths, arrays, top, notes):
     yield "<h2>Images</h2>"
     # One by one: images of a model of any size differ in theirs.
     for path, array in zip(paths, arrays, strict=True):
-        inputs = preprocess_input(array[None], model)
+        inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
         distances.append(attention_distance(model, inputs))
         yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
@@ -111,12 +112,12 @@ def _sections(model, paths, arrays, top, notes):
         best = None
         # A list of two shapes has a length of 2 as well.
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
-        if "head" in {layer.name for layer in model.layers} and is_vector:
+        if is_vector and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
             best = classes[0][1]
             yield _predictions(classes)
         else:
-            yield "<p>The model has no layer named head with one output, so what it gives is not taken for classes.</p>"
+            yield "<p>The model has no head with one output, so what it gives is not taken for classes.</p>"
         yield _figure(
             plot_attention_rollout(array[None], attention_rollout(model, inputs)),
             "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "

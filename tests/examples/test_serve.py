@@ -98,6 +98,29 @@ def test_the_client_says_why_it_was_refused(url, files):
         client.predict("http://127.0.0.1:9/v1/models/vit", [b""])
 
 
+def test_the_clients_name_a_file_that_is_not_there(tmp_path):
+    client = scripts.load("serve/client.py")
+    with pytest.raises(SystemExit, match=r"Cannot read .*nowhere\.jpg: No such file"):
+        client.main([str(tmp_path / "nowhere.jpg")])
+    done = subprocess.run(
+        ["sh", scripts.EXAMPLES / "serve" / "client.sh", tmp_path / "nowhere.jpg", "http://127.0.0.1:9"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr == f"There is no file {tmp_path / 'nowhere.jpg'} to read.\n"
+
+
+def test_a_busy_port_and_a_missing_folder_are_said_in_a_line(url, tmp_path, monkeypatch):
+    serve = scripts.load("serve/server.py")
+    with pytest.raises(SystemExit, match="There is no folder .*nowhere"):
+        serve.main([str(tmp_path / "nowhere")])
+    monkeypatch.setattr(serve, "Model", lambda folder: None)
+    port = re.search(r":(\d+)/", url)[1]
+    for number, message in ((port, "Address already in use"), ("99999", "0-65535")):
+        with pytest.raises(SystemExit, match=f"Cannot listen at 127.0.0.1:{number}: .*{message}"):
+            serve.main([str(tmp_path), "--port", number])
+
+
 def test_the_curl_client_gets_the_same_answer(model, url, files):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")

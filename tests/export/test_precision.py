@@ -25,6 +25,7 @@ def test_weights_are_rounded_and_the_model_is_not_touched(name, bits):
             assert precision.stored(ours, name) is None
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_int8_quantizes_the_kernels_of_the_dense_layers_alone():
     if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
         pytest.skip("This version of Keras quantizes activations too")

@@ -247,6 +247,32 @@ def test_labels_are_an_asset(folder):
     assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
 
 
+def test_labels_are_those_that_the_model_carries(tmp_path):
+    named = build(class_names=["v", "w", "x", "y", "z"])
+    export.saved_model(named, tmp_path / "1", postprocess="classify", warm_up=())
+    assert (tmp_path / "1" / "assets" / "labels.txt").read_text().split() == ["v", "w", "x", "y", "z"]
+
+
+@pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])
+def test_a_version_is_a_number(model, tmp_path, name):
+    with pytest.raises(ValueError, match="`path`.*named by a number"):
+        export.saved_model(model, tmp_path / "vit" / name)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.tried_on("tensorflow")
+def test_a_full_disk_is_said_of_the_version_and_leaves_nothing(model, tmp_path):
+    resource = pytest.importorskip("resource", reason="Windows has no limits to try it with")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"Cannot write '{tmp_path / '1'}': .*too large"):
+            export.saved_model(model, tmp_path / "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_existing_version_is_refused_and_stays(model, folder):
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     with pytest.raises(FileExistsError, match="overwrite"):

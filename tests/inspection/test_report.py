@@ -69,7 +69,7 @@ def test_the_page_holds_all_and_asks_for_nothing(images, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "pictures", "words"),
     [
-        ({"num_classes": 0, "pooling": "gap"}, 5, "no layer named head"),
+        ({"num_classes": 0, "pooling": "gap"}, 5, "no head with one output"),
         ({"position_embedding": "relative"}, 5, "no position embeddings to compare"),
         ({"image_size": (None, None), "grid_size": (4, 4)}, 6, "8 x 12 pixels"),
         ({"in_channels": 1, "distillation_token": True}, 6, "2 x 3 patches"),
@@ -88,7 +88,7 @@ def test_what_a_model_has_not_is_said(changes, pictures, words, images, tmp_path
 def test_a_nested_model_is_reported(images, tmp_path):
     vit, _ = reference.build(num_classes=0)
     inner = keras.Sequential([keras.Input((8, 12, 3)), vit])
-    model = keras.Sequential([keras.Input((8, 12, 3)), inner, keras.layers.Dense(3, name="head")])
+    model = keras.Sequential([keras.Input((8, 12, 3)), inner, keras.layers.Dense(3, name="mine")])
     assert len(Page(write_report(model, images[:1], tmp_path / "report.html")).pictures) == 6
 
 
