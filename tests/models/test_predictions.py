@@ -86,9 +86,10 @@ def test_a_backbone_gives_features_and_any_head_classes(arguments):
 def test_a_head_may_end_in_a_norm_and_what_is_no_backbone_classifies():
     backbone = build(num_classes=0)
     layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Softmax()]
-    assert not gives_features(keras.Sequential([keras.layers.Normalization(), backbone, *layers]))
-    assert gives_features(keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Normalization(), backbone]))
-    assert not gives_features(keras.Sequential([keras.Input((4,)), *layers]))
+    below = [keras.Input(backbone.input_shape[1:]), keras.layers.Normalization()]
+    assert not gives_features(keras.Sequential([*below, backbone, *layers]))
+    assert gives_features(keras.Sequential([*below, backbone]))
+    assert not gives_features(keras.Sequential([keras.Input((12,)), *layers]))
 
 
 def test_a_resnet_without_its_head_gives_features():
