@@ -1,7 +1,6 @@
 """What a look at a model and its data found, and how it is shown."""
 
 import dataclasses
-import math
 
 import keras
 
@@ -24,7 +23,8 @@ class Findings:
         expected_values: (lowest, highest) that the model takes.
         labels: String, what the labels are.
         loss: String, the loss, as compiled.
-        initial_loss: Float, of a batch, before training. Of a new head it is near the logarithm of `num_classes`.
+        initial_loss: Float, of a batch, before training.
+        chance_loss: Float, the logarithm of `num_classes`, which a new head's loss of one class an image is near.
         trainable: Int, parameters that are trained.
         frozen: Int, parameters that are not.
         steps: Int, of the whole training.
@@ -48,6 +48,7 @@ class Findings:
     labels: str | None
     loss: str | None
     initial_loss: float | None
+    chance_loss: float | None
     trainable: int
     frozen: int
     steps: int | None
@@ -77,7 +78,7 @@ class Findings:
         loss = self.loss or "not compiled"
         if self.initial_loss is not None:
             loss += f", {self.initial_loss:.4g} before training"
-            loss += f"; ln({self.num_classes}) is {math.log(self.num_classes):.4g}" if self.num_classes else ""
+            loss += f"; that of chance is {self.chance_loss:.4g}" if self.chance_loss else ""
         rows.append(("loss", loss))
         rows.append(("parameters", f"{self.trainable:,} trained, {self.frozen:,} frozen"))
         rows.append(("steps", f"{self.steps:,}" if self.steps else unknown))

@@ -25,11 +25,13 @@ class Loss(NamedTuple):
         kind: "sparse" for integers, "one_hot" for one distribution over the classes, "multi_hot" for a number of 0 to 1
             for each class.
         from_logits: Bool, whether it wants logits; probabilities otherwise.
+        ignored: Int, the label that it leaves out; None where there is none.
     """
 
     name: str
     kind: str
     from_logits: bool
+    ignored: int | None = None
 
 
 def loss_of(model):
@@ -43,7 +45,7 @@ def loss_of(model):
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> model.compile("sgd", "sparse_categorical_crossentropy")
     >>> loss_of(model)
-    Loss(name='sparse_categorical_crossentropy', kind='sparse', from_logits=False)
+    Loss(name='sparse_categorical_crossentropy', kind='sparse', from_logits=False, ignored=None)
     """
     loss = getattr(model, "loss", None)
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
@@ -51,7 +53,8 @@ def loss_of(model):
     names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
     for name in names:
         if kind := KINDS.get(name.lower().replace("_", "")):
-            return Loss(names[0].lstrip("_"), kind, bool(getattr(loss, "from_logits", False)))
+            ignored = getattr(loss, "ignore_class", None)
+            return Loss(names[0].lstrip("_"), kind, bool(getattr(loss, "from_logits", False)), ignored)
     return None
 
 
@@ -125,7 +128,7 @@ def label_problems(labels, num_classes, loss):
     if wanted == "sparse" and not integers:
         yield _not_integers(labels, num_classes, loss)
     elif wanted == "sparse":
-        yield from _not_classes(labels, num_classes)
+        yield from _not_classes(labels[labels != loss.ignored], num_classes)
     elif integers:
         yield (
             f"Expected labels of shape (batch, {num_classes}) for {loss.name}. Received: shape {_shape(labels)}. "
@@ -157,7 +160,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
             f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "
             f"to {labels.sum(axis=1).max():g}. BinaryCrossentropy is the loss for several labels an image."
         )
-    counts = counts_of(all_labels, num_classes) if loss else None
+    counts = counts_of(all_labels, num_classes, loss)
     absent = [] if counts is None else [i for i, count in enumerate(counts) if not count]
     if absent:
         yield (
@@ -166,14 +169,18 @@ def label_doubts(labels, all_labels, num_classes, loss):
         )
 
 
-def counts_of(labels, num_classes):
+def counts_of(labels, num_classes, loss):
     """Images a class, a tuple of `num_classes` ints; None where that is not known, or labels are not of classes."""
-    if labels is None or not num_classes or num_classes < 2 or labels.dtype.kind not in "biuf" or labels.ndim > 2:
+    if labels is None or not loss or not num_classes or num_classes < 2:
+        return None
+    if labels.dtype.kind not in "biuf" or labels.ndim > 2:
         return None
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return tuple((labels > 0).sum(axis=0).tolist())
-    flat = labels.reshape(-1)
-    if len(flat) != len(labels) or (flat % 1 != 0).any() or flat.min() < 0 or flat.max() >= num_classes:
+    if labels.size != len(labels):
+        return None
+    flat = labels[labels != loss.ignored]
+    if not flat.size or (flat % 1 != 0).any() or flat.min() < 0 or flat.max() >= num_classes:
         return None
     return tuple(np.bincount(flat.astype("int64"), minlength=num_classes).tolist())
 
@@ -188,6 +195,8 @@ def _not_integers(labels, num_classes, loss):
 
 
 def _not_classes(labels, num_classes):
+    if not labels.size:
+        return
     low, high = labels.min(), labels.max()
     if (labels % 1 != 0).any():
         yield f"Expected integers as labels. Received: numbers as {labels[labels % 1 != 0].flat[0]:g}"

@@ -1,6 +1,7 @@
 """A look at a model and its data before training, which stops what cannot be right."""
 
 import logging
+import math
 import os
 
 import keras
@@ -106,14 +107,14 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         seconds, initial_loss = forward(model, seen.first if compiled else seen.first[:1], replicas)
     total = None if steps is None else round(steps * epochs)
     activations = None if graph is None else activation_bytes(graph)
-    counts = counts_of(seen.all_labels, num_classes)
+    counts = counts_of(seen.all_labels, num_classes, loss)
     labels = seen.labels
     result = Findings(
         model=model.name,
         num_images=seen.num_images,
         num_classes=num_classes,
         class_names=tuple(map(str, seen.class_names)),
-        images_per_class=counts_of(labels, num_classes) if counts is None else counts,
+        images_per_class=counts_of(labels, num_classes, loss) if counts is None else counts,
         counted_all=counts is not None,
         batch_shape=None if seen.images is None else (seen.batch_size, *seen.images.shape[1:]),
         values=None if seen.images is None else (float(seen.images.min()), float(seen.images.max())),
@@ -121,6 +122,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         labels=None if labels is None else f"{labels.dtype} of shape {(seen.batch_size, *labels.shape[1:])}",
         loss=_loss_text(model, loss) if compiled else None,
         initial_loss=initial_loss,
+        chance_loss=math.log(num_classes) if loss and loss.kind != "multi_hot" and num_classes else None,
         trainable=parameters.trainable,
         frozen=parameters.frozen,
         steps=total,
