@@ -4,8 +4,9 @@ import re
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.layer_costs import einsum_output, features_of, parts_of
-from keras_vit.layers import PatchDropout, arguments
+from keras_vit.layers import PatchDropout
 from keras_vit.models.vit import ViT
 from keras_vit.text_table import text_table
 from keras_vit.variants import decode_variant

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 
 class TensorBoardPictures(keras.callbacks.Callback):

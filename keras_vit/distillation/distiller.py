@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
 from keras_vit.distillation.teacher import FrozenTeacher, gives_probabilities
-from keras_vit.layers import arguments
 from keras_vit.models.backbone import HEADS
 
 KINDS = ("hard", "soft")

@@ -9,7 +9,7 @@ Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4.
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 
 def hard_distillation(teacher_logits, logits):

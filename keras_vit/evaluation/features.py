@@ -5,7 +5,7 @@ import logging
 import keras
 import numpy as np
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
 from keras_vit.models.value_range import check_values, takes

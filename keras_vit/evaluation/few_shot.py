@@ -2,8 +2,8 @@ import dataclasses
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.evaluation.features import checked_pair, extract_features
-from keras_vit.layers import arguments
 
 # As in the official code: from almost nothing to almost only the bias.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))

@@ -2,8 +2,8 @@ import math
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.evaluation.features import checked_pair, extract_features
-from keras_vit.layers import arguments
 
 # Test images a step, which bounds the memory that their similarities to all training images take.
 CHUNK = 1024

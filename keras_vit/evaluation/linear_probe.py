@@ -3,9 +3,9 @@ import dataclasses
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.evaluation.features import checked_pair, extract_features
 from keras_vit.evaluation.top_k import top_k_accuracy
-from keras_vit.layers import arguments
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # The pairs of steps from which the curvature is estimated; 10 is the usual number.

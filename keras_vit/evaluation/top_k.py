@@ -1,7 +1,7 @@
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.evaluation.features import checked_features, integer_labels, outputs_and_labels
-from keras_vit.layers import arguments
 
 
 def accuracy(model, data, *, k=(1, 5), batch_size=32, verbose=1):

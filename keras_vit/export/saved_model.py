@@ -7,12 +7,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.child import run_in_child
 from keras_vit.export.labels import read_labels
 from keras_vit.export.parity import ExportReport
 from keras_vit.files import draft_folder, put_folder
-from keras_vit.layers import ImageNormalization, arguments
+from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.models.predictions import activation_of, names_of
 from keras_vit.models.preprocessing import normalization_of

@@ -1,8 +1,8 @@
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.inspection.watch import Watch, batches
-from keras_vit.layers import arguments
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:

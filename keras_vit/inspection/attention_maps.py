@@ -4,8 +4,8 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.inspection.watch import Watch, batches
-from keras_vit.layers import arguments
 
 
 def attention_maps(

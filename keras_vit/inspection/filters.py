@@ -2,8 +2,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.inspection.watch import only_one, sublayers
-from keras_vit.layers import ImageNormalization, PatchEmbedding, StandardizedConv2D, arguments
+from keras_vit.layers import ImageNormalization, PatchEmbedding, StandardizedConv2D
 
 FIGURE_7 = 28
 

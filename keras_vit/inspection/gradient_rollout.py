@@ -4,9 +4,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.inspection.gradients import gradients
 from keras_vit.inspection.watch import Watch, batches, original, replaced_calls, to_numpy
-from keras_vit.layers import arguments
 
 
 def gradient_rollout(

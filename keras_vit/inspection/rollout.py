@@ -1,8 +1,8 @@
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.inspection.watch import Watch, batches
-from keras_vit.layers import arguments
 
 FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 

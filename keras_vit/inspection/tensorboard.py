@@ -1,7 +1,7 @@
+from keras_vit import arguments
 from keras_vit.inspection.attention_plots import attention_overlay
 from keras_vit.inspection.rollout import FUSIONS, attention_rollout
 from keras_vit.inspection.watch import pictures_of
-from keras_vit.layers import arguments
 from keras_vit.tensorboard import TensorBoardPictures
 
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers import (
     AttentionPooling,
     ClassToken,
@@ -18,7 +19,6 @@ from keras_vit.layers import (
     PatchEmbedding,
     TokenPooling,
     TransformerBlock,
-    arguments,
 )
 
 READOUTS = (None, "token", "gap")

@@ -3,7 +3,8 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments, initializers
+from keras_vit import arguments
+from keras_vit.layers import initializers
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.fused_attention import has_fused_kernel
 from keras_vit.layers.mlp import MLP

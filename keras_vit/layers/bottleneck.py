@@ -1,7 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.standardized_conv import StandardizedConv2D
 

@@ -1,6 +1,6 @@
 import keras
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.preprocessing import Preprocessing
 
 

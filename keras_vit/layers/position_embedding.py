@@ -2,8 +2,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS, resize_matrix
-from keras_vit.layers import arguments, initializers
+from keras_vit.layers import initializers
 
 METHODS = ("learned", "learned2d", "sincos2d")
 

@@ -1,7 +1,8 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments, initializers
+from keras_vit import arguments
+from keras_vit.layers import initializers
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -3,7 +3,7 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

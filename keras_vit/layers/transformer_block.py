@@ -1,7 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention, num_leading
 from keras_vit.layers.backpropagation import materialize
 from keras_vit.layers.composite import CompositeLayer

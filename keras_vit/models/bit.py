@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from keras_vit import layers
-from keras_vit.layers import arguments
+from keras_vit import arguments, layers
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import bit_body, stage_sizes

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
 from keras_vit.models.preprocessing import normalization_of, scaled
 

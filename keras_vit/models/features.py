@@ -2,7 +2,8 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vit.layers import PatchDropout, PatchMap, PrefixTokens, arguments
+from keras_vit import arguments
+from keras_vit.layers import PatchDropout, PatchMap, PrefixTokens
 
 
 def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:

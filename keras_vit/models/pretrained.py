@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vit import variants
-from keras_vit.layers import arguments
+from keras_vit import arguments, variants
 from keras_vit.models.bit import BiT
 from keras_vit.models.resnet import total_stride
 from keras_vit.models.vit import DEFAULT_ACTIVATION, DEFAULT_IMAGE_SIZE, ViT

@@ -4,8 +4,7 @@ import logging
 
 import keras
 
-from keras_vit import layers
-from keras_vit.layers import arguments
+from keras_vit import arguments, layers
 from keras_vit.layers.bottleneck import CONV_OPTIONS, NORM_OPTIONS
 from keras_vit.variants import ROOT_WIDTH
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import keras
 
-from keras_vit import layers
-from keras_vit.layers import arguments, initializers
+from keras_vit import arguments, layers
+from keras_vit.layers import initializers
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.named import named_builder
 from keras_vit.models.resnet import hybrid_stem, stage_sizes, token_grid, warn_of_dropped_pixels

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import PositionEmbedding, TransformerBlock, arguments
+from keras_vit import arguments
+from keras_vit.layers import PositionEmbedding, TransformerBlock
 from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import arguments, initializers
+from keras_vit import arguments
+from keras_vit.layers import initializers
 from keras_vit.pretraining.encoder import Encoder
 
 

@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 # What becomes of a patch under `corruption`.
 UNTOUCHED, MASKED, SWAPPED, KEPT = range(4)

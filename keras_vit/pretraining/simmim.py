@@ -1,7 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 

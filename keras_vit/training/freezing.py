@@ -3,7 +3,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.models.backbone import parts_of
 
 

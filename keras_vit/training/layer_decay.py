@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.training.depth import layer_depths
 
 

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import TransformerBlock, arguments
+from keras_vit import arguments
+from keras_vit.layers import TransformerBlock
 from keras_vit.models.backbone import parts_of
 from keras_vit.training.freezing import Parameters, count_parameters, has_lora, unfreeze
 

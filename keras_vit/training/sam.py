@@ -1,7 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.training.torch_generators import generator_states, set_generator_states
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 
 def warmup(step, warmup_steps):

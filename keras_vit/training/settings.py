@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 from keras_vit.models import ViT
 from keras_vit.training.schedules import DECAYS
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit.layers import arguments
+from keras_vit import arguments
 
 NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
 
