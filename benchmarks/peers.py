@@ -19,7 +19,7 @@ import numpy as np
 from sides import FlaxSide, KerasSide, TorchSide
 
 import keras_vit
-from keras_vit.layers.activations import gelu_tanh
+from keras_vit.activations import gelu_tanh
 
 OURS = "keras_vit"
 NUM_CLASSES = 1000

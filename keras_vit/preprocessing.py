@@ -69,12 +69,12 @@ def carrier_of(model):
         scales the images itself.
     """
     for layer in model.layers:
-        found = layer if isinstance(getattr(layer, "preprocessing", None), Preprocessing) else None
-        # A list in models; a layer of a user's own may call anything so.
-        if found is None and isinstance(getattr(layer, "layers", None), (list, tuple)):
-            found = carrier_of(layer)
-        if found is not None:
-            return found
+        # A list in models, which may tell their preprocessing too; a layer of a user's own may call anything so.
+        if isinstance(getattr(layer, "layers", None), (list, tuple)):
+            if (found := carrier_of(layer)) is not None:
+                return found
+        elif isinstance(getattr(layer, "preprocessing", None), Preprocessing):
+            return layer
     return None
 
 

@@ -3,15 +3,16 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ImageNormalization(keras.layers.Layer):
-    """Carries the preprocessing constants of a checkpoint and the names of its classes, and scales where asked to.
+    """Carries the record of the model that it is the first layer of, and scales images where asked to.
 
-    It is the first layer of every model of this package, so both are saved, reloaded and cloned with it. Pipelines,
-    `preprocess_input`, predictions and exports read them here.
+    The record is saved, reloaded and cloned with the layer, and stays under a head of a user's own. `config_of`,
+    pipelines, `preprocess_input`, predictions and exports read it here.
 
     Args:
         mean: Float, or one float a channel: the mean of images scaled to [0, 1].
@@ -26,6 +27,8 @@ class ImageNormalization(keras.layers.Layer):
         class_names: The names of the model's classes in the order of its outputs, or None.
         multi_label: Bool. True says that the model was trained for any number of classes an image, so that each output
             is a probability by itself (sigmoid); False that it was for one of them (softmax).
+        config: A `ViTConfig`, a `BiTConfig` or what its `to_dict` returns. It holds the constants and the classes too,
+            in the place of the arguments above. None where there is no record, as in files of version 0.1.
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -54,25 +57,54 @@ class ImageNormalization(keras.layers.Layer):
         folded=False,
         class_names=None,
         multi_label=False,
+        config=None,
         **kwargs,
     ):
         # Float32 whatever the policy says: see Returns.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
-        self.preprocessing = Preprocessing(mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction)
         self.apply, self.folded = bool(apply), bool(folded)
         if self.folded and not self.apply:
             raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
-        self.class_names, self.multi_label = class_names, bool(multi_label)
+        self.config = config if config is None or isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
+        if self.config is None:
+            own = Preprocessing(mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction)
+            self._own = ModelConfig(preprocessing=own, class_names=class_names, multi_label=bool(multi_label))
+
+    @property
+    def _record(self):
+        """What the constants and the classes are read from."""
+        return self._own if self.config is None else self.config
+
+    def _change(self, **changes):
+        changed = self._record.replace(**changes)
+        if self.config is None:
+            self._own = changed
+        else:
+            self.config = changed
+
+    @property
+    def preprocessing(self):
+        """The constants, a `Preprocessing`."""
+        return self._record.preprocessing
 
     @property
     def class_names(self):
         """The names of the model's classes, a list of strings, or None."""
-        return None if self._class_names is None else list(self._class_names)
+        return None if self._record.class_names is None else list(self._record.class_names)
 
     @class_names.setter
     def class_names(self, names):
         # Of any number, for a head to come.
-        self._class_names = arguments.class_names(names, None)
+        self._change(class_names=arguments.class_names(names, None))
+
+    @property
+    def multi_label(self):
+        """Whether the model is for any number of classes an image."""
+        return self._record.multi_label
+
+    @multi_label.setter
+    def multi_label(self, value):
+        self._change(multi_label=bool(value))
 
     @property
     def mean(self):
@@ -126,14 +158,22 @@ class ImageNormalization(keras.layers.Layer):
         return images_shape
 
     def get_config(self):
+        config = {**super().get_config(), "apply": self.apply, "folded": self.folded}
+        if self.config is not None:
+            return {**config, "config": self.config.to_dict()}
         return {
-            **super().get_config(),
+            **config,
             "mean": list(self.mean),
             "std": list(self.std),
-            "apply": self.apply,
             "interpolation": self.interpolation,
             "crop_fraction": self.crop_fraction,
-            "folded": self.folded,
             "class_names": self.class_names,
             "multi_label": self.multi_label,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        # Here, since Keras would wrap the error of a damaged record in one that repeats all of it.
+        if config.get("config") is not None:
+            config = {**config, "config": ModelConfig.from_dict(config["config"])}
+        return super().from_config(config)

@@ -1,7 +1,7 @@
 import keras
 
-from keras_vit import arguments
-from keras_vit.layers import activations, initializers
+from keras_vit import activations, arguments
+from keras_vit.layers import initializers
 from keras_vit.layers.composite import CompositeLayer
 from keras_vit.layers.dense import Dense
 

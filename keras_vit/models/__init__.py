@@ -1,100 +1,27 @@
 """Builders of whole models, and what goes into them and comes out."""
 
-from keras_vit.models.bit import (
-    BiT,
-    BiTR50x1,
-    BiTR50x2,
-    BiTR50x3,
-    BiTR101x1,
-    BiTR101x3,
-    BiTR152x1,
-    BiTR152x2,
-    BiTR152x4,
-    BiTR200x3,
-)
-from keras_vit.models.deit import (
-    DeiT3B16,
-    DeiT3L16,
-    DeiT3S16,
-    DeiTB16,
-    DeiTB16Distilled,
-    DeiTS16,
-    DeiTS16Distilled,
-    DeiTTi16,
-    DeiTTi16Distilled,
-)
-from keras_vit.models.dinov2 import DINOv2B14, DINOv2L14, DINOv2S14
+from keras_vit.models import builders
+from keras_vit.models.bit import BigTransfer, BiT
+
+# A builder a row of that file: DeiT, DINOv2, SigLIP, the hybrids and the sizes of ViT and BiT.
+from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.features import features
 from keras_vit.models.folding import fold_preprocessing
-from keras_vit.models.hybrid import R26ViTB32, R26ViTS32, R50ViTB16, R50ViTB32, R50ViTL32, RViTTi16
 from keras_vit.models.predictions import decode_predictions
 from keras_vit.models.preprocessing import preprocess_input
 from keras_vit.models.pretrained import from_pretrained
-from keras_vit.models.siglip import SigLIPB16, SigLIPL16, SigLIPSO400M14
-from keras_vit.models.vit import (
-    ViT,
-    ViTB8,
-    ViTB16,
-    ViTB32,
-    ViTG14,
-    ViTg14,
-    ViTH14,
-    ViTL16,
-    ViTL32,
-    ViTS16,
-    ViTS32,
-    ViTSO400M14,
-    ViTTi16,
-)
+from keras_vit.models.vision_transformer import VisionTransformer
+from keras_vit.models.vit import ViT
 
 __all__ = [
     "BiT",
-    "BiTR50x1",
-    "BiTR50x2",
-    "BiTR50x3",
-    "BiTR101x1",
-    "BiTR101x3",
-    "BiTR152x1",
-    "BiTR152x2",
-    "BiTR152x4",
-    "BiTR200x3",
-    "DINOv2B14",
-    "DINOv2L14",
-    "DINOv2S14",
-    "DeiT3B16",
-    "DeiT3L16",
-    "DeiT3S16",
-    "DeiTB16",
-    "DeiTB16Distilled",
-    "DeiTS16",
-    "DeiTS16Distilled",
-    "DeiTTi16",
-    "DeiTTi16Distilled",
-    "R26ViTB32",
-    "R26ViTS32",
-    "R50ViTB16",
-    "R50ViTB32",
-    "R50ViTL32",
-    "RViTTi16",
-    "SigLIPB16",
-    "SigLIPL16",
-    "SigLIPSO400M14",
+    "BigTransfer",
     "ViT",
-    "ViTB8",
-    "ViTB16",
-    "ViTB32",
-    "ViTG14",
-    "ViTH14",
-    "ViTL16",
-    "ViTL32",
-    "ViTS16",
-    "ViTS32",
-    "ViTSO400M14",
-    "ViTTi16",
-    "ViTg14",
+    "VisionTransformer",
     "decode_predictions",
     "features",
     "fold_preprocessing",
     "from_pretrained",
     "preprocess_input",
 ]
+__all__ += builders.__all__

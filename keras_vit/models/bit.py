@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 import keras
 
 from keras_vit import arguments, layers
+from keras_vit.config import BiTConfig
 from keras_vit.models.dtype import with_dtype
-from keras_vit.models.named import named_builder
-from keras_vit.models.resnet import bit_body, stage_sizes
-from keras_vit.variants import decode_resnet
+from keras_vit.models.recorded import RecordedModel
+from keras_vit.models.resnet import bit_body
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.local import local_path
 from keras_vit.weights.preprocessing import preprocessing_of
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class BigTransfer(RecordedModel):
+    """A BiT model: a flat functional `keras.Model` that carries its record, as `keras_vit.BiT` builds it."""
 
 
 @with_dtype
@@ -37,10 +42,10 @@ def BiT(
     class_names: Sequence[str] | None = None,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
-) -> keras.Model:
+) -> BigTransfer:
     """Builds a BiT model: a pre-activation ResNet with group normalisation and standardized convolutions.
 
-    The model is a plain functional `keras.Model` from images, (batch, height, width, in_channels), channels last
+    The model is a flat functional `keras.Model` from images, (batch, height, width, in_channels), channels last
     whatever `keras.config.image_data_format()` says, to logits, (batch, num_classes), in float32 under any dtype
     policy. Its layers are named `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`,
     `stage_1_unit_02`, ..., `norm`, `relu`, `pooling` and `head`, so that any of them can be tapped.
@@ -76,7 +81,7 @@ def BiT(
         name: String, the model's name.
 
     Returns:
-        A `keras.Model`.
+        A `keras_vit.models.BigTransfer`, whose `config` is its record.
 
     Raises:
         ValueError: If an argument is out of its range, or the weights do not fit the model.
@@ -90,42 +95,30 @@ def BiT(
 
     Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
     """
-    variant_stages, variant_width_factor = decode_resnet(variant)
-    stages = variant_stages if stages is None else stage_sizes(stages)
-    width_factor = variant_width_factor if width_factor is None else width_factor
-    arguments.one_of("pool_padding", pool_padding, ("lowest", "zeros"))
-    arguments.non_negative_int("num_classes", num_classes)
-    image_size = arguments.image_size(image_size)
+    arguments.class_names(class_names, num_classes)
+    given = {"stages": stages, "width_factor": width_factor}
     checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
-    preprocessing = preprocessing_of(
-        checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+    config = BiTConfig.from_variant(
+        variant,
+        image_size=image_size,
+        in_channels=in_channels,
+        num_classes=num_classes,
+        pool_padding=pool_padding,
+        classifier_activation=classifier_activation,
+        preprocessing=preprocessing_of(
+            checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+        ),
+        class_names=class_names,
+        **{name: value for name, value in given.items() if value is not None},
     )
-
-    inputs = keras.Input((*image_size, arguments.positive_int("in_channels", in_channels)), name="images")
-    x = layers.ImageNormalization(
-        apply=include_preprocessing,
-        class_names=arguments.class_names(class_names, num_classes),
-        name="normalization",
-        **preprocessing,
-    )(inputs)
-    x = bit_body(x, stages, width_factor, pool_padding)
+    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
+    x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
+    x = bit_body(x, config.stages, config.width_factor, config.pool_padding)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
-    if num_classes:
-        x = keras.layers.Dense(
-            num_classes, activation=classifier_activation, kernel_initializer=head_init, dtype="float32", name="head"
-        )(x)
-    model = keras.Model(inputs, x, name=name or "bit_" + variant)
+    if config.num_classes:
+        options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
+        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
+    model = BigTransfer(inputs, x, name=name or "bit_" + variant)
     if checkpoint is not None:
         load_checkpoint(model, checkpoint).log()
     return model
-
-
-BiTR50x1 = named_builder(BiT, "BiTR50x1", "R50x1", __name__)
-BiTR50x2 = named_builder(BiT, "BiTR50x2", "R50x2", __name__)
-BiTR50x3 = named_builder(BiT, "BiTR50x3", "R50x3", __name__)
-BiTR101x1 = named_builder(BiT, "BiTR101x1", "R101x1", __name__)
-BiTR101x3 = named_builder(BiT, "BiTR101x3", "R101x3", __name__)
-BiTR152x1 = named_builder(BiT, "BiTR152x1", "R152x1", __name__)
-BiTR152x2 = named_builder(BiT, "BiTR152x2", "R152x2", __name__)
-BiTR152x4 = named_builder(BiT, "BiTR152x4", "R152x4", __name__)
-BiTR200x3 = named_builder(BiT, "BiTR200x3", "R200x3", __name__)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import arguments, variants
+from keras_vit.config import DEFAULT_IMAGE_SIZE, ViTConfig, total_stride
 from keras_vit.models.bit import BiT
-from keras_vit.models.resnet import total_stride
-from keras_vit.models.vit import DEFAULT_ACTIVATION, DEFAULT_IMAGE_SIZE, ViT
+from keras_vit.models.vit import ViT
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
@@ -176,7 +176,7 @@ def _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize):
     if "position_embedding/embeddings" not in weights:
         options["position_embedding"] = "sincos2d" if checkpoint.source.name == "big_vision" else "none"
         assumed["position_embedding"] = f"{options['position_embedding']!r}, since the file has no table of positions"
-    for name, default in (("activation", DEFAULT_ACTIVATION), ("layer_norm_epsilon", 1e-6)):
+    for name, default in (("activation", ViTConfig.activation), ("layer_norm_epsilon", 1e-6)):
         options[name] = checkpoint.settings[name]
         if options[name] is None:
             options[name] = default

@@ -1,5 +1,6 @@
 """The image preprocessing constants that checkpoints come with: said by a config, or their source's own."""
 
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
 # Pillow's numbers of its filters.
@@ -14,10 +15,10 @@ def preprocessing_of(checkpoint, **given):
         **given: `mean`, `std`, `interpolation` and `crop_fraction`, None where not given.
 
     Returns:
-        Dict of the four.
+        A `Preprocessing`.
     """
     own = OFFICIAL_PREPROCESSING if checkpoint is None else checkpoint.preprocessing
-    return {name: own[name] if value is None else value for name, value in given.items()}
+    return Preprocessing(**{name: own[name] if value is None else value for name, value in given.items()})
 
 
 def of_timm(config):

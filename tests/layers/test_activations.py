@@ -4,47 +4,18 @@ import pytest
 import scipy.special
 from keras import ops
 
+from keras_vit import activations as named
 from keras_vit.inspection.gradients import gradients
 from keras_vit.layers import activations
 
 X = np.linspace(-6, 6, 201).astype("float32")
 
 
-def test_gelu_tanh_is_the_tanh_approximation():
-    expected = 0.5 * X * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X**3)))
-    np.testing.assert_allclose(ops.convert_to_numpy(activations.gelu_tanh(X)), expected, atol=1e-6)
-
-
-def test_gelu_is_exact():
-    expected = X * 0.5 * (1 + scipy.special.erf(X / np.sqrt(2)))
-    actual = ops.convert_to_numpy(activations.get("gelu")(X))
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
-    # The two are told apart by far more than the tolerance.
-    assert np.abs(actual - ops.convert_to_numpy(activations.gelu_tanh(X))).max() > 1e-4
-
-
-@pytest.mark.parametrize("identifier", ["gelu_tanh", "gelu", "relu", "linear", keras.activations.silu])
-def test_round_trip(identifier):
-    activation = activations.get(identifier)
-    assert activations.get(activations.serialize(activation)) is activation
-
-
-def test_names_in_configs():
-    assert activations.serialize(activations.gelu_tanh) == "gelu_tanh"
-    assert activations.serialize(keras.activations.gelu) == "gelu"
-    assert activations.get(None) is keras.activations.linear
-
-
-def test_unknown_name():
-    with pytest.raises(ValueError, match="gelu_tahn"):
-        activations.get("gelu_tahn")
-
-
 @pytest.mark.parametrize("identifier", ["gelu", "gelu_tanh", "relu"])
 @pytest.mark.parametrize("width", [3, activations.COMPILED_WIDTH])
 @pytest.mark.parametrize("training", [False, True])
 def test_apply_is_the_activation(identifier, width, training):
-    activation = activations.get(identifier)
+    activation = named.get(identifier)
     x = ops.convert_to_tensor(np.resize(X, (5, width)))
     np.testing.assert_allclose(activations.apply(activation, x, training), activation(x), atol=2e-6)
 
@@ -62,7 +33,7 @@ def test_tensorflow_compiles_wide_gelus_in_training(more, training, number, monk
     called = []
     monkeypatch.setattr(activations, "recomputed", lambda function, x: called.append(function) or function(x))
     for identifier in ("gelu", "relu"):
-        activations.apply(activations.get(identifier), ops.ones((2, activations.COMPILED_WIDTH + more)), training)
+        activations.apply(named.get(identifier), ops.ones((2, activations.COMPILED_WIDTH + more)), training)
     assert called == [keras.activations.gelu] * (number if keras.backend.backend() == "tensorflow" else 0)
 
 

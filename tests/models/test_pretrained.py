@@ -140,9 +140,7 @@ def test_our_own_file_tells_all_that_its_arrays_cannot(tmp_path):
     loaded = keras_vit.from_pretrained(tmp_path / "model.safetensors")
     images = np.random.default_rng(0).normal(size=(2, 16, 24, 3)).astype("float32")
     np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, loaded)))
-    kept = ("mean", "std", "crop_fraction", "interpolation")
-    configs = [m.get_layer("normalization").get_config() for m in (model, loaded)]
-    assert [configs[0][key] for key in kept] == [configs[1][key] for key in kept]
+    assert loaded.config == model.config
 
 
 def test_an_unsquare_table_of_positions_needs_its_grid():
@@ -185,8 +183,11 @@ def test_preprocessing_constants_survive_keras_files(tmp_path, name, arguments, 
     model = keras_vit.from_pretrained(GOLDEN_FOLDER / name, **arguments)
     model.save(tmp_path / "model.keras")
     for each in (model, keras.saving.load_model(tmp_path / "model.keras")):
-        config = each.get_layer("normalization").get_config()
-        assert [config[key] for key in ("mean", "std", "interpolation", "crop_fraction")] == expected
+        mean, std, interpolation, crop_fraction = expected
+        assert each.preprocessing == keras_vit.Preprocessing(
+            mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+        )
+        assert each.config == model.config
 
 
 def _without_facts(path):
@@ -233,8 +234,8 @@ def test_a_config_says_an_unsquare_image(tmp_path):
 def test_a_preprocessor_that_does_not_normalise_or_scales_otherwise(tmp_path):
     folder = GOLDEN_FOLDER / "hf_vit"
     plain = changed(folder, tmp_path, "preprocessor_config.json", do_normalize=False)
-    config = keras_vit.from_pretrained(plain).get_layer("normalization").get_config()
-    assert (config["mean"], config["std"]) == ([0.0], [1.0])
+    found = keras_vit.from_pretrained(plain).preprocessing
+    assert (found.mean, found.std) == ((0.0,), (1.0,))
     with pytest.raises(ValueError, match="does not scale images by 1/255"):
         keras_vit.from_pretrained(changed(folder, tmp_path, "preprocessor_config.json", rescale_factor=1.0))
 

@@ -1,0 +1,199 @@
+"""The Vision Transformer as a functional Keras model, read top-down: images, patches, tokens, blocks, head."""
+
+from collections.abc import Iterable
+
+import keras
+
+from keras_vit import arguments, layers
+from keras_vit.layers import initializers
+from keras_vit.models.recorded import RecordedModel
+from keras_vit.models.resnet import hybrid_stem
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class VisionTransformer(RecordedModel):
+    """A ViT or hybrid: a flat functional `keras.Model` that carries its record, as `keras_vit.ViT` builds it.
+
+    Example:
+
+    >>> model = keras_vit.ViTB16(num_classes=10)
+    >>> model.config.num_heads, model.grid_size, len(model.blocks)
+    (12, (14, 14), 12)
+    """
+
+    @property
+    def grid_size(self):
+        """(rows, columns) of the patches; in a model of any size, of its table of positions."""
+        return self.config.grid
+
+    @property
+    def num_prefix_tokens(self):
+        """How many tokens stand before the patches: class, distillation and register tokens."""
+        return self.config.num_prefix_tokens
+
+    @property
+    def patch_embedding(self):
+        """The layer that makes tokens of patches."""
+        return self.get_layer("patch_embedding")
+
+    @property
+    def blocks(self):
+        """The transformer blocks, from the first."""
+        return [self.get_layer(f"block_{i:02d}") for i in range(self.config.num_layers)]
+
+
+def vision_transformer(
+    config,
+    *,
+    include_preprocessing=False,
+    head_init="zeros",
+    dropout_rate=0.0,
+    attention_dropout_rate=0.0,
+    drop_path_rate=0.0,
+    patch_dropout_rate=0.0,
+    token_merging=0,
+    skip_unused_tokens=False,
+    remat=False,
+    name=None,
+):
+    """Builds the model that a record describes, with random weights.
+
+    Args:
+        config: A `ViTConfig`.
+        **others: What a run chooses, as in `keras_vit.ViT`.
+
+    Returns:
+        A `VisionTransformer`.
+
+    Raises:
+        ValueError: If one of the others is out of its range, or does not go with the record.
+    """
+    arguments.rate("drop_path_rate", drop_path_rate)
+    arguments.rate("patch_dropout_rate", patch_dropout_rate)
+    token_merging = _one_a_block("token_merging", token_merging, config.num_layers)
+    _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens)
+    if skip_unused_tokens:
+        # What merges behind the last attention is not read.
+        token_merging = (*token_merging[:-1], 0)
+    num_prefix_tokens = config.num_prefix_tokens
+
+    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
+    images = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
+    feature_map = images if config.stages is None else hybrid_stem(images, config.stages, config.width_factor)
+    x = layers.PatchEmbedding(config.hidden_dim, config.patch_size, name="patch_embedding")(feature_map)
+    if config.num_registers:
+        stddev = initializers.RandomNormal(stddev=1e-6)
+        x = layers.PrefixTokens(config.num_registers, initializer=stddev, name="registers")(x)
+    if config.distillation_token:
+        x = layers.PrefixTokens(1, name="distillation_token")(x)
+    if config.class_token:
+        x = layers.ClassToken(name="class_token")(x)
+    if config.position_embedding in layers.position_embedding.METHODS:
+        position_layer = layers.PositionEmbedding(
+            config.grid,
+            method=config.position_embedding,
+            patch_size=config.patch_size,
+            num_prefix_tokens=num_prefix_tokens,
+            num_prefix_positions=config.num_positioned_tokens if config.class_token_position else 0,
+            interpolation=config.position_interpolation,
+            name="position_embedding",
+        )
+        x = position_layer(x, feature_map) if config.any_size else position_layer(x)
+    if dropout_rate:
+        x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
+    if patch_dropout_rate:
+        x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
+    sizes = None
+    for i in range(config.num_layers):
+        block = layers.TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            dropout_rate=dropout_rate,
+            attention_dropout_rate=attention_dropout_rate,
+            drop_path_rate=drop_path_rate * i / max(config.num_layers - 1, 1),
+            layer_scale_init=config.layer_scale_init,
+            qk_norm=config.qk_norm,
+            activation=config.activation,
+            layer_norm_epsilon=config.layer_norm_epsilon,
+            # A single token has one offset, 0; the table has one more then.
+            max_relative_distance=max(1, num_prefix_tokens + config.grid[0] * config.grid[1] - 1)
+            if config.position_embedding == "relative"
+            else None,
+            token_merging=token_merging[i],
+            num_prefix_tokens=num_prefix_tokens if token_merging[i] else 0,
+            num_outputs=config.num_positioned_tokens if skip_unused_tokens and i == config.num_layers - 1 else None,
+            remat=remat,
+            name=f"block_{i:02d}",
+        )
+        x = block(x) if sizes is None else block(x, sizes)
+        if token_merging[i]:
+            x, sizes = x
+    if not config.norm_after_pooling:
+        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm")(x)
+    outputs = _head(config, x, sizes, head_init)
+    return VisionTransformer(inputs, outputs, name=name)
+
+
+def _head(config, tokens, sizes, head_init):
+    """From the tokens to logits, or to features where there are no classes."""
+    x, pool = tokens, None
+    if config.pooling == "map":
+        pool = layers.AttentionPooling(
+            config.num_heads,
+            config.mlp_dim,
+            activation=config.activation,
+            layer_norm_epsilon=config.layer_norm_epsilon,
+            num_prefix_tokens=config.num_prefix_tokens,
+            name="pooling",
+        )
+    elif config.pooling is not None:
+        pool = layers.TokenPooling(config.pooling, num_prefix_tokens=config.num_prefix_tokens, name="pooling")
+    if pool is not None:
+        x = pool(x) if sizes is None or config.pooling == "token" else pool(x, sizes)
+    if config.norm_after_pooling:
+        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="fc_norm")(x)
+    # As in the official code, pre_logits is there in any case, and its tanh comes after it.
+    if config.representation_size is None:
+        x = keras.layers.Identity(name="pre_logits")(x)
+    else:
+        init = initializers.LecunNormal()
+        x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
+        x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
+    options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
+    if config.num_classes:
+        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
+    if not config.has_distillation_head:
+        return x
+    pool = layers.TokenPooling("token", num_prefix_tokens=config.num_prefix_tokens, index=1, name="pooling_dist")
+    y = pool(tokens)
+    if config.num_classes:
+        y = keras.layers.Dense(config.num_classes, name="head_dist", **options)(y)
+    return [x, y] if config.return_both_heads else keras.layers.Average(dtype=x.dtype, name="mean_of_heads")([x, y])
+
+
+def _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens):
+    """Raises where what a run chooses does not go with the record."""
+    if config.position_embedding == "relative" and patch_dropout_rate:
+        raise ValueError(
+            'Expected patch_dropout_rate=0 with position_embedding="relative", whose offsets it would break. '
+            f"Received: patch_dropout_rate={patch_dropout_rate}"
+        )
+    if config.position_embedding == "relative" and any(token_merging):
+        raise ValueError(
+            'Expected token_merging=0 with position_embedding="relative", whose offsets it would break. '
+            f"Received: token_merging={token_merging}"
+        )
+    if skip_unused_tokens and config.pooling != "token":
+        raise ValueError(f'Expected pooling="token" with skip_unused_tokens=True. Received: pooling={config.pooling!r}')
+
+
+def _one_a_block(name, value, num_layers):
+    """Ints of at least 0, one a block: an int stands for all of them."""
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    values = tuple(value) if several else (value,) * num_layers
+    if len(values) != num_layers:
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected an integer, or one for each of the {num_layers} "
+            f"blocks. Received: {value!r}"
+        )
+    return [arguments.non_negative_int(name, v) for v in values]

@@ -1,0 +1,39 @@
+import keras
+import numpy as np
+import pytest
+import scipy.special
+from keras import ops
+
+from keras_vit import activations
+
+X = np.linspace(-6, 6, 201).astype("float32")
+
+
+def test_gelu_tanh_is_the_tanh_approximation():
+    expected = 0.5 * X * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X**3)))
+    np.testing.assert_allclose(ops.convert_to_numpy(activations.gelu_tanh(X)), expected, atol=1e-6)
+
+
+def test_gelu_is_exact():
+    expected = X * 0.5 * (1 + scipy.special.erf(X / np.sqrt(2)))
+    actual = ops.convert_to_numpy(activations.get("gelu")(X))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    # The two are told apart by far more than the tolerance.
+    assert np.abs(actual - ops.convert_to_numpy(activations.gelu_tanh(X))).max() > 1e-4
+
+
+@pytest.mark.parametrize("identifier", ["gelu_tanh", "gelu", "relu", "linear", keras.activations.silu])
+def test_round_trip(identifier):
+    activation = activations.get(identifier)
+    assert activations.get(activations.serialize(activation)) is activation
+
+
+def test_names_in_configs():
+    assert activations.serialize(activations.gelu_tanh) == "gelu_tanh"
+    assert activations.serialize(keras.activations.gelu) == "gelu"
+    assert activations.get(None) is keras.activations.linear
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match="gelu_tahn"):
+        activations.get("gelu_tahn")

@@ -1,0 +1,138 @@
+import dataclasses
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.config import ModelConfig
+from keras_vit.models import builders
+from tests.tiny import TINY, build
+
+TINY_CONFIG = keras_vit.ViTConfig.from_variant(
+    "B/16", **{name: value for name, value in TINY.items() if name != "head_init"}
+)
+
+
+@pytest.mark.parametrize("name", builders.__all__)
+def test_the_record_of_each_builder_reads_and_writes_json(name):
+    parameters = inspect.signature(getattr(keras_vit, name)).parameters
+    assert getattr(keras_vit, name).__name__ == name and "variant" not in parameters
+    small = {"num_layers": 1} if "num_layers" in parameters else {"stages": (1,)}
+    with keras.StatelessScope(initialize_variables=False):
+        config = getattr(keras_vit, name)(**small).config
+    again = ModelConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config and type(again) is type(config)
+    assert eval(repr(config), vars(keras_vit)) == config
+
+
+def test_every_field_of_a_vit_is_an_argument_of_its_builder():
+    fields = {field.name for field in dataclasses.fields(keras_vit.ViTConfig)}
+    assert fields - set(inspect.signature(keras_vit.ViT).parameters) == {"preprocessing", "multi_label"}
+
+
+def test_the_record_of_a_model_is_that_of_its_arguments():
+    model = build(
+        pooling="gap", class_token=True, num_registers=2, activation="gelu", mean=0.1, class_names=list("abcde")
+    )
+    changes = {"pooling": "gap", "num_registers": 2, "activation": "gelu"}
+    expected = TINY_CONFIG.replace(**changes, preprocessing=keras_vit.Preprocessing(mean=0.1))
+    assert model.config == expected and model.config.class_names == tuple("abcde")
+    assert (model.grid_size, model.num_prefix_tokens) == ((4, 4), 3)
+    assert model.blocks == [model.get_layer("block_00"), model.get_layer("block_01")]
+    assert model.patch_embedding is model.get_layer("patch_embedding") and model.head is model.get_layer("head")
+    assert build(num_classes=0).head is None and model.preprocessing.mean == (0.1,)
+
+
+def test_the_record_stays_in_copies_and_under_other_heads(tmp_path):
+    model = build(num_classes=0, norm_after_pooling=True)
+    tap = keras.Model(model.input, model.get_layer("block_00").output)
+    head = keras.Model(model.input, keras.layers.Dense(3)(model.output))
+    inputs = keras.Input((16, 16, 3))
+    nested = keras.Model(inputs, keras.layers.Dense(3)(model(inputs)))
+    for each in (keras.models.clone_model(model), tap, head, nested, keras.Sequential([model, keras.layers.Dense(2)])):
+        assert keras_vit.config_of(each) == model.config
+        each.save(tmp_path / "model.keras")
+        assert keras_vit.config_of(keras.saving.load_model(tmp_path / "model.keras")) == model.config
+    with pytest.raises(ValueError, match="carries no record"):
+        keras_vit.config_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+
+
+def test_a_users_own_activation_stays_a_function():
+    @keras.saving.register_keras_serializable("test_config")
+    def twice(x):
+        return 2 * x
+
+    config = TINY_CONFIG.replace(activation=twice)
+    assert config.activation is twice
+    assert keras_vit.ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert TINY_CONFIG.replace(activation=keras.activations.gelu) == TINY_CONFIG.replace(activation="gelu")
+    assert TINY_CONFIG.replace(classifier_activation=None) == TINY_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_dimm": 3}, "Expected fields of ViTConfig: .*hidden_dim, .* Received: 'hidden_dimm'"),
+        ({"hidden_dim": "wide"}, "`hidden_dim`. Expected an integer of at least 1. Received: 'wide'"),
+        ({"num_layers": True}, "`num_layers`"),
+        ({"layer_norm_epsilon": float("nan")}, "`layer_norm_epsilon`. Expected a finite number. Received: nan"),
+        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0"),
+        ({"num_heads": 5}, "pass head_dim=2"),
+        ({"head_dim": 7}, "`head_dim`"),
+        ({"image_size": 3}, "at least one patch, 4 x 4 pixels"),
+        ({"grid_size": (4, 4)}, "grid_size=None with images of a known size"),
+        ({"class_token": False}, "Expected a class token"),
+        ({"qk_norm": 1}, "`qk_norm`. Expected a bool. Received: 1"),
+        ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
+        ({"activation": 3}, "`activation`"),
+        ({"position_interpolation": "cubic"}, "`position_interpolation`"),
+        ({"stages": 3}, "`stages`"),
+        ({"width_factor": 2.0}, "width_factor=1 where there is no ResNet"),
+        ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
+        ({"preprocessing": {"mean": "grey"}}, "`mean`"),
+        ({"preprocessing": {"median": 0.5}}, "of `preprocessing`. Received: 'median'"),
+        ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing"),
+        ({"class_names": ["a", 2]}, "`class_names`"),
+    ],
+)
+def test_what_cannot_be_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.ViTConfig.from_dict({**TINY_CONFIG.to_dict(), **change})
+    with pytest.raises(ValueError, match=message):
+        TINY_CONFIG.replace(**change)
+
+
+def test_a_record_of_another_kind_or_of_none_is_refused():
+    values = TINY_CONFIG.to_dict()
+    with pytest.raises(ValueError, match="`family` as one of 'bit'. Received: 'vit'"):
+        keras_vit.BiTConfig.from_dict(values)
+    with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit'. Received: 'swin'"):
+        ModelConfig.from_dict({**values, "family": "swin"})
+    del values["mlp_dim"]
+    with pytest.raises(ValueError, match="Expected the field `mlp_dim` of a ViTConfig"):
+        keras_vit.ViTConfig.from_dict(values)
+    with pytest.raises(ValueError, match="Expected a dict"):
+        keras_vit.ViTConfig.from_dict("B/16")
+    with pytest.raises(ValueError, match="`variant`"):
+        keras_vit.BiTConfig.from_variant("B/16")
+    assert keras_vit.BiTConfig.from_variant("R101x3", pool_padding="zeros").width_factor == 3
+
+
+def test_a_damaged_record_in_a_file_is_named(tmp_path):
+    layer = keras_vit.layers.ImageNormalization(config=TINY_CONFIG)
+    config = layer.get_config()
+    assert keras_vit.layers.ImageNormalization.from_config(config).config == TINY_CONFIG
+    config["config"]["num_heads"] = "three"
+    with pytest.raises(ValueError, match="`num_heads`. Expected an integer of at least 1. Received: 'three'"):
+        keras_vit.layers.ImageNormalization.from_config(config)
+
+
+def test_a_new_name_of_a_class_changes_the_record_and_no_answer():
+    model = build()
+    model.get_layer("normalization").class_names = list("abcde")
+    assert model.config.class_names == tuple("abcde") and model.config == build().config
+    images = np.ones((1, 16, 16, 3), "float32")
+    assert keras_vit.decode_predictions(keras.ops.softmax(model(images)), model, top=1)[0][0][1] in "abcde"
