@@ -30,7 +30,7 @@ from keras_vit import (
     training,
     weights,
 )
-from keras_vit.config import BiTConfig, ViTConfig, config_of
+from keras_vit.config import BiTConfig, ViTConfig
 from keras_vit.models import (
     BiT,
     ViT,
@@ -48,6 +48,7 @@ from keras_vit.models import (
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.profile import paper_table, profile
+from keras_vit.record import config_of
 from keras_vit.version import __version__
 from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights
 

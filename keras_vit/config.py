@@ -1,6 +1,6 @@
 """The record of what a model is: all that decides what given weights compute, as plain data that reads and writes JSON.
 
-A model carries its record in the config of its first layer; `config_of` finds it there.
+A model carries its record in the config of its first layer; `keras_vit.config_of` finds it there.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from keras_vit import activations, arguments
 from keras_vit.interpolation import POSITION_METHODS
-from keras_vit.preprocessing import Preprocessing, carrier_of
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
@@ -359,35 +359,6 @@ class BiTConfig(ModelConfig):
         super().__post_init__()
         self._set(stages=stage_sizes(self.stages), width_factor=checked_width_factor(self.width_factor))
         arguments.one_of("pool_padding", self.pool_padding, ("lowest", "zeros"))
-
-
-def config_of(model):
-    """Finds the record of a model, or of a model of this package that a user's own goes on from or holds.
-
-    Args:
-        model: A functional or sequential `keras.Model`.
-
-    Returns:
-        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the one below it.
-
-    Raises:
-        ValueError: If no layer carries one.
-
-    Example:
-
-    >>> backbone = keras_vit.ViTTi16(num_classes=0)
-    >>> model = keras.Model(backbone.input, keras.layers.Dense(5)(backbone.output))
-    >>> keras_vit.config_of(model).hidden_dim
-    192
-    """
-    carrier = carrier_of(model)
-    config = getattr(carrier, "config", None)
-    if not isinstance(config, ModelConfig):
-        raise ValueError(
-            "Expected a model of this package, or one that goes on from it or holds it. Received: model "
-            f"{model.name!r}, which carries no record"
-        )
-    return config
 
 
 def stage_sizes(stages):

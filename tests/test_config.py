@@ -56,7 +56,7 @@ def test_the_record_stays_in_copies_and_under_other_heads(tmp_path):
         assert keras_vit.config_of(each) == model.config
         each.save(tmp_path / "model.keras")
         assert keras_vit.config_of(keras.saving.load_model(tmp_path / "model.keras")) == model.config
-    with pytest.raises(ValueError, match="carries no record"):
+    with pytest.raises(ValueError, match="none of whose layers carries a record"):
         keras_vit.config_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
 
 

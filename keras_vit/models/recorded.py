@@ -1,6 +1,6 @@
 import keras
 
-from keras_vit.config import config_of
+from keras_vit.record import config_of
 
 
 class RecordedModel(keras.Model):

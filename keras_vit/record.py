@@ -1,0 +1,103 @@
+"""Where a model keeps the record of what it is."""
+
+import re
+
+import keras
+
+from keras_vit.config import BiTConfig, ModelConfig, ViTConfig
+from keras_vit.preprocessing import carrier_of
+from keras_vit.variants import ROOT_WIDTH
+
+
+def config_of(model: keras.Model) -> ModelConfig:
+    """Finds the record of a model, or of a model of this package that a user's own goes on from or holds.
+
+    Args:
+        model: A functional or sequential `keras.Model`.
+
+    Returns:
+        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the one below it.
+
+    Raises:
+        ValueError: If no layer carries one.
+
+    Example:
+
+    >>> backbone = keras_vit.ViTTi16(num_classes=0)
+    >>> model = keras.Model(backbone.input, keras.layers.Dense(5)(backbone.output))
+    >>> keras_vit.config_of(model).hidden_dim
+    192
+    """
+    carrier = carrier_of(model)
+    if carrier is None:
+        raise ValueError(
+            "Expected a model of this package's builders, or one that goes on from it or holds it. Received: model "
+            f"{model.name!r}, none of whose layers carries a record; they are "
+            f"{', '.join(layer.name for layer in model.layers)}"
+        )
+    if getattr(carrier, "config", None) is not None:
+        return carrier.config
+    return _of_version_0_1(_owner(model, carrier), carrier)
+
+
+def _owner(model, layer):
+    """The model that a layer belongs to: the one given, or one within it."""
+    if layer in model.layers:
+        return model
+    within = (_owner(inner, layer) for inner in model.layers if isinstance(inner, keras.Model))
+    return next((found for found in within if found is not None), None)
+
+
+def _of_version_0_1(model, carrier):
+    """The record of a model that was saved before there were records, from the layers that its builder gave it."""
+    found = {layer.name: layer for layer in model.layers}
+    head = found.get("head")
+    fields = {
+        "image_size": model.input_shape[1:3],
+        "in_channels": model.input_shape[3],
+        "num_classes": 0 if head is None else head.units,
+        "classifier_activation": None if head is None else head.activation,
+        "preprocessing": carrier.preprocessing,
+        "class_names": carrier.class_names,
+        "multi_label": carrier.multi_label,
+    }
+    if "root_conv" in found:
+        units = [re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in found]
+        stages = [int(match[1]) for match in units if match]
+        fields["stages"] = tuple(stages.count(stage) for stage in sorted(set(stages)))
+        fields["width_factor"] = found["root_conv"].filters / ROOT_WIDTH
+    if "patch_embedding" not in found:
+        return BiTConfig(**fields, pool_padding=found["root_pool"].padding)
+    blocks = [layer for name, layer in found.items() if re.fullmatch(r"block_\d+", name)]
+    block, positions, pooling = blocks[0], found.get("position_embedding"), found.get("pooling")
+    heads = block.attention.num_heads
+    fields |= {
+        "patch_size": found["patch_embedding"].patch_size,
+        "hidden_dim": found["patch_embedding"].hidden_dim,
+        "num_layers": len(blocks),
+        "num_heads": heads,
+        "head_dim": found["patch_embedding"].hidden_dim // heads,
+        "mlp_dim": block.mlp.mlp_dim,
+        "activation": block.mlp.activation,
+        "layer_norm_epsilon": block.layer_norm_epsilon,
+        "layer_scale_init": block.layer_scale_init,
+        "qk_norm": block.attention.qk_norm,
+        "class_token": "class_token" in found,
+        "distillation_token": "distillation_token" in found,
+        "distillation_head": "pooling_dist" in found,
+        "num_registers": found["registers"].num_tokens if "registers" in found else 0,
+        "norm_after_pooling": "fc_norm" in found,
+        "representation_size": getattr(found["pre_logits"], "units", None),
+        # Attention pooling has no method.
+        "pooling": None if pooling is None else getattr(pooling, "method", "map"),
+        "position_embedding": "relative" if block.attention.max_relative_distance else "none",
+    }
+    fields["return_both_heads"] = fields["distillation_head"] and bool(head) and "mean_of_heads" not in found
+    if positions is not None:
+        fields |= {
+            "position_embedding": positions.method,
+            "position_interpolation": positions.interpolation,
+            "class_token_position": positions.num_prefix_positions > 0 or not fields["class_token"],
+            "grid_size": positions.grid_size if None in model.input_shape[1:3] else None,
+        }
+    return ViTConfig(**fields)
