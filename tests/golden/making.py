@@ -32,7 +32,7 @@ def compare(name, kept, found):
         raise ValueError(f"{name} keeps {sorted(kept)}, and the source gives {sorted(found)}")
     differences = {key: float(np.abs(np.subtract(kept[key], found[key])).max()) for key in kept}
     worst = max(differences, key=differences.get)
-    print(f"{name}: {differences[worst]:.1e} at most, in {worst}, of values up to {np.abs(kept[worst]).max():.1f}")
+    print(f"{name}: {differences[worst]:.1e} at most, in {worst}, of values up to {np.abs(kept[worst]).max():.3g}")
 
 
 def write_or_check(args, file, shapes, image_shape, answers):
