@@ -1,4 +1,4 @@
-"""Weights and answers of the sources' own code. The scripts that are here made the files that they name."""
+"""Weights and answers of the sources' own code, and the scripts that make and check them: see README.md."""
 
 from pathlib import Path
 

@@ -1,43 +1,78 @@
-"""Makes the golden folders of DINOv2 and SigLIP: random weights, and what transformers' own code computes with them.
+"""Makes hf_*: folders of random weights, and what transformers' own code computes with them.
 
-    pip install transformers
-    python tests/golden/make_transformers.py
+    pip install transformers torch
+    python tests/golden/make_transformers.py [--check] [NAME ...]
 
-Each folder is as `save_pretrained` writes it; beside it, NAME.io.npz holds images (NHWC), the pooled features and, as
-tap/..., the tokens after each block. All in float32, with eager attention.
+With transformers 5.23.0. Each folder is as `save_pretrained` writes it; beside it, NAME.io.npz holds images (NHWC) and
+the logits, or the pooled features and, as tap/..., the tokens after each block. All in float32, with eager attention.
+With --check it writes nothing, and runs transformers on the folders that are kept.
 """
-
-from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from making import HERE, arguments, compare
 
-HERE = Path(__file__).parent
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SIZES = {"num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, **SIZES}
+CLASSIFIER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_labels": 10,
+    "layer_norm_eps": 1e-12,
+    **SIZES,
+}
+# The model, its configuration, and how many images it is shown.
+CASES = {
+    "hf_vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**CLASSIFIER), 3),
+    "hf_deit_distilled": (
+        transformers.DeiTForImageClassificationWithTeacher,
+        transformers.DeiTConfig(**CLASSIFIER),
+        3,
+    ),
+    "hf_dinov2": (transformers.Dinov2Model, transformers.Dinov2Config(mlp_ratio=2, **SMALL), 2),
+    "hf_dinov2_reg2": (
+        transformers.Dinov2WithRegistersModel,
+        transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=2, **SMALL),
+        2,
+    ),
+    "hf_siglip": (transformers.SiglipVisionModel, transformers.SiglipVisionConfig(intermediate_size=64, **SMALL), 2),
+}
 
 
-def write(name, module):
-    generator = torch.Generator().manual_seed(0)
+def answers(module, images):
+    with torch.no_grad():
+        output = module.eval()(images, output_hidden_states=True)
+    if "logits" not in output:
+        taps = {f"tap/block_{i:02d}": x for i, x in enumerate(output.hidden_states[1:])}
+        found = {"features": output.pooler_output, **taps}
+    elif "distillation_logits" in output:
+        found = {"logits": output.logits, "cls_logits": output.cls_logits, "dist_logits": output.distillation_logits}
+    else:
+        found = {"logits": output.logits}
+    return {key: x.numpy() for key, x in found.items()}
+
+
+def draw(module, generator):
     for key, parameter in sorted(module.named_parameters()):
         # Wide enough that a weight left out or in another's place is seen.
         centre = 1.0 if parameter.ndim == 1 and "bias" not in key else 0.0
         torch.nn.init.normal_(parameter, centre, 0.2, generator=generator)
-    module = module.eval()
+
+
+args = arguments()
+for name in args.names or CASES:
+    kind, config, batch = CASES[name]
+    path, options = HERE / f"{name}.io.npz", {"attn_implementation": "eager"}
+    if args.check:
+        io = dict(np.load(path))
+        images = torch.from_numpy(io.pop("images")).permute(0, 3, 1, 2)
+        compare(name, io, answers(kind.from_pretrained(HERE / name, **options), images))
+        continue
+    generator = torch.Generator().manual_seed(0)
+    module = kind._from_config(config, **options)
+    draw(module, generator)
     module.save_pretrained(HERE / name)
-    images = torch.randn((2, 3, SIZES["image_size"], SIZES["image_size"]), generator=generator)
-    with torch.no_grad():
-        output = module(images, output_hidden_states=True)
-    taps = {f"tap/block_{i:02d}": x.numpy() for i, x in enumerate(output.hidden_states[1:])}
-    images = images.permute(0, 2, 3, 1).numpy()
-    np.savez_compressed(HERE / f"{name}.io.npz", images=images, features=output.pooler_output.numpy(), **taps)
-
-
-write("hf_dinov2", transformers.Dinov2Model(transformers.Dinov2Config(mlp_ratio=2, **SIZES)))
-write(
-    "hf_dinov2_reg2",
-    transformers.Dinov2WithRegistersModel(
-        transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=2, **SIZES)
-    ),
-)
-write("hf_siglip", transformers.SiglipVisionModel(transformers.SiglipVisionConfig(intermediate_size=64, **SIZES)))
+    images = torch.randn((batch, 3, SIZES["image_size"], SIZES["image_size"]), generator=generator)
+    np.savez_compressed(path, images=images.permute(0, 2, 3, 1).numpy(), **answers(module, images))

@@ -1,4 +1,5 @@
-"""Our files in the code bases that they are written for. Skipped, and said so, where those are not installed."""
+"""Our files in the code bases that they are written for. Skipped, and said so, where those are not installed, unless
+KERAS_VIT_PEERS=1 makes that a failure (`pip install "keras-vit[peers]"`, then `pip install --no-deps timm`)."""
 
 import keras
 import numpy as np
@@ -6,12 +7,13 @@ import pytest
 
 import keras_vit
 from keras_vit.weights.read import open_checkpoint
+from tests.peers import peer
 from tests.tiny import build, randomize
 
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch")
+    return peer("torch")
 
 
 def images(model):
@@ -31,7 +33,7 @@ def run(torch, module, model):
     "arguments", [{}, {"image_size": (16, 24)}, {"activation": "gelu", "layer_norm_epsilon": 1e-12}]
 )
 def test_transformers_reads_a_classifier(torch, tmp_path, arguments):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     model = randomize(build(**arguments))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     module = transformers.ViTForImageClassification.from_pretrained(tmp_path / "folder")
@@ -39,7 +41,7 @@ def test_transformers_reads_a_classifier(torch, tmp_path, arguments):
 
 
 def test_transformers_reads_features(torch, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     model = randomize(build(num_classes=0, representation_size=12))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     module = transformers.ViTModel.from_pretrained(tmp_path / "folder")
@@ -47,7 +49,7 @@ def test_transformers_reads_features(torch, tmp_path):
 
 
 def test_transformers_reads_both_heads_of_a_distilled_model(torch, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     model = randomize(build(distillation_token=True, return_both_heads=True, activation="gelu"))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     module = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "folder")
@@ -67,7 +69,7 @@ def test_transformers_reads_both_heads_of_a_distilled_model(torch, tmp_path):
     ],
 )
 def test_timm_reads_a_state_dict(torch, tmp_path, arguments, theirs):
-    transformer = pytest.importorskip("timm.models.vision_transformer")
+    transformer = peer("timm.models.vision_transformer")
     model = randomize(build(activation="gelu", **arguments))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -79,7 +81,7 @@ def test_timm_reads_a_state_dict(torch, tmp_path, arguments, theirs):
 
 @pytest.mark.parametrize("registers", [0, 2])
 def test_dinov2_of_transformers_is_read(torch, tmp_path, registers):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
     if registers:
         config = transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=registers, **sizes)
@@ -90,7 +92,7 @@ def test_dinov2_of_transformers_is_read(torch, tmp_path, registers):
 
 
 def test_siglip_of_transformers_is_read(torch, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     config = transformers.SiglipVisionConfig(
         hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, image_size=16, patch_size=4
     )
