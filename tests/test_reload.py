@@ -12,6 +12,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from keras_vit.training import enable_lora
 from tests.models.test_vit import KINDS
 from tests.tiny import build, randomize
 
@@ -22,12 +23,19 @@ def patches():
     return keras.Model(inputs, keras_vit.layers.Patches(4)(inputs))
 
 
+def with_lora():
+    model = build(qk_norm=True)
+    enable_lora(model, 2, alpha=3.0, train_norms=True)
+    return model
+
+
 MODELS = {kind: lambda arguments=arguments: build(**arguments) for kind, arguments in KINDS.items()}
 MODELS["feature_map"] = lambda: keras_vit.features(build(num_registers=2), blocks=(1,), format="map")
 MODELS["patches"] = patches
 MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
 MODELS["distilled"] = lambda: build(distillation_token=True)
+MODELS["lora"] = with_lora
 MODELS["norm_after_pooling"] = lambda: build(pooling="gap", norm_after_pooling=True)
 if hasattr(keras.quantizers, "Int8QuantizationConfig"):
     # Older Keras quantizes activations too, which differ by whole steps from one backend to another.
@@ -47,6 +55,7 @@ for name in json.load(open(f"{folder}/names.json")):
     model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
     y = model(np.load(f"{folder}/{name}.images.npy"))
     np.save(f"{folder}/{name}.{backend}.npy", keras.ops.convert_to_numpy(y))
+    json.dump([v.path for v in model.trainable_weights], open(f"{folder}/{name}.{backend}.json", "w"))
 """
 
 
@@ -63,6 +72,7 @@ def folder(tmp_path_factory):
         model.save(path / f"{name}.keras")
         np.save(path / f"{name}.images.npy", images)
         np.save(path / f"{name}.here.npy", ops.convert_to_numpy(model(images)))
+        (path / f"{name}.here.json").write_text(json.dumps([v.path for v in model.trainable_weights]))
     (path / "names.json").write_text(json.dumps(list(MODELS)))
     return path
 
@@ -77,6 +87,9 @@ def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
     )
     assert read.returncode == 0, read.stderr
     for name in MODELS:
+        assert json.loads((folder / f"{name}.{backend}.json").read_text()) == json.loads(
+            (folder / f"{name}.here.json").read_text()
+        )
         here, there = np.load(folder / f"{name}.here.npy"), np.load(folder / f"{name}.{backend}.npy")
         if backend == keras.backend.backend():
             np.testing.assert_array_equal(there, here, err_msg=name)

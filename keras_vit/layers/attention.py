@@ -130,6 +130,10 @@ class MultiHeadSelfAttention(CompositeLayer):
                 shape=(2 * self.max_relative_distance + 1, self.key_dim),
                 initializer=initializers.RandomNormal(stddev=0.02),
             )
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.qkv, self.out
 
     def call(
         self,

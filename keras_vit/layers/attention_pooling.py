@@ -80,6 +80,12 @@ class AttentionPooling(CompositeLayer):
             self.attention.trainable = False
         self.norm.build(probe_shape)
         self.mlp.build(probe_shape)
+        self.restore_changes()
+
+    def dense_layers(self):
+        attention = self.attention
+        of_attention = (attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense)
+        return *of_attention, *self.mlp.dense_layers()
 
     def call(self, tokens, sizes=None, return_attention_scores=False):
         batch, _, hidden_dim = ops.shape(tokens)

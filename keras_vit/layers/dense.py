@@ -2,10 +2,14 @@ import functools
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vit.layers import activations
 from keras_vit.layers.hardware import is_computed_on_cpu, processor
+
+# What is in a file of a layer with LoRA, besides the numbered variables.
+_FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -43,6 +47,43 @@ class Dense(keras.layers.Dense):
             return super().call(inputs, training=training)
         bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
         return self._outputs(_product(x, kernel, bias), training)
+
+    def build(self, input_shape):
+        alpha = self.lora_alpha
+        super().build(input_shape)
+        # Where the config tells of LoRA, Keras takes the rank for alpha here.
+        self.lora_alpha = alpha
+
+    # Keras' own pair adds LoRA's update to the kernel, rounded to the compute dtype, and brings back two factors of
+    # zeros, which have no gradient.
+    def save_own_variables(self, store):
+        enabled = self.lora_enabled
+        self.lora_enabled = False
+        try:
+            super().save_own_variables(store)
+        finally:
+            self.lora_enabled = enabled
+        if enabled:
+            for name in _FACTORS:
+                store[name] = ops.convert_to_numpy(getattr(self, name))
+            store[_SCALE] = np.float32(self.lora_alpha / self.lora_rank)
+
+    def load_own_variables(self, store):
+        saved = {name: store[name] for name in list(store.keys())}
+        lora = {name: np.asarray(saved.pop(name)) for name in (*_FACTORS, _SCALE) if name in saved}
+        if lora and not self.lora_enabled and self.quantization_mode:
+            raise ValueError(
+                f"Expected a layer with LoRA, or not quantized, for weights with LoRA. Received: layer {self.name!r} "
+                f"without it, quantized to {self.quantization_mode!r}"
+            )
+        factor = ops.copy(self.lora_kernel_a) if self.lora_enabled else None
+        super().load_own_variables(saved)
+        if self.lora_enabled:
+            self.lora_kernel_a.assign(lora.get("lora_kernel_a", factor))
+            self.lora_kernel_b.assign(lora.get("lora_kernel_b", self.lora_kernel_b))
+        elif lora:
+            update = ops.matmul(*(lora[name] for name in _FACTORS)) * lora[_SCALE]
+            self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def _outputs(self, x, training):
         return x if self.activation is None else activations.apply(self.activation, x, training)

@@ -54,6 +54,10 @@ class MLP(CompositeLayer):
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
         self.dense_2.build(hidden_shape)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.dense_1, self.dense_2
 
     def _dense(self, units, name, activation=None):
         return Dense(

@@ -142,6 +142,10 @@ class TransformerBlock(CompositeLayer):
         for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):
             if layer is not None:
                 layer.build(tokens_shape)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return *self.attention.dense_layers(), *self.mlp.dense_layers()
 
     def call(self, tokens, sizes=None, training=None, return_attention_scores=False):
         def run(tokens):

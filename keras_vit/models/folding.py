@@ -22,7 +22,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
         ValueError: If the model takes preprocessed images, or is folded already; if anything but the patch embedding
             reads the scaled images, as the ResNet of a hybrid does, whose zero padding and standardized kernels are
             made for them; if it computes in less than float32, where raw pixels would lose digits; or if it holds
-            weights that its config does not tell of, as LoRA's.
+            weights that its config does not tell of.
 
     Example:
 
@@ -42,10 +42,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     folded = keras.models.clone_model(model, clone_function=clone)
     values = {weight.path: weight for weight in model.weights}
     if {weight.path for weight in folded.weights} != set(values):
-        raise ValueError(
-            "Expected a model whose config tells of all its weights. Received: model "
-            f"{model.name!r}; with LoRA, pass keras_vit.training.merge_lora(model)."
-        )
+        raise ValueError(f"Expected a model whose config tells of all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
         # A copy: on JAX two models that share an array lose it, since training donates it.
         weight.assign(keras.ops.copy(values[weight.path]))

@@ -15,8 +15,8 @@ def enable_lora(
     """Gives the attention and MLP projections of each block low-rank updates, and freezes the rest, in place.
 
     Until it is trained the model computes what it did. Compile it afterwards, and leave `trainable` of its layers as it
-    is: Keras would unfreeze the kernels too. Saved and reloaded it is a plain model with the updates merged into the
-    kernels, which `merge_lora` gives without a file.
+    is: Keras would unfreeze the kernels too. A .keras file keeps the updates and what is frozen, so that a reloaded
+    model trains on, and `keras.models.clone_model` makes them anew. `merge_lora` makes a plain model.
 
     Args:
         model: A ViT of this package's builders, with a head of its own or of yours; or a model in which one is nested.
@@ -49,7 +49,7 @@ def enable_lora(
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
-        for dense in _projections(block):
+        for dense in block.dense_layers():
             dense.enable_lora(rank, lora_alpha=alpha)
         for weight in block.weights:
             *_, layer_name, name = weight.path.split("/")
@@ -67,7 +67,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
         A new `keras.Model` with the same outputs, all of it trainable and not compiled.
 
     Raises:
-        ValueError: If the model has no LoRA.
+        ValueError: If the model has no LoRA, or is quantized.
 
     Example:
 
@@ -78,20 +78,36 @@ def merge_lora(model: keras.Model) -> keras.Model:
     """
     if not has_lora(model):
         raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
-    # By identity, and below by order: two layers of a nested model may have weights of one path.
-    values = {id(weight): weight for weight in model.weights if "lora_kernel" not in weight.path}
-    for block in _parts(model).blocks:
-        for dense in _projections(block):
-            # Not `dense.kernel`, which mixed precision rounds.
-            kernel = next(weight for weight in dense.weights if weight.name == "kernel")
-            update = ops.matmul(dense.lora_kernel_a, dense.lora_kernel_b) * (dense.lora_alpha / dense.lora_rank)
-            values[id(kernel)] = ops.add(kernel, ops.cast(update, kernel.dtype))
-    merged = type(model).from_config(model.get_config())
+    layers = [dense for block in _parts(model).blocks for dense in block.dense_layers()]
+    if modes := {dense.quantization_mode for dense in layers} - {None}:
+        raise ValueError(
+            "Expected a model that is not quantized: merge it before, and quantize what this returns. "
+            f"Received: model {model.name!r}, quantized to {', '.join(modes)}"
+        )
+    merged = type(model).from_config(_without_lora(model.get_config()))
     unfreeze(merged)
-    for weight, value in zip(merged.weights, values.values(), strict=True):
+    # By order: two layers of a nested model may have weights of one path.
+    for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
         # A copy: on JAX two models that share an array lose it, since training and predicting donate it.
         weight.assign(ops.copy(value))
+    plain = [dense for block in _parts(merged).blocks for dense in block.dense_layers()]
+    for old, new in zip(layers, plain, strict=True):
+        state = {}
+        old.save_own_variables(state)
+        new.load_own_variables({key: ops.convert_to_numpy(value).copy() for key, value in state.items()})
     return merged
+
+
+def _without_lora(config):
+    """A model's config without what its layers' tell of LoRA."""
+    if isinstance(config, list):
+        return [_without_lora(each) for each in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _without_lora(value) for key, value in config.items()}
+    if isinstance(config.get("changes"), dict):
+        config["changes"].pop("lora", None)
+    return config
 
 
 def _parts(model):
@@ -102,7 +118,3 @@ def _parts(model):
             f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"
         )
     return parts
-
-
-def _projections(block):
-    return block.attention.qkv, block.attention.out, block.mlp.dense_1, block.mlp.dense_2

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.export import precision
+from keras_vit.training import enable_lora
 from tests import tiny
 
 
@@ -40,6 +41,19 @@ def test_int8_quantizes_the_kernels_of_the_dense_layers_alone():
     ours, theirs = (np.asarray(keras.ops.convert_to_numpy(m(images))) for m in (model, reduced))
     assert 0 < np.abs(ours - theirs).max() < 0.3 * np.abs(ours).max()
     assert {str(w.dtype) for w in model.weights} == {"float32"}
+
+
+@pytest.mark.parametrize("name", ["float16", "int8"])
+def test_lora_stays_in_the_copy(name):
+    if name == "int8" and not hasattr(keras.quantizers, "Int8QuantizationConfig"):
+        pytest.skip("This version of Keras quantizes activations too")
+    model = tiny.build(num_layers=1)
+    enable_lora(model, rank=2, alpha=3.0)
+    tiny.randomize(model)
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    copies = (model, precision.with_precision(model, name))
+    ours, theirs = (keras.ops.convert_to_numpy(m(images)) for m in copies)
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
 
 
 def test_weights_that_overflow_are_refused():

@@ -34,8 +34,40 @@ def test_what_was_left_in_floats_stays_so_in_whichever_model(tmp_path):
     assert [layer.quantization_mode for layer in layers] == [None, None, "int8"]
 
 
-def test_a_layer_that_was_never_quantized_writes_what_it_wrote(tmp_path):
+def test_a_layer_that_nothing_was_done_to_writes_what_it_wrote():
     layer = keras_vit.layers.MLP(8)
-    assert layer.get_build_config() is None
+    assert "changes" not in layer.get_config() and layer.get_build_config() is None
     layer.build((None, 3, 4))
-    assert layer.get_build_config() == {"input_shape": (None, 3, 4)}
+    layer.trainable = False
+    assert "changes" not in layer.get_config() and layer.get_build_config() == {"input_shape": (None, 3, 4)}
+
+
+def changed(layer):
+    layer.build((None, 3, 12))
+    names = ("dense_1", "dense_2") if isinstance(layer, keras_vit.layers.MLP) else ("query_dense", "output_dense")
+    first, second = (getattr(getattr(layer, "attention", layer), name) for name in names)
+    first.enable_lora(2, lora_alpha=3)
+    first.quantize("int8")
+    second.bias.trainable = False
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: keras_vit.layers.MLP(8), lambda: keras_vit.layers.AttentionPooling(3, 8)], ids=["MLP", "pooling"]
+)
+def test_a_config_tells_what_was_done_to_a_layer(make):
+    layer = changed(make())
+    changes = layer.get_config()["changes"]
+    assert {kind: len(found) for kind, found in changes.items()} == {"lora": 1, "quantized": 1, "frozen": 3}
+    copy = type(layer).from_config(layer.get_config())
+    # Not built yet, it tells what it was told.
+    assert copy.get_config() == layer.get_config()
+    copy.build((None, 3, 12))
+    assert copy.get_config() == layer.get_config()
+    assert [(w.path, w.trainable) for w in copy.weights] == [(w.path, w.trainable) for w in layer.weights]
+
+
+def test_files_that_tell_beside_the_config_what_was_quantized_still_open():
+    layer = keras_vit.layers.MLP(8)
+    layer.build_from_config({"input_shape": (None, 3, 4), "quantized": {"dense_1": {"mode": "int8", "config": None}}})
+    assert (layer.dense_1.quantization_mode, layer.dense_2.quantization_mode) == ("int8", None)

@@ -223,6 +223,31 @@ def test_gradients_go_through_to_the_layer_before(by_convolution, frozen):
     np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].kernel), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_lora_comes_back_from_a_file(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), Dense(6)])
+    layer = model.layers[0]
+    layer.enable_lora(2, lora_alpha=5)
+    model.set_weights([np.random.default_rng(0).normal(size=w.shape) for w in model.get_weights()])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert loaded.layers[0].lora_alpha == 5
+    for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_a_quantized_layer_without_lora_refuses_weights_with_it():
+    layers = [Dense(6), Dense(6)]
+    for layer in layers:
+        layer.build((None, 8))
+    layers[0].enable_lora(2)
+    for layer in layers:
+        layer.quantize("int8")
+    state = {}
+    layers[0].save_own_variables(state)
+    with pytest.raises(ValueError, match="Expected a layer with LoRA, or not quantized"):
+        layers[1].load_own_variables(state)
+
+
 def test_lora_acts_and_trains(by_convolution):
     layer = Dense(6)
     layer.build((None, 5, 8))

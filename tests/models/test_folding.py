@@ -58,9 +58,33 @@ def test_frozen_layers_stay_frozen():
     assert [w.path for w in keras_vit.fold_preprocessing(model).trainable_weights] == ["head/kernel", "head/bias"]
 
 
-def with_lora():
+def test_lora_stays():
     model = build(**RAW)
-    enable_lora(model, rank=2)
+    enable_lora(model, rank=2, alpha=3.0)
+    randomize(model)
+    folded = keras_vit.fold_preprocessing(model)
+    assert [(w.path, w.trainable) for w in folded.weights] == [(w.path, w.trainable) for w in model.weights]
+    images = RNG.uniform(0, 255, (2, 16, 16, 3)).astype("float32")
+    answers = [ops.convert_to_numpy(m(images)) for m in (folded, model)]
+    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-4)
+
+
+class Head(keras.layers.Layer):
+    """One whose config tells nothing of what becomes of the layer within."""
+
+    def build(self, shape):
+        self.dense = keras.layers.Dense(3)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def with_lora_in_another_layer():
+    backbone = build(**RAW, num_classes=0)
+    head = Head()
+    model = keras.Model(backbone.input, head(backbone.output))
+    head.dense.enable_lora(2)
     return model
 
 
@@ -90,7 +114,7 @@ def with_another_reader():
         ),
         (with_another_reader, "where mean_color reads them too"),
         (half, "computes in float32. Received: model 'vit_B16' with a patch embedding in bfloat16"),
-        (with_lora, "merge_lora"),
+        (with_lora_in_another_layer, "whose config tells of all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
         (
             lambda: keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5, image_size=32, include_preprocessing=True),

@@ -139,8 +139,25 @@ def test_freezing_survives_a_reload(name, tmp_path):
     counts = freeze(model)
     model.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
-    assert freezing.count_parameters(reloaded) == counts
+    clone = keras.models.clone_model(model)
+    for each in (reloaded, clone):
+        assert [v.path for v in each.trainable_variables] == [v.path for v in model.trainable_variables]
+        assert freezing.count_parameters(each) == counts
     assert freezing.unfreeze(reloaded) == (model.count_params(), 0)
+
+
+def test_what_is_frozen_within_a_block_survives_a_reload(tmp_path):
+    model = tiny.build()
+    model.get_layer("block_00").mlp.trainable = False
+    block = model.get_layer("block_01")
+    block.trainable = False
+    block.attention.qkv.bias.trainable = True
+    expected = [v.path for v in model.trainable_variables]
+    assert "block_01/attention/qkv/bias" in expected and "block_00/mlp/dense_1/bias" not in expected
+    model.save(tmp_path / "m.keras")
+    for each in (keras.models.load_model(tmp_path / "m.keras"), keras.models.clone_model(model)):
+        assert [v.path for v in each.trainable_variables] == expected
+        assert freezing.unfreeze(each).frozen == 0
 
 
 @pytest.mark.parametrize("blocks, message", [(3, "at most 2, the model's depth. Received: 3"), (-1, "at least 0")])

@@ -95,14 +95,73 @@ def test_without_a_head_the_updates_are_trained():
     assert all("lora_kernel" in v.path for v in model.trainable_variables)
 
 
-# The optimizer's state is of the weights that were trained, and Keras says that it leaves it out.
-@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
-def test_saved_it_is_merged(tmp_path):
-    model, _ = trained()
+def flags(model):
+    return [(v.path, v.trainable, str(v.dtype)) for v in model.weights]
+
+
+def test_training_goes_on_after_a_reload(tmp_path):
+    model, _ = trained(alpha=3.0, train_norms=True)
     model.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
-    assert not freezing.has_lora(reloaded)
-    np.testing.assert_allclose(reloaded.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0), atol=1e-5)
+    assert flags(reloaded) == flags(model)
+    for value, expected in zip(reloaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    for each in (model, reloaded):
+        each.fit(IMAGES, LABELS, batch_size=8, epochs=2, verbose=0)
+    again = tmp_path / "again.keras"
+    reloaded.save(again)
+    expected = model.predict(IMAGES, verbose=0)
+    for each in (reloaded, keras.models.load_model(again), merge_lora(keras.models.load_model(again))):
+        np.testing.assert_allclose(each.predict(IMAGES, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["own_head", "nested", "mixed_bfloat16", "int8", "int8_before"])
+def test_it_comes_back_in_every_model(name, tmp_path):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name if name == "mixed_bfloat16" else before)
+    try:
+        model = tiny.build(num_classes=0, num_layers=1)
+        model = around(name, model) if name in ("own_head", "nested") else model
+        tiny.randomize(model)
+    finally:
+        keras.config.set_dtype_policy(before)
+    if name == "int8_before":
+        model.quantize("int8")
+    enable_lora(model, rank=2, alpha=3.0, train_head=name == "own_head")
+    for weight in model.weights:
+        if "lora_kernel" in weight.path:
+            weight.assign(RNG.normal(size=weight.shape))
+    if name == "int8":
+        model.quantize("int8")
+    model.save(tmp_path / "m.keras")
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    clone = keras.models.clone_model(model)
+    assert flags(reloaded) == flags(clone) == flags(model)
+    clone.set_weights(model.get_weights())
+    expected = keras.ops.convert_to_numpy(model(IMAGES))
+    for each in (reloaded, clone):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(each(IMAGES)), expected)
+    if name.startswith("int8"):
+        with pytest.raises(ValueError, match="not quantized"):
+            merge_lora(reloaded)
+        return
+    for value, merged in zip(merge_lora(reloaded).get_weights(), merge_lora(model).get_weights(), strict=True):
+        np.testing.assert_array_equal(value, merged)
+
+
+def test_weights_files_of_either_kind_open_in_the_other(tmp_path):
+    model, _ = trained(alpha=3.0)
+    plain = merge_lora(model)
+    for name, each in (("lora", model), ("plain", plain)):
+        each.save_weights(tmp_path / f"{name}.weights.h5")
+    expected = model.predict(IMAGES, verbose=0)
+    other = tiny.build(num_layers=1, qk_norm=True, layer_scale_init=0.5)
+    other.load_weights(tmp_path / "lora.weights.h5")
+    np.testing.assert_allclose(other.predict(IMAGES, verbose=0), expected, atol=1e-5)
+    model.load_weights(tmp_path / "plain.weights.h5")
+    np.testing.assert_allclose(model.predict(IMAGES, verbose=0), expected, atol=1e-5)
+    # An update of two zero factors would have no gradient.
+    assert all(np.any(v) for v in map(keras.ops.convert_to_numpy, model.weights) if v.shape[-1] == 2)
 
 
 def test_merging_keeps_float32_under_mixed_precision():
