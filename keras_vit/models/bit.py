@@ -10,6 +10,7 @@ from keras_vit.config import BiTConfig
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.recorded import RecordedModel
 from keras_vit.models.resnet import bit_body
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.local import local_path
@@ -35,6 +36,7 @@ def BiT(
     classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
     include_preprocessing: bool = False,
+    preprocessing: Preprocessing | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     interpolation: str | None = None,
@@ -67,13 +69,13 @@ def BiT(
         head_init: Initializer of the head's kernel; zeros, as in the official code, by default.
         include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
             `preprocess_input` returns them.
-        mean: Float, or one a channel: the mean of images scaled to [0, 1] that `normalization` carries. None takes
-            what the weights were trained with, and the official 0.5 without weights; so in the next three.
+        preprocessing: The `keras_vit.Preprocessing` of its images, which `normalization` carries. None takes what the
+            weights were trained with, and the official one without weights. The next four change it.
+        mean: Float, or one a channel: the mean of images scaled to [0, 1].
         std: Float, or one a channel: the standard deviation, likewise.
-        interpolation: String, how images are to be resized for the model, which `normalization` carries: "bilinear",
-            "bicubic", "nearest", "lanczos3", "lanczos5" or "area"; "bilinear" without weights.
-        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps, likewise;
-            1 without weights.
+        interpolation: String, how images are to be resized for the model: "bilinear", "bicubic", "nearest", "lanczos3",
+            "lanczos5" or "area".
+        crop_fraction: Float in (0, 1], the share of the shorter side that an evaluation's centre crop keeps.
         class_names: Strings, the names of the classes, which `normalization` carries: predictions and exports answer
             with them.
         dtype: The dtype policy of all layers but the heads, which compute in float32: "mixed_bfloat16" as an example;
@@ -106,7 +108,7 @@ def BiT(
         pool_padding=pool_padding,
         classifier_activation=classifier_activation,
         preprocessing=preprocessing_of(
-            checkpoint, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+            checkpoint, preprocessing, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
         ),
         class_names=class_names,
         **{name: value for name, value in given.items() if value is not None},

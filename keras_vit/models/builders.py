@@ -8,11 +8,12 @@ import inspect as _inspect
 
 from keras_vit.models.bit import BiT as _BiT
 from keras_vit.models.vit import ViT as _ViT
+from keras_vit.preprocessing import Preprocessing as _Preprocessing
 from keras_vit.weights.local import local_path as _local_path
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING as _IMAGENET
 
 # What weights bring with them, and so overrules a row's own.
-_OF_THE_WEIGHTS = ("activation", "mean", "std", "interpolation", "crop_fraction")
+_OF_THE_WEIGHTS = ("activation", "preprocessing")
 
 
 def _row(name, builder, variant, **defaults):
@@ -76,7 +77,7 @@ R50ViTB32 = _row("R50ViTB32", _ViT, "R50+B/32")
 R50ViTL32 = _row("R50ViTL32", _ViT, "R50+L/32")
 
 # DeiT, trained on ImageNet alone with exact GELU: arXiv 2012.12877, table 1.
-_DEIT = {"activation": "gelu", **_IMAGENET}
+_DEIT = {"activation": "gelu", "preprocessing": _Preprocessing(**_IMAGENET)}
 _DISTILLED = {"distillation_token": True, **_DEIT}
 DeiTTi16 = _row("DeiTTi16", _ViT, "Ti/16", **_DEIT)
 DeiTS16 = _row("DeiTS16", _ViT, "S/16", **_DEIT)
@@ -86,13 +87,14 @@ DeiTS16Distilled = _row("DeiTS16Distilled", _ViT, "S/16", **_DISTILLED)
 DeiTB16Distilled = _row("DeiTB16Distilled", _ViT, "B/16", **_DISTILLED)
 
 # DeiT III, a scale on each branch, and no position for the class token: arXiv 2204.07118, section 3.
-_DEIT_3 = {"layer_scale_init": 1e-4, "class_token_position": False, **_DEIT, "crop_fraction": 1.0}
+_WHOLE = {"activation": "gelu", "preprocessing": _Preprocessing(**{**_IMAGENET, "crop_fraction": 1.0})}
+_DEIT_3 = {"layer_scale_init": 1e-4, "class_token_position": False, **_WHOLE}
 DeiT3S16 = _row("DeiT3S16", _ViT, "S/16", **_DEIT_3)
 DeiT3B16 = _row("DeiT3B16", _ViT, "B/16", **_DEIT_3)
 DeiT3L16 = _row("DeiT3L16", _ViT, "L/16", **_DEIT_3)
 
 # DINOv2's backbones: arXiv 2304.07193, appendix B. With registers (arXiv 2309.16588): num_registers=4.
-_DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, "activation": "gelu", **_IMAGENET}
+_DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEIT}
 DINOv2S14 = _row("DINOv2S14", _ViT, "S/14", **_DINOV2)
 DINOv2B14 = _row("DINOv2B14", _ViT, "B/14", **_DINOV2)
 DINOv2L14 = _row("DINOv2L14", _ViT, "L/14", **_DINOV2)

@@ -9,6 +9,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import DEFAULT_IMAGE_SIZE, ViTConfig, total_stride
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
@@ -75,7 +76,8 @@ def from_pretrained(
     )
     if not checkpoint.says_preprocessing:
         assumed["preprocessing"] = ", ".join(f"{key} {value}" for key, value in checkpoint.preprocessing.items())
-    options |= {**_of_channels(checkpoint.preprocessing, kwargs), "in_channels": checkpoint.architecture.in_channels}
+    options["in_channels"] = checkpoint.architecture.in_channels
+    options["preprocessing"] = Preprocessing(**_of_channels(checkpoint.preprocessing, kwargs.get("in_channels", 3)))
     if row is not None:
         # What was assumed of the file is known of the checkpoint.
         assumed.pop("preprocessing", None)
@@ -106,9 +108,8 @@ def _local_path(path, row):
     return path
 
 
-def _of_channels(preprocessing, kwargs):
+def _of_channels(preprocessing, channels):
     """The constants for images of another number of channels than the weights': the mean of all channels for each."""
-    channels = kwargs.get("in_channels", 3)
     return {
         key: sum(value) / len(value) if isinstance(value, (tuple, list)) and len(value) not in (1, channels) else value
         for key, value in preprocessing.items()

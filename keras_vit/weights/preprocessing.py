@@ -1,5 +1,7 @@
 """The image preprocessing constants that checkpoints come with: said by a config, or their source's own."""
 
+import dataclasses
+
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
@@ -7,18 +9,20 @@ from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREP
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
-def preprocessing_of(checkpoint, **given):
-    """The image preprocessing constants of a model: as given, else those of its weights, else the official ones.
+def preprocessing_of(checkpoint, record, **given):
+    """The image preprocessing of a model: as given, else that of its weights, else the official one.
 
     Args:
         checkpoint: A Checkpoint, or None.
-        **given: `mean`, `std`, `interpolation` and `crop_fraction`, None where not given.
+        record: A `Preprocessing`, or None.
+        **given: Some of its fields, None where not given.
 
     Returns:
         A `Preprocessing`.
     """
-    own = OFFICIAL_PREPROCESSING if checkpoint is None else checkpoint.preprocessing
-    return Preprocessing(**{name: own[name] if value is None else value for name, value in given.items()})
+    if record is None:
+        record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
+    return dataclasses.replace(record, **{name: value for name, value in given.items() if value is not None})
 
 
 def of_timm(config):
