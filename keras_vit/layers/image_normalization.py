@@ -163,6 +163,7 @@ class ImageNormalization(keras.layers.Layer):
             return {**config, "config": self.config.to_dict()}
         return {
             **config,
+            "config": None,
             "mean": list(self.mean),
             "std": list(self.std),
             "interpolation": self.interpolation,

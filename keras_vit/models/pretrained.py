@@ -1,21 +1,19 @@
 """Builds the model that a checkpoint holds."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 
 import keras
 
-from keras_vit import arguments, variants
-from keras_vit.config import DEFAULT_IMAGE_SIZE, ViTConfig, total_stride
+from keras_vit import arguments
+from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
-
-# The width of a head in every published ViT up to L, and in DeiT.
-COMMON_HEAD_DIM = 64
 
 
 def from_pretrained(
@@ -33,10 +31,10 @@ def from_pretrained(
 ) -> keras.Model:
     """Builds the model that a checkpoint holds and loads it: sizes from the shapes, settings from what the file says.
 
-    The `normalization` layer carries the image preprocessing that the checkpoint was trained with. What no shape and no
-    config says is taken from the table of published sizes or from the usual convention, and named under "assumed" in
-    the report, which the logger "keras_vit" tells: as a warning where anything was assumed, resized, adapted, left out
-    or is new.
+    The `normalization` layer carries the image preprocessing that the checkpoint was trained with. What neither shapes
+    nor a config say, and what the published models of the file's source do not have in common, has to be passed:
+    nothing that changes the answer is guessed. The logger "keras_vit" tells the report, as a warning where anything was
+    resized, adapted, left out or is new.
 
     Args:
         path: Path of a file or folder as in `load_weights`, or the name of a published checkpoint, as
@@ -45,8 +43,8 @@ def from_pretrained(
             the file's config or its position embeddings tell; 224 if it has neither.
         num_classes: Int, the number of classes; 0 for no head. None takes the file's. With another number than the
             file's the head is new and zero, and a pre_logits layer goes with the old one.
-        num_heads: Int, the heads of a block, where the file does not tell. None takes the file's, else that of the
-            published size with the same widths and depth, else one for each 64 channels.
+        num_heads: Int, the heads of a block. None takes the file's, else that of the source's published models with
+            the same widths and depth.
         source: As in `load_weights`.
         skip: As in `load_weights`.
         grid: As in `load_weights`.
@@ -60,7 +58,8 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or of no known source, or does not tell something that must be passed.
+        ValueError: If the file is damaged or of no known source, or does not tell something by which its weights
+            compute something else: it names the arguments to pass.
         ImportError: If the file needs PyTorch to be read and there is none.
 
     Example:
@@ -69,29 +68,32 @@ def from_pretrained(
     """
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid, sha256)
-    build, options, assumed = (
-        _of_resnet(checkpoint)
-        if not checkpoint.architecture.num_layers
-        else _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize)
-    )
-    if not checkpoint.says_preprocessing:
-        assumed["preprocessing"] = ", ".join(f"{key} {value}" for key, value in checkpoint.preprocessing.items())
-    options["in_channels"] = checkpoint.architecture.in_channels
-    options["preprocessing"] = Preprocessing(**_of_channels(checkpoint.preprocessing, kwargs.get("in_channels", 3)))
+    build = ViT if checkpoint.architecture.num_layers else BiT
+    given = {"image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
+    given = {name: value for name, value in given.items() if value is not None} | kwargs
+    fields = dict(checkpoint.stated.fields)
     if row is not None:
-        # What was assumed of the file is known of the checkpoint.
-        assumed.pop("preprocessing", None)
-        if row.source == "bit":
-            options["image_size"] = row.resolution
-            assumed.pop("image_size")
-    options["num_classes"] = checkpoint.architecture.num_classes if num_classes is None else num_classes
-    if image_size is not None:
-        options["image_size"] = image_size
-        assumed.pop("image_size", None)
-    model = build(**{**options, **kwargs})
+        fields |= _of_row(row)
+    _check_unknown(checkpoint, fields, given)
+    if given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
+        # They go with the head.
+        for name in ("representation_size", "class_names", "multi_label"):
+            fields.pop(name, None)
+    multi_label = fields.pop("multi_label", False)
+    assumed = {}
+    if "image_size" not in fields:
+        fields["image_size"] = DEFAULT_IMAGE_SIZE if image_size is not None else _usual_size(checkpoint)
+        if image_size is None:
+            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not tell"
+    if build is ViT:
+        _fit_any_size(checkpoint, fields, given, position_resize)
+    if "preprocessing" in fields:
+        fields["preprocessing"] = _of_channels(fields["preprocessing"], given.get("in_channels", fields["in_channels"]))
+    model = build(**{"variant": _variant(checkpoint), "name": _name(checkpoint), **fields, **given})
+    model.get_layer("normalization").multi_label = multi_label
     allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in kwargs]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
-    report.assumed.update({name: how for name, how in assumed.items() if name not in kwargs})
+    report.assumed.update(assumed)
     report.log()
     return model
 
@@ -108,118 +110,69 @@ def _local_path(path, row):
     return path
 
 
+def _of_row(row):
+    """What is known of a published checkpoint beside its file."""
+    constants = {"mean": row.mean, "std": row.std, "interpolation": row.interpolation}
+    found = {"preprocessing": Preprocessing(**constants, crop_fraction=row.crop_fraction)}
+    if row.source == "bit":
+        # As the code published with the weights does it.
+        found |= {"image_size": row.resolution, "pool_padding": "zeros"}
+    return found
+
+
+def _check_unknown(checkpoint, fields, given):
+    """Raises where neither the file nor the caller tells a field by which the weights compute something else."""
+    parts = {"preprocessing": ("mean", "std")}
+    unknown = {
+        name: why
+        for name, why in checkpoint.stated.unknown.items()
+        if name not in (*fields, *given) and not all(part in given for part in parts.get(name, (name,)))
+    }
+    if unknown:
+        listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
+        raise ValueError(
+            f"{checkpoint.path!r} does not tell {len(unknown)} of the settings by which its weights compute something "
+            f"else. Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained:{listed}"
+        )
+
+
 def _of_channels(preprocessing, channels):
     """The constants for images of another number of channels than the weights': the mean of all channels for each."""
-    return {
-        key: sum(value) / len(value) if isinstance(value, (tuple, list)) and len(value) not in (1, channels) else value
-        for key, value in preprocessing.items()
-    }
+    constants = {"mean": preprocessing.mean, "std": preprocessing.std}
+    changed = {key: sum(c) / len(c) for key, c in constants.items() if len(c) not in (1, channels)}
+    return dataclasses.replace(preprocessing, **changed)
 
 
-def _of_resnet(checkpoint):
-    sizes = checkpoint.architecture
-    if not sizes.stages:
-        raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}. Received: {sizes}")
-    # Any variant's name does, since its sizes are passed; it also names the model.
-    variant = (sizes.name or "BiT-R50x1").removeprefix("BiT-")
-    assumed = {
-        "image_size": f"{DEFAULT_IMAGE_SIZE}, which the file does not tell",
-        "pool_padding": "'lowest', which the file does not tell",
-    }
-    return BiT, {"variant": variant, "stages": sizes.stages, "width_factor": sizes.width_factor}, assumed
-
-
-def _of_vit(checkpoint, image_size, num_classes, num_heads, position_resize):
-    """The builder, its arguments as the file has them, and {argument: how it was assumed}."""
-    sizes, weights, assumed = checkpoint.architecture, checkpoint.weights, {}
-    any_size = image_size is not None and arguments.image_size(image_size) == (None, None)
-    unknown = [name for name in ("hidden_dim", "mlp_dim", "patch_size") if getattr(sizes, name) is None]
-    if unknown:
-        raise ValueError(f"Cannot tell {' and '.join(unknown)} from the shapes in {checkpoint.path!r}.")
-    has_class_token = "class_token/tokens" in weights
-    options = {
-        "variant": (sizes.name or "B/16").replace("ViT-", ""),
-        "hidden_dim": sizes.hidden_dim,
-        "num_layers": sizes.num_layers,
-        "mlp_dim": sizes.mlp_dim,
-        "patch_size": sizes.patch_size,
-        "num_heads": _num_heads(checkpoint, num_heads, assumed),
-        "class_token": has_class_token,
-        "class_token_position": checkpoint.num_prefix_positions > 0,
-        "distillation_token": "distillation_token/tokens" in weights,
-        "distillation_head": "head_dist/kernel" in weights or "head/kernel" not in weights,
-        "num_registers": weights["registers/tokens"][1] if "registers/tokens" in weights else 0,
-        "qk_norm": "block_00/attention/query_norm/gamma" in weights,
-        "norm_after_pooling": "fc_norm/gamma" in weights,
-    }
-    options["head_dim"] = options["hidden_dim"] // options["num_heads"]
-    if not sizes.name:
-        options["name"] = "vit"
-    if sizes.stages is not None:
-        options |= {"stages": sizes.stages, "width_factor": sizes.width_factor}
-    if "block_00/layer_scale_1/gamma" in weights:
-        # The file's values replace it.
-        options["layer_scale_init"] = 1.0
-    if "pre_logits/kernel" in weights and num_classes in (None, sizes.num_classes):
-        options["representation_size"] = weights["pre_logits/kernel"][1]
-    options["pooling"] = checkpoint.settings["pooling"]
-    if options["pooling"] is None:
-        options["pooling"] = "token" if has_class_token and not options["norm_after_pooling"] else "gap"
-        assumed["pooling"] = f"{options['pooling']!r}, which the file does not tell"
-    elif options["pooling"] == "none":
-        options["pooling"] = None
-    if checkpoint.source.name == "timm" and not checkpoint.says_settings:
-        assumed["activation"] = f"{checkpoint.settings['activation']!r}, timm's usual one"
-    if any_size:
-        options |= {"grid_size": checkpoint.grid_size, "position_interpolation": position_resize}
-        if position_resize is None:
-            options["position_interpolation"] = checkpoint.position_resize
-    if "position_embedding/embeddings" not in weights:
-        options["position_embedding"] = "sincos2d" if checkpoint.source.name == "big_vision" else "none"
-        assumed["position_embedding"] = f"{options['position_embedding']!r}, since the file has no table of positions"
-    for name, default in (("activation", ViTConfig.activation), ("layer_norm_epsilon", 1e-6)):
-        options[name] = checkpoint.settings[name]
-        if options[name] is None:
-            options[name] = default
-            assumed[name] = f"{default!r}, which {checkpoint.source.name} files do not tell"
-    if image_size is None:
-        options["image_size"] = _image_size(checkpoint, assumed)
-    return ViT, options, assumed
-
-
-def _num_heads(checkpoint, num_heads, assumed):
-    sizes = checkpoint.architecture
-    if num_heads is not None:
-        return arguments.positive_int("num_heads", num_heads)
-    if sizes.num_heads is not None:
-        return sizes.num_heads
-    published = variants.num_heads_of(sizes.hidden_dim, sizes.num_layers, sizes.mlp_dim)
-    if published is not None:
-        assumed["num_heads"] = f"{published}, those of the published size with these widths and depth"
-        return published
-    if sizes.hidden_dim % COMMON_HEAD_DIM:
+def _usual_size(checkpoint):
+    if "position_embedding/embeddings" in checkpoint.weights:
         raise ValueError(
-            f"{checkpoint.path!r} does not tell the number of attention heads, and its {sizes.hidden_dim} channels are "
-            f"no multiple of {COMMON_HEAD_DIM}. Pass num_heads."
+            f"The number of position embeddings in {checkpoint.path!r} is no square: pass grid=(rows, columns) of "
+            "the file and, if it is to be another, image_size."
         )
-    assumed["num_heads"] = f"{sizes.hidden_dim // COMMON_HEAD_DIM}, one for each {COMMON_HEAD_DIM} channels"
-    return sizes.hidden_dim // COMMON_HEAD_DIM
+    return DEFAULT_IMAGE_SIZE
 
 
-def _image_size(checkpoint, assumed):
-    """The size in the file's config, else that of its grid of whole patches."""
-    if checkpoint.image_size is not None:
-        return checkpoint.image_size
-    sizes = checkpoint.architecture
-    if checkpoint.grid_size is None:
-        if "position_embedding/embeddings" in checkpoint.weights:
-            raise ValueError(
-                f"The number of position embeddings in {checkpoint.path!r} is no square: pass grid=(rows, columns) of "
-                "the file and, if it is to be another, image_size."
-            )
-        assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, since the file has no table of positions"
-        return DEFAULT_IMAGE_SIZE
-    if checkpoint.source.name == "keras" and not checkpoint.says_grid:
-        assumed["image_size"] = f"that of a grid of {checkpoint.grid_size[0]} x {checkpoint.grid_size[1]} patches"
-    stride = 1 if sizes.stages is None else total_stride(sizes.stages)
-    return tuple(n * patch * stride for n, patch in zip(checkpoint.grid_size, sizes.patch_size, strict=True))
+def _fit_any_size(checkpoint, fields, given, position_resize):
+    """Keeps the file's own grid in a model of any size, which resizes it once and not twice."""
+    any_size = (None, None)
+    of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
+    if of_any and fields["image_size"] != any_size:
+        fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_resize}
+    if of_any and position_resize is not None:
+        fields["position_interpolation"] = position_resize
+    if not of_any:
+        fields["grid_size"] = None
+    # A width that heads do not fill is meant: weights have it.
+    fields["head_dim"] = fields["hidden_dim"] // given.get("num_heads", fields.get("num_heads"))
+
+
+def _variant(checkpoint):
+    """The variant that has most of the sizes; those that it has not are passed beside it."""
+    name = checkpoint.architecture.name or ("ViT-B/16" if checkpoint.architecture.num_layers else "BiT-R50x1")
+    return name.replace("ViT-", "").removeprefix("BiT-")
+
+
+def _name(checkpoint):
+    """None for that of the variant."""
+    known = checkpoint.architecture.name or not checkpoint.architecture.num_layers
+    return None if known else "vit"

@@ -5,6 +5,9 @@ import re
 from typing import NamedTuple
 
 from keras_vit import variants
+from keras_vit.config import ViTConfig
+from keras_vit.preprocessing import carrier_of
+from keras_vit.record import config_of
 
 
 class Architecture(NamedTuple):
@@ -66,12 +69,16 @@ def of_model(model):
             f"Received: model {model.name!r} without {' and '.join(missing)}; its layers are {', '.join(found)}. "
             "Where one of them holds the ViT, pass that: model.get_layer(...)."
         )
-    shapes = {weight: tuple(variable.shape) for weight, variable in weights_of(model).items()}
-    heads = (None, None)
-    if "block_00" in found:
-        heads = found["block_00"].attention.num_heads, found["block_00"].attention.key_dim
-    position_embedding = found.get("position_embedding")
-    return of_shapes(shapes, heads, position_embedding and position_embedding.grid_size)
+    config = config_of(model)
+    sizes = {name: getattr(config, name) for name in Architecture._fields if hasattr(config, name)}
+    if isinstance(config, ViTConfig):
+        block = found["block_00"].attention
+        positions = found.get("position_embedding")
+        sizes |= {"head_dim": block.key_dim, "grid_size": positions and positions.grid_size}
+        sizes["width_factor"] = None if config.stages is None else config.width_factor
+    # Of a head of the user's own as well, if it is called so.
+    sizes["num_classes"] = getattr(found.get("head"), "units", 0)
+    return Architecture(**sizes)
 
 
 def of_shapes(shapes, heads=(None, None), grid_size=None):
@@ -158,24 +165,14 @@ SETTINGS = ("activation", "layer_norm_epsilon", "pooling")
 
 def settings_of(model):
     """The settings of a model by which the same weights compute something else: {} where it has no blocks."""
-    block = next((layer for layer in model.layers if layer.name == "block_00"), None)
-    if block is None:
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
         return {}
-    # Not from its config: to write one, Keras imports TensorFlow wherever that is installed.
-    activation = block.mlp.activation
-    # A user's own function may be called as one of Keras' is.
-    known = getattr(activation, "__module__", "").startswith("keras")
     return {
-        "activation": activation.__name__ if known and hasattr(activation, "__name__") else repr(activation),
-        "layer_norm_epsilon": block.layer_norm_epsilon,
-        "pooling": _pooling(model),
+        "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "pooling": config.pooling or "none",
     }
-
-
-def _pooling(model):
-    """The builder's `pooling`, "none" for None."""
-    pooling = next((layer for layer in model.layers if layer.name == "pooling"), None)
-    return "none" if pooling is None else getattr(pooling, "method", "map")
 
 
 def differences(model, settings, allow):
@@ -208,14 +205,15 @@ def unwritten(model, source):
         model: A model of this package's builders.
         source: Name of the source whose code is to read the file.
     """
-    found = {layer.name: layer for layer in model.layers}
-    if getattr(found.get("normalization"), "folded", False):
+    if carrier_of(model).folded:
         yield "preprocessing folded into its patch embedding"
-    method = getattr(found.get("position_embedding"), "method", "none")
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        return
     # Without a table big_vision's code takes sines and cosines, and no other's does.
-    if "block_00" in found and method == ("none" if source == "big_vision" else "sincos2d"):
-        yield f'position_embedding="{method}"'
-    if "block_00" in found and _pooling(model) == "none":
+    if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
+        yield f'position_embedding="{config.position_embedding}"'
+    if config.pooling is None:
         yield "pooling=None"
-    if getattr(found.get("pooling"), "method", None) == "gap" and "class_token" in found and "fc_norm" not in found:
+    if config.pooling == "gap" and config.class_token and not config.norm_after_pooling:
         yield 'pooling="gap" beside a class token'

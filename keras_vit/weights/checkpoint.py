@@ -9,6 +9,7 @@ from keras_vit.weights import architecture, names
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 from keras_vit.weights.preprocessing import of_huggingface, of_timm
 from keras_vit.weights.read import check_sha256, open_checkpoint
+from keras_vit.weights.stated import stated
 
 # Other code's names of activations that Keras or this package has. Those of other slopes or forms are not among them.
 ACTIVATIONS = {
@@ -24,7 +25,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 # What our own files say beside their arrays.
-_OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict}
+_OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
 # timm's names of its poolings.
 _TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
 
@@ -56,6 +57,7 @@ class Checkpoint:
         preprocessing: Dict of the image preprocessing constants.
         own: Dict of what `save_weights` wrote beside the arrays; {} in files of others.
         config: Dict of the folder's config.json; {} where there is none.
+        stated: The `Stated`, the record of its model as far as the file and its source tell it.
         image_size: (height, width) that the file says its model is for; None where it says nothing.
     """
 
@@ -89,6 +91,7 @@ class Checkpoint:
             # Its code antialiases where there are registers, and not where there are none.
             self.position_resize = "bicubic_antialias"
         self.architecture = architecture.of_shapes(self.weights, self._heads(), self.grid_size)
+        self.stated = stated(self)
 
     def _source(self, source):
         if source is not None:

@@ -78,6 +78,7 @@ class WeightsMismatchError(ValueError):
             f"{os.fspath(path)!r} does not fit model {model!r}. Nothing was loaded.",
             f"  The file:  {file_architecture}.",
             f"  The model: {model_architecture}.",
+            *_differing(file_architecture, model_architecture),
             *self._listed("In the file, without a place in the model", self.unexpected),
             *self._listed("In the model, not in the file", self.missing),
             *self._listed("Of another shape", shapes),
@@ -93,3 +94,10 @@ class WeightsMismatchError(ValueError):
         yield from (f"    {name}" for name in names[: self._SHOWN])
         if len(names) > self._SHOWN:
             yield f"    ... and {len(names) - self._SHOWN} more"
+
+
+def _differing(there, here):
+    """One line with the fields in which two architectures differ, of those that both tell."""
+    pairs = {name: (value, getattr(here, name)) for name, value in there._asdict().items()}
+    names = [name for name, values in pairs.items() if None not in values and values[0] != values[1]]
+    return [f"  They differ in {', '.join(names)}."] if names else []

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.record import config_of
 from keras_vit.weights import architecture, huggingface_folder, names, write
 from keras_vit.weights.names.source import Source
 
@@ -185,6 +186,7 @@ def _facts(model, sizes):
     """What the weights cannot say, as `from_pretrained` reads it."""
     normalization = model.get_layer("normalization")
     return {
+        "config": config_of(model).to_dict(),
         **architecture.settings_of(model),
         "num_heads": sizes.num_heads,
         "grid": sizes.grid_size,

@@ -1,5 +1,4 @@
 import json
-import logging
 import shutil
 
 import keras
@@ -7,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.weights import stated
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
@@ -16,7 +16,9 @@ from tests.tiny import build, randomize
 SIZES = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
 EXACT = {"activation": "gelu"}
 SMALL = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
-HEADS = {"num_heads": 4}
+BARE = {"preprocessing": keras_vit.Preprocessing()}
+HEADS = {"num_heads": 4, **BARE}
+BIT = {"image_size": 64, "pool_padding": "lowest"}
 GOLDEN = {
     "vit_token.npz": ({}, {}),
     "vit_token_prelogits.npz": ({}, {"representation_size": 48}),
@@ -31,14 +33,14 @@ GOLDEN = {
     "timm_vit.safetensors": (HEADS, EXACT),
     "timm_vit_gap_fcnorm.safetensors": (HEADS, {"pooling": "gap", "norm_after_pooling": True, **EXACT}),
     "timm_vit_reg4_layerscale.safetensors": (HEADS, {"num_registers": 4, "layer_scale_init": 1.0, **EXACT}),
-    "timm_vit_qknorm_map.safetensors": ({}, {"pooling": "map", "qk_norm": True, **EXACT}),
-    "timm_deit_distilled.safetensors": (HEADS, {"distillation_token": True, **EXACT}),
+    "timm_vit_qknorm_map.safetensors": (BARE, {"pooling": "map", "qk_norm": True, **EXACT}),
+    "timm_deit_distilled.safetensors": ({"num_heads": 4}, {"distillation_token": True, **EXACT}),
     "hf_vit": ({}, {"layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_deit_distilled": ({}, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_dinov2": ({}, {"layer_scale_init": 1.0, **SMALL, **EXACT}),
     "hf_dinov2_reg2": ({}, {"layer_scale_init": 1.0, "num_registers": 2, **SMALL, **EXACT}),
     "hf_siglip": ({}, {"pooling": "map", **SMALL}),
-    "bit_2111_x0.5.npz": ({"image_size": 64}, {}),
+    "bit_2111_x0.5.npz": (BIT, {}),
 }
 # The references' names of activations inside, where the models compute the same.
 TAPS = {
@@ -116,22 +118,48 @@ def test_the_real_checkpoint_is_known_by_its_sizes(shared):
 # What the file does not tell ----------------------------------------------------------------------------------------
 
 
-def test_heads_are_taken_from_the_convention_and_said(tmp_path, caplog):
-    model = randomize(build(hidden_dim=128, num_heads=2, activation="gelu"))
+def test_what_a_bare_state_dict_does_not_tell_has_to_be_passed(tmp_path):
+    model = randomize(build(hidden_dim=128, num_heads=8, activation="gelu"))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
-    arrays = _without_facts(tmp_path / "model.safetensors")
-    with caplog.at_level(logging.WARNING, logger="keras_vit"):
-        loaded = keras_vit.from_pretrained(arrays)
-    assert loaded.get_layer("block_00").attention.num_heads == 2
-    assert "assumed  num_heads: 2, one for each 64 channels" in caplog.text
-
-
-def test_heads_that_no_convention_tells_must_be_passed(tmp_path):
-    keras_vit.save_weights(build(activation="gelu"), tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="Pass num_heads"):
+    with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
         keras_vit.from_pretrained(path)
-    assert keras_vit.from_pretrained(path, num_heads=3).get_layer("block_00").attention.num_heads == 3
+    with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
+        keras_vit.from_pretrained(path, mean=0.5, std=0.5)
+    loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, loaded)))
+    assert loaded.config == model.config
+
+
+def test_two_published_models_of_the_same_shapes_are_not_told_apart(tmp_path, monkeypatch):
+    # As timm's ViT-B with the mean of all tokens, which it has with 12 heads and with 16.
+    monkeypatch.setattr(stated, "_BASE", (12, 2, 20))
+    monkeypatch.setattr(stated.variants, "num_heads_of", lambda *sizes: 3)
+    for pooling in ("gap", "map"):
+        keras_vit.save_weights(build(pooling=pooling, activation="gelu"), tmp_path / "model.safetensors", "timm")
+        path = _without_facts(tmp_path / "model.safetensors")
+        if pooling == "map":
+            assert keras_vit.from_pretrained(path, **BARE).config.num_heads == 3
+            continue
+        with pytest.raises(ValueError, match="(?s)num_heads=.*of 12 and of 16 heads"):
+            keras_vit.from_pretrained(path, **BARE)
+        assert keras_vit.from_pretrained(path, num_heads=4, **BARE).config.num_heads == 4
+
+
+def test_our_own_file_holds_the_record(tmp_path):
+    changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": None}
+    model = randomize(build(**changes, class_names=list("abcde"), classifier_activation="softmax"))
+    model.get_layer("normalization").multi_label = True
+    with pytest.raises(ValueError, match="pooling=None"):
+        keras_vit.save_weights(model, tmp_path / "model.npz")
+    model = randomize(build(**{**changes, "pooling": "gap"}, class_names=list("abcde"), num_heads=3))
+    model.get_layer("normalization").multi_label = True
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    loaded = keras_vit.from_pretrained(tmp_path / "model.npz")
+    assert loaded.config == model.config and loaded.config.any_size and loaded.config.multi_label
+    assert loaded.config.class_names == tuple("abcde")
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_classes=3).config.class_names is None
 
 
 def test_our_own_file_tells_all_that_its_arrays_cannot(tmp_path):
@@ -171,10 +199,9 @@ IMAGENET = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
         ("vit_token.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
         ("bigvision_map.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
         ("hybrid_r50ish_patch1.npz", {}, [[0.5], [0.5], "bilinear", 1.0]),
-        ("bit_2111_x0.5.npz", {"image_size": 64}, [[0.5], [0.5], "bilinear", 1.0]),
+        ("bit_2111_x0.5.npz", BIT, [[0.5], [0.5], "bilinear", 1.0]),
         ("timm_vit.safetensors", HEADS, [[0.5], [0.5], "bilinear", 1.0]),
-        ("timm_deit_distilled.safetensors", HEADS, [*IMAGENET, "bicubic", 0.875]),
-        ("timm_vit_reg4_layerscale.safetensors", HEADS, [*IMAGENET, "bicubic", 0.875]),
+        ("timm_deit_distilled.safetensors", {"num_heads": 4}, [*IMAGENET, "bicubic", 0.875]),
         ("hf_vit", {}, [[0.5], [0.5], "bilinear", 1.0]),
         ("hf_deit_distilled", {}, [*IMAGENET, "bicubic", 0.875]),
     ],

@@ -397,7 +397,10 @@ def test_keras_own_files_load_at_another_size_and_build_their_model(tmp_path):
     larger = build(image_size=(24, 32))
     report = keras_vit.load_weights(larger, tmp_path / "model.weights.h5")
     assert report.resized == {"position_embedding/embeddings": "4 x 4 -> 6 x 8 (linear, end points aligned)"}
-    built = keras_vit.from_pretrained(tmp_path / "model.weights.h5", num_heads=3)
+    told = {"num_heads": 3, "pooling": "token", "activation": "gelu_tanh", "layer_norm_epsilon": 1e-6}
+    with pytest.raises(ValueError, match="Pass preprocessing=, num_heads=, pooling=, activation=, layer_n"):
+        keras_vit.from_pretrained(tmp_path / "model.weights.h5")
+    built = keras_vit.from_pretrained(tmp_path / "model.weights.h5", **told, preprocessing=model.preprocessing)
     assert unchanged(built, model.get_weights())
 
 
@@ -409,7 +412,7 @@ def test_deit_files_are_read_by_pytorch(tmp_path):
     model = keras_vit.from_pretrained(tmp_path / "deit.pth", num_heads=4)
     io = np.load(GOLDEN_FOLDER / "timm_deit_distilled.io.npz")
     np.testing.assert_allclose(logits(model, io["images"]), io["logits"], atol=1e-4)
-    assert model.get_layer("normalization").get_config()["mean"] == [0.485, 0.456, 0.406]
+    assert model.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize("patch_size", [2, 8, (4, 2)])

@@ -1,11 +1,15 @@
 import pytest
 
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import preprocessing
 
 
-def test_what_is_given_comes_before_the_official_constants():
-    found = preprocessing.preprocessing_of(None, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
-    assert found == {"mean": 0.4, "std": 0.5, "interpolation": "bilinear", "crop_fraction": 0.9}
+def test_what_is_given_comes_before_the_record():
+    given = {"mean": 0.4, "std": None, "interpolation": None, "crop_fraction": 0.9}
+    assert preprocessing.preprocessing_of(None, None, **given) == Preprocessing(mean=0.4, crop_fraction=0.9)
+    record = Preprocessing(mean=0.1, std=0.2)
+    found = preprocessing.preprocessing_of(None, record, **given)
+    assert found == Preprocessing(mean=0.4, std=0.2, crop_fraction=0.9)
 
 
 def test_timm_says_its_constants():
