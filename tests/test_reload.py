@@ -55,7 +55,8 @@ for name in json.load(open(f"{folder}/names.json")):
     model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
     y = model(np.load(f"{folder}/{name}.images.npy"))
     np.save(f"{folder}/{name}.{backend}.npy", keras.ops.convert_to_numpy(y))
-    json.dump([v.path for v in model.trainable_weights], open(f"{folder}/{name}.{backend}.json", "w"))
+    config = None if name == "patches" else keras_vit.config_of(model).to_dict()
+    json.dump([[v.path for v in model.trainable_weights], config], open(f"{folder}/{name}.{backend}.json", "w"))
 """
 
 
@@ -72,7 +73,8 @@ def folder(tmp_path_factory):
         model.save(path / f"{name}.keras")
         np.save(path / f"{name}.images.npy", images)
         np.save(path / f"{name}.here.npy", ops.convert_to_numpy(model(images)))
-        (path / f"{name}.here.json").write_text(json.dumps([v.path for v in model.trainable_weights]))
+        config = None if name == "patches" else keras_vit.config_of(model).to_dict()
+        (path / f"{name}.here.json").write_text(json.dumps([[v.path for v in model.trainable_weights], config]))
     (path / "names.json").write_text(json.dumps(list(MODELS)))
     return path
 
@@ -81,6 +83,8 @@ def folder(tmp_path_factory):
 def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
+    if keras.backend.backend() not in ("tensorflow", backend):
+        pytest.skip("What TensorFlow's run writes is read by all")
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     read = subprocess.run(
         [sys.executable, "-c", READER, str(folder), backend], env=environment, capture_output=True, text=True
