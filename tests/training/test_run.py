@@ -51,7 +51,7 @@ class Kill(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.tried_on("torch")
 def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
         {**TINY, "steps": 10, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
@@ -94,7 +94,7 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
     assert ran.results["test"]["loss"] < 0.66  # 0.69 before
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.tried_on("torch")
 def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
