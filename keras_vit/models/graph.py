@@ -59,6 +59,39 @@ def operations_before(model, layer):
     return None
 
 
+def replay(model, inputs, call):
+    """Puts symbolic tensors through the graph of a model, with a function that stands for each call.
+
+    Args:
+        model: A functional or sequential `keras.Model`, built. No layer of it is called here.
+        inputs: A list of symbolic tensors, as `model.inputs`.
+        call: Function of an operation and the arguments that it is called with, which returns its symbolic outputs.
+
+    Returns:
+        A list of its outputs, as `model.outputs`.
+
+    Example:
+
+    >>> from keras_vit.models.graph import replay
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.ReLU()])
+    >>> [y.shape for y in replay(model, [keras.Input((2,))], lambda layer, x: layer.compute_output_spec(x))]
+    [(None, 3)]
+    """
+    end, found = keras.layers.Identity(name="end_of_replay"), []
+
+    def step(operation, *args, **kwargs):
+        if operation is not end:
+            return call(operation, *args, **kwargs)
+        found.extend(args[0])
+        # With these Keras can finish its graph, whatever `call` returned.
+        return [inputs[0]] * len(args[0])
+
+    # One of its own, which is not compiled.
+    graph = keras.Model(model.inputs, end(model.outputs))
+    keras.models.clone_model(graph, inputs, clone_function=lambda operation: operation, call_function=step)
+    return found
+
+
 def is_graph(operation):
     """Whether an operation is a model that is a graph, and not one of a class of its own with a `call`."""
     return isinstance(operation, keras.Model) and bool(getattr(operation, "outputs", None))
