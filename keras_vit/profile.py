@@ -238,8 +238,7 @@ class _Counter:
         def call(operation, *args, **kwargs):
             return self.call(operation, args, kwargs, prefix)
 
-        inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in keras.tree.flatten(inputs)]
-        return replay(model, inputs, call)
+        return replay(model, keras.tree.flatten(inputs), call)
 
     def call(self, operation, args, kwargs, prefix):
         """Adds the rows of one call. Returns its outputs."""

@@ -74,22 +74,24 @@ def replay(model, inputs, call):
 
     >>> from keras_vit.models.graph import replay
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.ReLU()])
-    >>> [y.shape for y in replay(model, [keras.Input((2,))], lambda layer, x: layer.compute_output_spec(x))]
-    [(None, 3)]
+    >>> replay(model, [keras.KerasTensor((1, 2))], lambda layer, x: layer.compute_output_spec(x))[0].shape
+    (1, 3)
     """
-    end, found = keras.layers.Identity(name="end_of_replay"), []
+    end, outputs = keras.layers.Identity(name="end_of_replay"), []
+    # Keras finishes a graph of its own, from these to these, whatever `call` returns.
+    sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
+    given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 
     def step(operation, *args, **kwargs):
+        args, kwargs = keras.tree.map_structure(lambda x: given.get(id(x), x), (args, kwargs))
         if operation is not end:
             return call(operation, *args, **kwargs)
-        found.extend(args[0])
-        # With these Keras can finish its graph, whatever `call` returned.
-        return [inputs[0]] * len(args[0])
+        outputs.extend(args[0])
+        return sources[:1] * len(outputs)
 
-    # One of its own, which is not compiled.
     graph = keras.Model(model.inputs, end(model.outputs))
-    keras.models.clone_model(graph, inputs, clone_function=lambda operation: operation, call_function=step)
-    return found
+    keras.models.clone_model(graph, sources, clone_function=lambda operation: operation, call_function=step)
+    return outputs
 
 
 def is_graph(operation):
