@@ -154,7 +154,7 @@ class Watch:
             if on_attention is not None:
                 on_attention(i, scores_of(block, tokens))
         if on_pooling is not None:
-            for pooling, tokens in zip(sublayers(self.model, AttentionPooling), seen["pooled"], strict=True):
+            for pooling, tokens in zip(self._layers["pooled"], seen["pooled"], strict=True):
                 on_pooling(to_numpy(pooling(tokens, return_attention_scores=True)[1]))
         return seen
 
@@ -174,46 +174,42 @@ class Watch:
 
     def _graph(self, inputs, cut=False):
         """Symbolic tensors of the model's run, by what they are; with `cut` what blocks give is an input itself."""
-        graph = {name: [] for name in ("images", "feature_map", "tokens", "gives", "pooled")}
-        blocks = []
+        graph = {"gives": [], **{name: [] for name in _SEEN.values()}}
+        self._layers = {name: [] for name in _SEEN.values()}
 
         def call(operation, *args, **kwargs):
-            if not isinstance(operation, tuple(_SEEN)) and _holds(operation):
+            name = next((name for kind, name in _SEEN.items() if isinstance(operation, kind)), None)
+            if name is None and isinstance(operation, keras.Layer) and sublayers(operation, tuple(_SEEN)):
                 return self._unfolded(operation, args, kwargs, call)
             y = _Call(operation)(*args, **kwargs)
-            for kind, name in _SEEN.items():
-                if isinstance(operation, kind):
-                    graph[name].append(args[0])
-            if isinstance(operation, TransformerBlock):
-                if operation in blocks:
-                    # Two images, as of a siamese model, would be told as one.
-                    raise ValueError(
-                        f"Expected a model of blocks that run once. Received: {operation.name!r} run again in "
-                        f"{_named(self.model)}. Of a model that calls a ViT several times pass the ViT: "
-                        "model.get_layer(...)."
-                    )
-                blocks.append(operation)
+            if name is None:
+                return y
+            if name == "tokens" and operation in self._layers[name]:
+                # Two images, as of a siamese model, would be told as one.
+                raise ValueError(
+                    f"Expected a model of blocks that run once. Received: {operation.name!r} run again in "
+                    f"{_named(self.model)}. Of a model that calls a ViT several times pass the ViT: "
+                    "model.get_layer(...)."
+                )
+            self._layers[name].append(operation)
+            graph[name].append(args[0])
+            if name == "tokens":
                 y = keras.Input(batch_shape=y.shape, dtype=y.dtype) if cut else y
                 graph["gives"].append(y)
             return y
 
         arrays = keras.tree.flatten(inputs)
-        if is_graph(self.model):
-            # Sides that the model leaves open are those of the images.
-            sources = [
-                keras.Input(
-                    [own or side for own, side in zip(x.shape[1:], array.shape[1:], strict=True)], dtype=x.dtype
-                )
-                for x, array in zip(self.model.inputs, arrays, strict=True)
-            ]
-            graph["outputs"] = replay(self.model, sources, call)
-        else:
-            sources = [
-                keras.Input(array.shape[1:], dtype=keras.backend.standardize_dtype(array.dtype)) for array in arrays
-            ]
-            structure = keras.tree.pack_sequence_as(inputs, sources)
-            graph["outputs"] = self._unfolded(self.model, (structure,), {}, call)
-        self.blocks = blocks
+        # Sides that the model leaves open are those of the images.
+        sources = [
+            keras.Input(
+                [side or given for side, given in zip(x.shape[1:], array.shape[1:], strict=True)],
+                dtype=keras.backend.standardize_dtype(x.dtype),
+            )
+            for x, array in zip(self.model.inputs if is_graph(self.model) else arrays, arrays, strict=True)
+        ]
+        structure = keras.tree.pack_sequence_as(inputs, sources)
+        graph["outputs"] = self._unfolded(self.model, (structure,), {}, call)
+        self.blocks = self._layers["tokens"]
         return {"inputs": sources, **graph}
 
     def _unfolded(self, layer, args, kwargs, call):
@@ -229,7 +225,7 @@ class Watch:
         (feature_map,) = seen["feature_map"]
         sides = tuple(int(side) for side in feature_map.shape[1:3])
         image_size = sides
-        for layer, images in zip(sublayers(self.model, ImageNormalization), seen["images"], strict=True):
+        for layer, images in zip(self._layers["images"], seen["images"], strict=True):
             x = ops.cast(ops.stop_gradient(images), "float32")
             image_size = tuple(int(side) for side in images.shape[1:3])
             self.pictures = to_numpy(x if layer.apply else layer.denormalize(x))
@@ -289,11 +285,6 @@ class _Call(keras.Operation):
 
     def compute_output_spec(self, *args, **kwargs):
         return self.operation.compute_output_spec(*args, **kwargs)
-
-
-def _holds(operation):
-    """Whether a layer of the kinds that are looked at is within another."""
-    return isinstance(operation, keras.Layer) and bool(sublayers(operation, tuple(_SEEN)))
 
 
 def scores_of(block, tokens):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.models.graph import is_graph, nodes_before, operations_before
+from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_before
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 
@@ -98,7 +98,7 @@ def head_inputs(model):
         id(x): x
         for operation, inputs in nodes_before(model.outputs)
         for x in inputs
-        if id(operation) not in own and id(x._keras_history.operation) in own
+        if id(operation) not in own and id(call_of(x)[0]) in own
     }
     return list(found.values())
 

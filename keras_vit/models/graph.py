@@ -3,6 +3,17 @@
 import keras
 
 
+def call_of(tensor):
+    """The call that a symbolic tensor comes from.
+
+    Returns:
+        The operation, which call of it by number, the symbolic tensors that it took, and which of its outputs this is.
+    """
+    # Keras has no public way from a tensor to what made it: `layer.input` is of the layer's first call alone.
+    operation, node_index, tensor_index = tensor._keras_history
+    return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
+
+
 def nodes_before(tensors):
     """Walks back through the calls that symbolic tensors come from.
 
@@ -23,11 +34,9 @@ def nodes_before(tensors):
     """
     pending, seen = list(tensors), set()
     while pending:
-        # Keras has no other way from a tensor to what made it: `layer.input` is refused after a second call.
-        operation, node_index, _ = pending.pop(0)._keras_history
+        operation, node_index, inputs, _ = call_of(pending.pop(0))
         if (id(operation), node_index) not in seen:
             seen.add((id(operation), node_index))
-            inputs = list(operation._inbound_nodes[node_index].input_tensors)
             yield operation, inputs
             pending += inputs
 

@@ -28,7 +28,7 @@ def test_what_stands_before_a_layer_is_found_through_models_and_in_them():
 
 
 def test_a_replay_calls_what_it_is_told_to():
-    inputs = {"a": keras.Input((2,)), "b": keras.Input((2,))}
+    inputs = {name: keras.Input((2,), name=name) for name in "ab"}
     x = keras.layers.Add(name="add")([inputs["b"], inputs["a"]])
     model = keras.Model(inputs, {"sum": x, "as it came": inputs["a"], "double": keras.ops.multiply(x, 2)})
     given, seen = [keras.KerasTensor((5, 2)), keras.KerasTensor((5, 2))], []
