@@ -159,14 +159,7 @@ class Watch:
         return seen
 
     def around_blocks(self, inputs):
-        """What lies around the blocks, as a function.
-
-        Args:
-            inputs: The model's input.
-
-        Returns:
-            A function of a list of tensors, what each block gives, which returns the dict that `run` does.
-        """
+        """What lies around the blocks, as a function: of a list of what they give, to the dict that `run` returns."""
         graph = self._graph(inputs, cut=True)
         model = keras.Model(graph.pop("inputs") + graph["gives"], graph)
         images = [ops.convert_to_tensor(x) for x in keras.tree.flatten(inputs)]
