@@ -282,6 +282,11 @@ class ViTConfig(ModelConfig):
             )
 
     @property
+    def block_names(self):
+        """The names of the transformer blocks, from the first."""
+        return [f"block_{i:02d}" for i in range(self.num_layers)]
+
+    @property
     def any_size(self):
         """Whether images may have any size at run time."""
         return self.image_size == (None, None)
@@ -359,6 +364,11 @@ class BiTConfig(ModelConfig):
         super().__post_init__()
         self._set(stages=stage_sizes(self.stages), width_factor=checked_width_factor(self.width_factor))
         arguments.one_of("pool_padding", self.pool_padding, ("lowest", "zeros"))
+
+    @property
+    def block_names(self):
+        """The names of the units, from the first."""
+        return [f"stage_{s}_unit_{u:02d}" for s, units in enumerate(self.stages, 1) for u in range(1, units + 1)]
 
 
 def stage_sizes(stages):

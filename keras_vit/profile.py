@@ -7,6 +7,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.layer_costs import einsum_output, features_of, parts_of
 from keras_vit.layers import PatchDropout
+from keras_vit.models.graph import is_graph, replay
 from keras_vit.models.vit import ViT
 from keras_vit.text_table import text_table
 from keras_vit.variants import decode_variant
@@ -141,7 +142,7 @@ def profile(model, image_size=None):
     >>> costs.parameters, round(costs.multiply_adds / 1e9, 2)
     (5717416, 1.25)
     """
-    if not _is_graph(model) or not model.built:
+    if not is_graph(model) or not model.built:
         raise ValueError(
             "Invalid value received for argument `model`. Expected a functional model, or a Sequential one with known "
             f"input. Received: {model!r}"
@@ -232,22 +233,17 @@ class _Counter:
             )
 
     def walk(self, model, inputs, prefix):
-        """Adds the rows of a model's layers. Returns the model's outputs, as `keras.KerasTensor`s."""
+        """Adds the rows of a model's layers. Returns the model's outputs, a list of `keras.KerasTensor`s."""
 
         def call(operation, *args, **kwargs):
             return self.call(operation, args, kwargs, prefix)
 
-        if isinstance(model, keras.Sequential):
-            (x,) = keras.tree.flatten(inputs)
-            for layer in model.layers:
-                x = call(layer, x)
-            return x
-        return model._run_through_graph(inputs, lambda operation: operation, call)
+        return replay(model, keras.tree.flatten(inputs), call)
 
     def call(self, operation, args, kwargs, prefix):
         """Adds the rows of one call. Returns its outputs."""
         name = prefix + operation.name
-        if _is_graph(operation):
+        if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
         self.check_dense(operation, name, keras.tree.flatten((args, kwargs)))
         outputs = _outputs(operation, args, kwargs)
@@ -300,11 +296,6 @@ def _outputs(operation, args, kwargs):
 def _tensors(args):
     # A merging layer has one argument, a list.
     return args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-
-
-def _is_graph(layer):
-    """Whether a layer is a model whose calls of layers are known."""
-    return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and isinstance(layer, keras.Function))
 
 
 def _bytes(dtype):

@@ -1,12 +1,10 @@
-import functools
-
 import keras
 import numpy as np
 from keras import ops
 
 from keras_vit import arguments
 from keras_vit.inspection.gradients import gradients
-from keras_vit.inspection.watch import Watch, batches, original, replaced_calls, to_numpy
+from keras_vit.inspection.watch import Watch, batches, scores_of, to_numpy
 
 
 def gradient_rollout(
@@ -74,62 +72,33 @@ def quantization_of_attention(watch):
 
 
 def _of_batch(watch, inputs, classes):
-    calls, pooling = [], []
-    # Each call of a block by its layer, input and output.
-    logits = _run(watch, inputs, lambda layer, x: _record(calls, layer, x), pooling)
-    weights = _weights_of_class(logits, classes)
-    outputs = [y for _, _, y in calls]
+    pooling = []
+    seen = watch.run(inputs, on_pooling=pooling.append if watch.readout == "map" else None)
+    outputs, around = seen["gives"], watch.around_blocks(inputs)
+    weights = _weights_of_class(seen["outputs"], classes)
     # The gradient of the class' output with respect to the input of each block, by the block's index.
     pulled = {}
-    row = start = _readout_row(watch, calls[0][1].shape, pooling)
-    for i in reversed(range(len(calls))):
+    row = start = _readout_row(watch, seen["tokens"][0].shape, pooling)
+    for i in reversed(range(len(outputs))):
 
-        def around(delta, i=i):
-            """The class' output, and what reaches it through later blocks, when the output of block `i` changes."""
-            seen = []
+        def following(output, i=i):
+            """The class' output, and what reaches it through later blocks, when block `i` gives `output`."""
+            changed = around([*outputs[:i], output, *outputs[i + 1 :]])
+            y = _sum(changed["outputs"][0] * weights)
+            return y + sum(_sum(gradient * changed["tokens"][j]) for j, gradient in pulled.items())
 
-            def constant(layer, tokens):
-                seen.append(tokens)
-                y = outputs[len(seen) - 1]
-                return y + delta if len(seen) - 1 == i else y
-
-            y = _sum(_run(watch, inputs, constant) * weights)
-            return y + sum(_sum(gradient * seen[j]) for j, gradient in pulled.items())
-
-        (gradient,) = gradients(around, ops.zeros_like(outputs[i]))
-        pulled[i], scores, score_gradient = _through_block(*calls[i][:2], gradient)
+        (gradient,) = gradients(following, outputs[i])
+        pulled[i], scores, score_gradient = _through_block(watch.blocks[i], seen["tokens"][i], gradient)
         row = row + np.einsum("bq,bqk->bk", row, np.maximum(scores * score_gradient, 0).mean(axis=1))
     return watch.to_grid(row - start)
 
 
-def _run(watch, inputs, call_block, pooling=None):
-    """Runs the model with `call_block(layer, tokens)` in place of each block."""
-
-    def block(layer, tokens, **kwargs):
-        watch.see_tokens(layer, tokens)
-        return call_block(layer, tokens)
-
-    calls = {layer: functools.partial(block, layer) for layer in watch.blocks}
-    if pooling is not None and watch.readout == "map":
-        watch.run(inputs, on_pooling=pooling.append)
-    return watch.run_with(inputs, calls)
-
-
-def _record(calls, layer, x):
-    x = ops.stop_gradient(x)
-    y = ops.stop_gradient(original(layer)(x, training=False))
-    calls.append((layer, x, y))
-    return y
-
-
-def _weights_of_class(logits, classes):
+def _weights_of_class(outputs, classes):
     """1 at each image's class, (batch, classes)."""
-    if not hasattr(logits, "shape") or len(logits.shape) != 2:
-        raise ValueError(
-            "Expected a model whose output is (batch, classes). Received: "
-            f"{keras.tree.map_structure(lambda y: tuple(y.shape), logits)}"
-        )
-    num_classes = logits.shape[1]
+    shapes = [tuple(y.shape) for y in outputs]
+    if len(shapes) != 1 or len(shapes[0]) != 2:
+        raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
+    (logits,), num_classes = outputs, shapes[0][1]
     if classes is None:
         classes = to_numpy(logits).argmax(axis=1)
     if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= num_classes:
@@ -147,35 +116,25 @@ def _readout_row(watch, tokens_shape, pooling):
     return watch.read_out(identity, weights)
 
 
-def _through_block(layer, x, gradient):
+def _through_block(block, tokens, gradient):
     """Takes a gradient back through one block.
 
     Returns:
         The gradient of the block's input; its attention weights and their gradient, in NumPy.
     """
-    attention, seen = layer.attention, {}
+    attention = block.attention
 
-    def look_on(tokens, **kwargs):
-        seen["value"] = attention.project(tokens)[2]
-        y, seen["scores"] = original(attention)(tokens, training=False, return_attention_scores=True)
-        return y, seen["scores"]
+    def outputs(tokens, change):
+        attended = attention(block.norm_1(tokens)) + change
+        return _sum(block.add_mlp(block.add_attention(tokens, attended)) * gradient)
 
-    with replaced_calls({attention: look_on}):
-        original(layer)(x, training=False, return_attention_scores=True)
-    batch, length, num_heads, head_dim = seen["value"].shape
-
-    # The joined heads A V, which the output projection takes, tell the gradient of A without a matrix of its size.
-    def outputs(delta_x, delta_heads):
-        project = original(attention.out)
-        with replaced_calls({attention.out: lambda heads, **kwargs: project(heads + delta_heads[:, : heads.shape[1]])}):
-            y = original(layer)(x + delta_x, training=False)
-        return _sum(y * gradient)
-
-    joined = ops.zeros((batch, length, num_heads * head_dim), dtype=seen["value"].dtype)
-    of_x, of_heads = gradients(outputs, ops.zeros_like(x), joined)
-    of_heads = to_numpy(of_heads).reshape(batch, length, num_heads, head_dim)
-    of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), to_numpy(seen["value"]).transpose(0, 2, 3, 1))
-    return of_x, to_numpy(seen["scores"]), of_scores
+    tokens = ops.stop_gradient(tokens)
+    of_tokens, of_attended = gradients(outputs, tokens, ops.zeros_like(tokens))
+    value = to_numpy(attention.project(block.norm_1(tokens))[2])
+    # What the output projection takes are the joined heads A V: they tell the gradient of A.
+    of_heads = np.matmul(to_numpy(of_attended), to_numpy(attention.out.kernel).T).reshape(value.shape)
+    of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
+    return of_tokens, scores_of(block, tokens), of_scores
 
 
 def _sum(x):

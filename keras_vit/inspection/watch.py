@@ -1,8 +1,6 @@
-"""Finds a ViT inside any model and looks on while the whole model runs."""
+"""Finds a ViT inside any model and looks at what goes into its blocks."""
 
-import contextlib
-import functools
-import itertools
+import inspect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,14 +12,22 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers import (
     AttentionPooling,
-    ClassToken,
     ImageNormalization,
     PatchEmbedding,
     TokenPooling,
     TransformerBlock,
 )
+from keras_vit.models.graph import is_graph, replay
+from keras_vit.record import config_of
 
 READOUTS = (None, "token", "gap")
+# What is looked at: the input of these.
+_SEEN = {
+    ImageNormalization: "images",
+    PatchEmbedding: "feature_map",
+    TransformerBlock: "tokens",
+    AttentionPooling: "pooled",
+}
 
 
 class PatchLayout(NamedTuple):
@@ -83,14 +89,15 @@ def pictures_of(model: keras.Model, images) -> np.ndarray:
 
 
 class Watch:
-    """Runs a model as it is, and hands on what happens inside its blocks while it happens.
+    """Looks at what goes into the blocks of the ViT in a model, and at what their attention makes of it.
 
-    The model may be nested in others in any way: for the time of a run the `call` of each layer that is looked at is
-    replaced by one that calls the original and looks on. So nothing is rebuilt, no weight is copied, and no more than
-    one block's attention is held at a time. It is for eager runs in inference mode, of one thread.
+    The model may be nested in others in any way: its layers are called from a graph made for it, down to the blocks, in
+    which all models and layers that hold them are unfolded. The model stays as it is, no weight is copied, and no more
+    than one block's attention is held at a time. It is for eager runs in inference mode.
 
     Args:
-        model: Any model that holds one ViT of this package.
+        model: Any model that holds one ViT of this package. A `call` of one's own around the ViT is run with symbolic
+            tensors, as `keras.Layer` and `keras.ops` take them.
         readout: "token" or "gap", what the model's head reads, or None, as in `attention_rollout`.
 
     Raises:
@@ -111,10 +118,11 @@ class Watch:
                 "Expected a model without token merging, after which attention lies on no grid of patches. Received: "
                 f"{_named(model)}. Build it with token_merging=0 and load the same weights."
             )
-        self.patch_embedding = only_one(model, PatchEmbedding)
+        embedding = only_one(model, PatchEmbedding)
+        self.config = config_of(next(inner for inner in sublayers(model, keras.Model) if embedding in inner.layers))
         # What the model's head reads: a token, the mean of all patches, or what a learned probe attends to. Of a user's
         # own layers nothing can be told.
-        self.readout = "token" if sublayers(model, ClassToken) else "gap"
+        self.readout = "token" if self.config.class_token else "gap"
         for pooling in sublayers(model, (TokenPooling, AttentionPooling)):
             if isinstance(pooling, AttentionPooling):
                 self.readout = "map"
@@ -122,10 +130,10 @@ class Watch:
                 self.readout = "gap"
         if arguments.one_of("readout", readout, READOUTS) is not None:
             self.readout = readout
-        self.layout = self.pictures = self._feature_map_size = None
+        self.layout = self.pictures = None
 
     def run(self, inputs, on_attention: Callable | None = None, on_pooling: Callable | None = None):
-        """Runs the model on a batch.
+        """Runs the model on a batch, and looks at its images: see `pictures`, `layout`.
 
         Args:
             inputs: The model's input.
@@ -134,87 +142,96 @@ class Watch:
             on_pooling: Called as `on_pooling(scores)` with those of attention pooling, (batch, num_heads, 1, patches).
 
         Returns:
-            What the model returns.
+            A dict of lists of tensors: the model's "outputs", the "tokens" that each block takes, and what it "gives".
 
         Raises:
             ValueError: If a block runs more than once.
         """
-        count = itertools.count()
-
-        def block(layer, tokens, **kwargs):
-            self.see_tokens(layer, tokens)
-            if on_attention is None:
-                return original(layer)(tokens, training=False)
-            tokens, scores = original(layer)(tokens, training=False, return_attention_scores=True)
-            scores = to_numpy(scores)
-            if layer.compute_dtype != "float32":
-                # Their float32 softmax was rounded to the compute dtype, after which rows sum to 1 no more.
-                scores /= scores.sum(axis=-1, keepdims=True)
-            on_attention(next(count), scores)
-            # On PyTorch the tokens would hold on to the scores of all blocks before, for a gradient.
-            return ops.stop_gradient(tokens)
-
-        def pooling(layer, tokens, **kwargs):
-            x, scores = original(layer)(tokens, return_attention_scores=True)
-            on_pooling(to_numpy(scores))
-            return x
-
-        calls = {layer: functools.partial(block, layer) for layer in self.blocks}
+        graph = self._graph(inputs)
+        seen = keras.Model(graph.pop("inputs"), graph)(keras.tree.flatten(inputs), training=False)
+        self._look_at_images(seen)
+        for i, (block, tokens) in enumerate(zip(self.blocks, seen["tokens"], strict=True)):
+            if on_attention is not None:
+                on_attention(i, scores_of(block, tokens))
         if on_pooling is not None:
-            calls |= {layer: functools.partial(pooling, layer) for layer in sublayers(self.model, AttentionPooling)}
-        return self.run_with(inputs, calls)
+            for pooling, tokens in zip(self._layers["pooled"], seen["pooled"], strict=True):
+                on_pooling(to_numpy(pooling(tokens, return_attention_scores=True)[1]))
+        return seen
 
-    def run_with(self, inputs, calls):
-        """Runs the model with the `call` of some layers replaced, and looks at its images: see `pictures`, `layout`."""
+    def around_blocks(self, inputs):
+        """What lies around the blocks, as a function: of a list of what they give, to the dict that `run` returns."""
+        graph = self._graph(inputs, cut=True)
+        model = keras.Model(graph.pop("inputs") + graph["gives"], graph)
+        images = [ops.convert_to_tensor(x) for x in keras.tree.flatten(inputs)]
+        return lambda gives: model([*images, *gives], training=False)
 
-        def normalization(layer, images, **kwargs):
-            x = ops.cast(ops.stop_gradient(images), "float32")
-            self._image_size = tuple(int(side) for side in images.shape[1:3])
-            self.pictures = to_numpy(x if layer.apply else layer.denormalize(x))
-            return original(layer)(images)
+    def _graph(self, inputs, cut=False):
+        """Symbolic tensors of the model's run, by what they are; with `cut` what blocks give is an input itself."""
+        graph = {"gives": [], **{name: [] for name in _SEEN.values()}}
+        self._layers = {name: [] for name in _SEEN.values()}
 
-        def embedding(layer, feature_map, **kwargs):
-            self._feature_map_size = tuple(int(side) for side in feature_map.shape[1:3])
-            return original(layer)(feature_map)
-
-        calls = dict(calls)
-        for layer in sublayers(self.model, ImageNormalization):
-            calls[layer] = functools.partial(normalization, layer)
-        calls[self.patch_embedding] = functools.partial(embedding, self.patch_embedding)
-        self._image_size = self.layout = None
-        self._have_run = set()
-        with replaced_calls(calls):
-            return self.model(inputs, training=False)
-
-    def see_tokens(self, block, tokens):
-        """Takes the layout from the tokens of a block that runs now, which come after the patch embedding has run."""
-        if block in self._have_run:
-            # Two images, as of a siamese model, would be told as one.
-            raise ValueError(
-                f"Expected a model of blocks that run once. Received: {block.name!r} run again in "
-                f"{_named(self.model)}. Of a model that calls a ViT several times pass the ViT: model.get_layer(...)."
-            )
-        self._have_run.add(block)
-        height, width = self._feature_map_size
-        grid = (height // self.patch_embedding.patch_size[0], width // self.patch_embedding.patch_size[1])
-        image_size = self._image_size or (height, width)
-        layout = PatchLayout(
-            image_size,
-            grid,
-            tuple(
-                float(patch * pixels / side)
-                for patch, pixels, side in zip(
-                    self.patch_embedding.patch_size, image_size, (height, width), strict=True
+        def call(operation, *args, **kwargs):
+            name = next((name for kind, name in _SEEN.items() if isinstance(operation, kind)), None)
+            if name is None and isinstance(operation, keras.Layer) and sublayers(operation, tuple(_SEEN)):
+                return self._unfolded(operation, args, kwargs, call)
+            y = _Call(operation)(*args, **kwargs)
+            if name is None:
+                return y
+            if name == "tokens" and operation in self._layers[name]:
+                # Two images, as of a siamese model, would be told as one.
+                raise ValueError(
+                    f"Expected a model of blocks that run once. Received: {operation.name!r} run again in "
+                    f"{_named(self.model)}. Of a model that calls a ViT several times pass the ViT: "
+                    "model.get_layer(...)."
                 )
-            ),
-            tokens.shape[1] - math.prod(grid),
-        )
-        if layout.num_prefix_tokens < 0 or self.layout not in (None, layout):
-            raise ValueError(
-                "Expected blocks that all take every patch. Received: a block of "
-                f"{tokens.shape[1]} tokens in {_named(self.model)}, whose patches are {grid[0]} x {grid[1]}"
+            self._layers[name].append(operation)
+            graph[name].append(args[0])
+            if name == "tokens":
+                y = keras.Input(batch_shape=y.shape, dtype=y.dtype) if cut else y
+                graph["gives"].append(y)
+            return y
+
+        arrays = keras.tree.flatten(inputs)
+        # Sides that the model leaves open are those of the images.
+        sources = [
+            keras.Input(
+                [side or given for side, given in zip(x.shape[1:], array.shape[1:], strict=True)],
+                dtype=keras.backend.standardize_dtype(x.dtype),
             )
-        self.layout = layout
+            for x, array in zip(self.model.inputs if is_graph(self.model) else arrays, arrays, strict=True)
+        ]
+        structure = keras.tree.pack_sequence_as(inputs, sources)
+        graph["outputs"] = self._unfolded(self.model, (structure,), {}, call)
+        self.blocks = self._layers["tokens"]
+        return {"inputs": sources, **graph}
+
+    def _unfolded(self, layer, args, kwargs, call):
+        """Calls what a layer consists of in its place. Returns a list of its outputs."""
+        given = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
+        if is_graph(layer):
+            return replay(layer, given, call)
+        inner = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in given}
+        args, kwargs = keras.tree.map_structure(lambda x: inner.get(id(x), x), (args, kwargs))
+        return replay(keras.Model(list(inner.values()), layer.call(*args, **kwargs)), given, call)
+
+    def _look_at_images(self, seen):
+        (feature_map,) = seen["feature_map"]
+        sides = tuple(int(side) for side in feature_map.shape[1:3])
+        image_size = sides
+        for layer, images in zip(self._layers["images"], seen["images"], strict=True):
+            x = ops.cast(ops.stop_gradient(images), "float32")
+            image_size = tuple(int(side) for side in images.shape[1:3])
+            self.pictures = to_numpy(x if layer.apply else layer.denormalize(x))
+        patch_size, num_prefix_tokens = self.config.patch_size, self.config.num_prefix_tokens
+        grid = tuple(side // patch for side, patch in zip(sides, patch_size, strict=True))
+        pixels = (float(p * of / side) for p, of, side in zip(patch_size, image_size, sides, strict=True))
+        self.layout = PatchLayout(image_size, grid, tuple(pixels), num_prefix_tokens)
+        for tokens in seen["tokens"]:
+            if tokens.shape[1] != num_prefix_tokens + math.prod(grid):
+                raise ValueError(
+                    "Expected blocks that all take every patch. Received: a block of "
+                    f"{tokens.shape[1]} tokens in {_named(self.model)}, whose patches are {grid[0]} x {grid[1]}"
+                )
 
     def read_out(self, rows, pooling=None):
         """What the model's head reads of each token: the class token's row, or a mean over those of the patches.
@@ -244,12 +261,47 @@ class Watch:
         return rows[:, self.layout.num_prefix_tokens :].reshape(-1, *self.layout.grid)
 
 
+class _Call(keras.Operation):
+    """One call of a layer, in a graph of which the layer itself keeps nothing."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def call(self, *args, **kwargs):
+        if "training" in inspect.signature(self.operation.call).parameters:
+            # Layers that suppose otherwise, as augmentation does, have it written in their model's graph.
+            kwargs["training"] = False
+        y = self.operation(*args, **kwargs)
+        # On PyTorch each block would keep what its gradient takes.
+        return ops.stop_gradient(y) if isinstance(self.operation, TransformerBlock) else y
+
+    def compute_output_spec(self, *args, **kwargs):
+        return self.operation.compute_output_spec(*args, **kwargs)
+
+
+def scores_of(block, tokens):
+    """The attention weights of a block for its tokens, (batch, num_heads, num_tokens, num_tokens), in NumPy."""
+    scores = to_numpy(block.attention(block.norm_1(tokens), return_attention_scores=True)[1])
+    if block.compute_dtype != "float32":
+        # Their float32 softmax was rounded to the compute dtype, after which rows sum to 1 no more.
+        scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
 def sublayers(model, kind):
     """All layers of a kind in a model, however deep, each once, in the order in which they were added."""
     if not isinstance(model, keras.Layer):
         raise ValueError(f"Expected a Keras model. Received: {model!r}")
-    # Keras has no public way to the layers inside layers that are no models.
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    found, pending = [], [model]
+    while pending:
+        layer = pending.pop(0)
+        if layer not in found:
+            found.append(layer)
+            # Keras lists the layers of models alone; other layers have theirs as attributes.
+            inner = layer.layers if isinstance(layer, keras.Model) else keras.tree.flatten(list(vars(layer).values()))
+            pending = [each for each in inner if isinstance(each, keras.Layer)] + pending
+    return [layer for layer in found if isinstance(layer, kind)]
 
 
 def only_one(model, kind):
@@ -265,23 +317,6 @@ def only_one(model, kind):
             "Of a model that holds several ViTs pass one: model.get_layer(...)."
         )
     return found[0]
-
-
-def original(layer):
-    """A layer's own `call`, while another one is in its place."""
-    return functools.partial(type(layer).call, layer)
-
-
-@contextlib.contextmanager
-def replaced_calls(calls):
-    """Replaces the `call` of layers, each with its function in `calls`, until the block ends."""
-    try:
-        for layer, function in calls.items():
-            layer.call = function
-        yield
-    finally:
-        for layer in calls:
-            vars(layer).pop("call", None)
 
 
 def batches(inputs, batch_size):

@@ -174,17 +174,25 @@ class TransformerBlock(CompositeLayer):
             num_queries=None if return_attention_scores else self.num_outputs,
         )
         x, *more = x if isinstance(x, tuple) else (x,)
-        if self.num_outputs:
-            # All tokens' where the scores were asked for.
-            x, tokens = x[:, : self.num_outputs], tokens[:, : self.num_outputs]
-        if self.dropout.rate:
-            x = self.dropout(x, training=training)
-        tokens = tokens + self._branch(x, self.layer_scale_1, self.drop_path_1, training)
+        tokens = self.add_attention(tokens, x, training)
         if self.token_merging:
             tokens, *more = *self._merge(tokens, sizes, more.pop()), *more
-        x = self.mlp(self.norm_2(tokens), training=training)
-        tokens = tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
+        tokens = self.add_mlp(tokens, training)
         return (tokens, *more) if more else tokens
+
+    def add_attention(self, tokens, attended, training=None):
+        """The residual sum of the block's tokens and what its attention made of them."""
+        if self.num_outputs:
+            # All tokens' where the scores were asked for.
+            attended, tokens = attended[:, : self.num_outputs], tokens[:, : self.num_outputs]
+        if self.dropout.rate:
+            attended = self.dropout(attended, training=training)
+        return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
+
+    def add_mlp(self, tokens, training=None):
+        """The residual sum of those and what the MLP makes of them: what the block gives."""
+        x = self.mlp(self.norm_2(tokens), training=training)
+        return tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
 
     def _merge(self, tokens, sizes, keys):
         length = ops.shape(tokens)[1]

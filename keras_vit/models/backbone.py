@@ -1,19 +1,19 @@
 """Where in a model the backbone is that a builder of this package made, and what its user has put around it."""
 
-import re
 from typing import NamedTuple
 
 import keras
 
-from keras_vit.models.graph import is_graph, nodes_before, operations_before
+from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_before
+from keras_vit.preprocessing import carrier_of
+from keras_vit.record import config_of
 
 # A distilled ViT's two heads, of the class token and of the distillation token.
 HEADS = ("head", "head_dist")
-# The names of a ViT's blocks, or where there are none of a BiT's units, and of the layers between the last one and the
-# head. The ResNet of a hybrid belongs to its embedding.
-_KINDS = {
-    r"block_\d+": ("norm", "pooling", "pooling_dist", "fc_norm", "pre_logits", "pre_logits_tanh"),
-    r"stage_\d+_unit_\d+": ("norm", "relu", "pooling"),
+# The layers between the last block and the head, by the family of the record.
+_ABOVE = {
+    "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "pre_logits", "pre_logits_tanh"),
+    "bit": ("norm", "relu", "pooling"),
 }
 
 
@@ -58,15 +58,15 @@ def parts_of(model):
     """
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
-        how_many = f"{len(ways)} such models in it" if ways else f"layers {', '.join(_names(model))}"
+        names = ", ".join(layer.name for layer in model.layers)
+        how_many = f"{len(ways)} such models in it" if ways else f"layers {names}"
         raise ValueError(
-            "Expected a model of this package's builders, with layers named block_00 or stage_1_unit_01 and so on, or "
-            f"one that holds one such model as a layer. Received: model {model.name!r} with {how_many}"
+            "Expected a model of this package's builders, or one that goes on from it or holds it as a layer. "
+            f"Received: model {model.name!r} with {how_many}"
         )
     models = ways[0]
     backbone = models[-1]
-    pattern = _pattern(backbone)
-    blocks = [layer for layer in backbone.layers if re.fullmatch(pattern, layer.name)]
+    blocks = _blocks(backbone)
     before = {id(operation) for operation in operations_before(backbone, blocks[-1])}
     parts = Parts([], blocks, [], [], models)
     for layer in backbone.layers:
@@ -74,7 +74,7 @@ def parts_of(model):
             continue
         if id(layer) in before:
             parts.below.append(layer)
-        elif layer.name in _KINDS[pattern]:
+        elif layer.name in _ABOVE[config_of(backbone).family]:
             parts.above.append(layer)
         else:
             parts.others.extend(_flat(layer))
@@ -98,7 +98,7 @@ def head_inputs(model):
         id(x): x
         for operation, inputs in nodes_before(model.outputs)
         for x in inputs
-        if id(operation) not in own and id(x._keras_history.operation) in own
+        if id(operation) not in own and id(call_of(x)[0]) in own
     }
     return list(found.values())
 
@@ -113,18 +113,15 @@ def head_within(model):
     return len(parts.models) > 1 and any(layer.weights for layer in parts.others if layer in inner)
 
 
-def _pattern(model):
-    """The pattern of the names of a model's blocks, or None."""
-    return next((p for p in _KINDS if any(re.fullmatch(p, name) for name in _names(model))), None)
-
-
-def _names(model):
-    return [layer.name for layer in model.layers]
+def _blocks(model):
+    """The blocks among a model's own layers, from the first."""
+    names = config_of(model).block_names if carrier_of(model) is not None else ()
+    return [layer for layer in model.layers if layer.name in names]
 
 
 def _ways_to_blocks(model):
     """Yields, for each model that has blocks among its own layers, the models from `model` down to it."""
-    if is_graph(model) and _pattern(model):
+    if is_graph(model) and _blocks(model):
         yield [model]
         return
     for layer in model.layers:

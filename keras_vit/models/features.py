@@ -3,7 +3,8 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.layers import PatchDropout, PatchMap, PrefixTokens
+from keras_vit.layers import PatchDropout, PatchMap
+from keras_vit.record import config_of
 
 
 def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:
@@ -31,8 +32,10 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
     """
     arguments.one_of("format", format, ("tokens", "map"))
-    found = [layer for layer in model.layers if layer.name.startswith("block_")]
-    if not found:
+    config = config_of(model)
+    # A model that was cut out of another may have fewer blocks than its record says.
+    found = [layer for layer in model.layers if layer.name in config.block_names]
+    if config.family != "vit" or not found:
         raise ValueError(
             "Expected a ViT of this package's builders, with layers named block_00, block_01, ... Received: model "
             f"{model.name!r} with layers {', '.join(layer.name for layer in model.layers)}. Where one of them holds "
@@ -62,7 +65,6 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
                 f"{model.name!r}; build it with skip_unused_tokens=False, into which its weights load."
             )
         patch_embedding = model.get_layer("patch_embedding")
-        num_prefix_tokens = sum(layer.num_tokens for layer in model.layers if isinstance(layer, PrefixTokens))
-        to_map = PatchMap(patch_embedding.patch_size, num_prefix_tokens, name="patch_map")
+        to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
         outputs = [to_map(x, patch_embedding.input) for x in outputs]
     return keras.Model(model.input, outputs, name=f"{model.name}_features")

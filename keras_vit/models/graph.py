@@ -3,6 +3,17 @@
 import keras
 
 
+def call_of(tensor):
+    """The call that a symbolic tensor comes from.
+
+    Returns:
+        The operation, which call of it by number, the symbolic tensors that it took, and which of its outputs this is.
+    """
+    # Keras has no public way from a tensor to what made it: `layer.input` is of the layer's first call alone.
+    operation, node_index, tensor_index = tensor._keras_history
+    return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
+
+
 def nodes_before(tensors):
     """Walks back through the calls that symbolic tensors come from.
 
@@ -23,11 +34,9 @@ def nodes_before(tensors):
     """
     pending, seen = list(tensors), set()
     while pending:
-        # Keras has no other way from a tensor to what made it: `layer.input` is refused after a second call.
-        operation, node_index, _ = pending.pop(0)._keras_history
+        operation, node_index, inputs, _ = call_of(pending.pop(0))
         if (id(operation), node_index) not in seen:
             seen.add((id(operation), node_index))
-            inputs = list(operation._inbound_nodes[node_index].input_tensors)
             yield operation, inputs
             pending += inputs
 
@@ -57,6 +66,41 @@ def operations_before(model, layer):
         if within is not None:
             return _flat(operation for operation, _ in nodes_before(inputs)) + within
     return None
+
+
+def replay(model, inputs, call):
+    """Puts symbolic tensors through the graph of a model, with a function that stands for each call.
+
+    Args:
+        model: A functional or sequential `keras.Model`, built. No layer of it is called here.
+        inputs: A list of symbolic tensors, as `model.inputs`.
+        call: Function of an operation and the arguments that it is called with, which returns its symbolic outputs.
+
+    Returns:
+        A list of its outputs, as `model.outputs`.
+
+    Example:
+
+    >>> from keras_vit.models.graph import replay
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.ReLU()])
+    >>> replay(model, [keras.KerasTensor((1, 2))], lambda layer, x: layer.compute_output_spec(x))[0].shape
+    (1, 3)
+    """
+    end, outputs = keras.layers.Identity(name="end_of_replay"), []
+    # Keras finishes a graph of its own, from these to these, whatever `call` returns.
+    sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
+    given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
+
+    def step(operation, *args, **kwargs):
+        args, kwargs = keras.tree.map_structure(lambda x: given.get(id(x), x), (args, kwargs))
+        if operation is not end:
+            return call(operation, *args, **kwargs)
+        outputs.extend(args[0])
+        return sources[:1] * len(outputs)
+
+    graph = keras.Model(model.inputs, end(model.outputs))
+    keras.models.clone_model(graph, sources, clone_function=lambda operation: operation, call_function=step)
+    return outputs
 
 
 def is_graph(operation):

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.models.backbone import parts_of
-from keras_vit.models.graph import is_graph, nodes_before
+from keras_vit.models.graph import call_of, is_graph, nodes_before
 from keras_vit.preprocessing import carrier_of
 
 logger = logging.getLogger("keras_vit")
@@ -211,8 +211,7 @@ def _activation_behind(tensor):
 
     It is looked for behind what leaves probabilities what they are, as the mean of a distilled model's two heads.
     """
-    operation, node_index, tensor_index = tensor._keras_history
-    inputs = operation._inbound_nodes[node_index].input_tensors
+    operation, _, inputs, tensor_index = call_of(tensor)
     while isinstance(operation, keras.Model):
         if is_graph(operation):
             return _activation_behind(operation.outputs[tensor_index])

@@ -39,7 +39,7 @@ class VisionTransformer(RecordedModel):
     @property
     def blocks(self):
         """The transformer blocks, from the first."""
-        return [self.get_layer(f"block_{i:02d}") for i in range(self.config.num_layers)]
+        return [self.get_layer(name) for name in self.config.block_names]
 
 
 def vision_transformer(

@@ -5,6 +5,7 @@ from keras import ops
 from keras_vit.layers import PatchDropout, PatchEmbedding, PositionEmbedding, PrefixTokens, TransformerBlock
 from keras_vit.layers.patch_embedding import unfold
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.record import config_of
 
 
 class Encoder:
@@ -31,8 +32,8 @@ class Encoder:
                 "Expected `backbone` to be a ViT of this package's builders, with layers patch_embedding, block_00, "
                 f"... Received: {backbone!r}. Where one of its layers holds the ViT, pass that: model.get_layer(...)."
             )
-        height, width, self.channels = backbone.inputs[0].shape[1:]
-        if height is None or width is None:
+        config = config_of(backbone)
+        if config.any_size:
             raise ValueError(
                 "Expected a `backbone` for images of a fixed size. Received: model "
                 f"{backbone.name!r} with image_size=(None, None). Build it with an image_size; its weights load into "
@@ -61,35 +62,31 @@ class Encoder:
                 "whose preprocessing is folded, which is for inference."
             )
         self.patch_embedding = layers[start]
-        # Where the pooled vector alone is normalised there is no `norm` behind the blocks.
-        end = next((i for i, layer in enumerate(layers) if layer.name == "norm"), blocks[-1])
-        chain = layers[start + 1 : end + 1]
-        is_token_layer = [isinstance(layer, (PrefixTokens, PositionEmbedding)) for layer in chain]
-        self.token_layers = [layer for layer, is_token in zip(chain, is_token_layer, strict=True) if is_token]
-        self.block_layers = [layer for layer, is_token in zip(chain, is_token_layer, strict=True) if not is_token]
-        self.blocks = [layers[i] for i in blocks]
+        # A user's own layers may follow. Where the pooled vector alone is normalised, no `norm` follows the blocks.
+        own = config.block_names + ([] if config.norm_after_pooling else ["norm"])
+        chain = [*layers[start + 1 : blocks[0]], *(layer for layer in layers if layer.name in own)]
+        self.blocks = [layer for layer in chain if isinstance(layer, TransformerBlock)]
+        self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
+        self.block_layers = [layer for layer in chain if layer not in self.token_layers]
         self.stem = keras.Model(backbone.inputs[0], self.patch_embedding.input, name="stem")
         used = {id(v) for layer in (*self.stem.layers, self.patch_embedding, *chain) for v in layer.variables}
         self.unused_variables = [v for v in backbone.variables if id(v) not in used]
-        self.num_prefix_tokens = sum(layer.num_tokens for layer in chain if isinstance(layer, PrefixTokens))
-        self.hidden_dim = self.patch_embedding.hidden_dim
-
-        map_height, map_width = self.patch_embedding.input.shape[1:3]
-        if height % map_height or width % map_width:
+        self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
+        self.channels, self.grid = config.in_channels, config.grid
+        if any(side % config.stride for side in config.image_size):
             raise ValueError(
                 "Expected images that the ResNet below the patches divides into equal parts. Received: images of "
-                f"{height} x {width} pixels and a feature map of {map_height} x {map_width}"
+                f"{config.image_size[0]} x {config.image_size[1]} pixels and a ResNet that reduces them by "
+                f"{config.stride}"
             )
-        ph, pw = self.patch_embedding.patch_size
         # In pixels of the image, whatever lies between.
-        self.patch_size = (height // map_height * ph, width // map_width * pw)
-        self.grid = (map_height // ph, map_width // pw)
+        self.patch_size = tuple(config.stride * side for side in config.patch_size)
         self.num_patches = self.grid[0] * self.grid[1]
 
     @property
     def has_stem(self):
         """Whether there is a ResNet below the patches, through which pixels reach their neighbours' patches."""
-        return any(layer.variables for layer in self.stem.layers)
+        return bool(self.stem.variables)
 
     def embed(self, images, training=None):
         """Patch embeddings of images, (batch, num_patches, hidden_dim), without positions."""

@@ -34,6 +34,18 @@ class Held(keras.layers.Layer):
         return self.vit.compute_output_shape(images_shape)
 
 
+@keras.saving.register_keras_serializable(package="keras_vit_tests")
+class Own(keras.Model):
+    """A model with a `call` of its own."""
+
+    def __init__(self, vit, **kwargs):
+        super().__init__(**kwargs)
+        self.vit = vit
+
+    def call(self, images, training=None):
+        return keras.ops.add(self.vit(images, training=training), 0.0)
+
+
 def functional(vit):
     inputs = keras.Input((8, 12, 3))
     return keras.Model(inputs, keras.layers.Identity()(vit(keras.layers.RandomFlip(seed=0)(inputs))))
@@ -55,6 +67,10 @@ OUTER = {
     "layer": lambda vit: keras.Sequential([keras.Input((8, 12, 3)), Held(vit)]),
     "layers of their own": lambda vit: keras.Model(vit.input, vit.get_layer("head").output),
     "two inputs": with_other_input,
+    "a class of its own": lambda vit: Own(vit),
+    "names of their own": lambda vit: keras.Sequential(
+        [keras.Input((8, 12, 3)), keras.layers.Identity(name="normalization"), vit, keras.layers.Identity(name="head")]
+    ),
     "called twice elsewhere": lambda vit: (functional(vit), functional(vit))[1],
 }
 
@@ -74,13 +90,40 @@ def everything(model, inputs):
 def test_a_vit_inside_another_model_is_found(outer):
     vit, images = reference.build(num_registers=1)
     model = outer(vit)
-    inputs = [images, np.zeros((2, 5), "float32")] if len(model.inputs) == 2 else images
+    two = outer is with_other_input
+    inputs = [images, np.zeros((2, 5), "float32")] if two else images
     before = ops.convert_to_numpy(model(inputs, training=False))
     expected = everything(vit, images)
     for name, actual in everything(model, inputs).items():
         np.testing.assert_allclose(actual, expected[name], atol=1e-5, err_msg=name)
     assert patch_layout(model, inputs) == ((8, 12), (2, 3), (4, 4), 2)
     np.testing.assert_array_equal(ops.convert_to_numpy(model(inputs, training=False)), before)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("copied", [False, True], ids=["as built", "clone"])
+def test_a_head_of_ones_own_and_a_clone(nested, copied):
+    vit, images = reference.build(num_classes=0, num_registers=1)
+    expected = {name: array for name, array in everything(vit, images).items() if name != "gradient"}
+    model = functional(vit) if nested else vit
+    x = keras.layers.Dropout(0.5, name="dropout")(model.output)
+    model = keras.Model(model.input, keras.layers.Dense(4, name="block_of_mine")(x))
+    logits, weights = ops.convert_to_numpy(model(images)), model.get_weights()
+    if copied:
+        model = keras.models.clone_model(model)
+        model.set_weights(weights)
+        np.testing.assert_allclose(ops.convert_to_numpy(model(images)), logits, atol=1e-5)
+    actual = everything(model, images)
+    assert actual.pop("gradient").max() > 0
+    for name in expected:
+        np.testing.assert_allclose(actual[name], expected[name], atol=1e-5, err_msg=name)
+
+
+def test_layers_keep_nothing_of_a_look():
+    """Else they would grow with each epoch of a callback that looks on."""
+    model, images = reference.build()
+    everything(model, images)
+    assert {len(layer._inbound_nodes) for layer in model.layers} == {1}
 
 
 @pytest.mark.parametrize("outer", [lambda vit: vit, functional, sequential], ids=["plain", "functional", "sequential"])

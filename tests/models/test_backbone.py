@@ -32,8 +32,8 @@ def test_every_layer_of_a_builder_is_in_one_part(name):
 @pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": None}, {"representation_size": 7}])
 def test_a_model_without_a_head(changes):
     model = tiny.build(num_classes=0, **changes)
-    body = keras.Model(model.input, Dense(2, name="dense_of_mine")(model.output))
-    assert [layer.name for layer in parts_of(body).others if layer.weights] == ["dense_of_mine"]
+    body = keras.Model(model.input, Dense(2, name="block_7")(model.output))
+    assert [layer.name for layer in parts_of(body).others if layer.weights] == ["block_7"]
 
 
 def test_a_branch_beside_the_blocks_is_a_head_however_long():
@@ -61,7 +61,7 @@ def test_other_models():
         parts_of(dense)
     inputs = keras.Input((16, 16, 3))
     twins = [tiny.build(num_classes=0, name=name)(inputs) for name in ("a", "b")]
-    with pytest.raises(ValueError, match="holds one such model.*with 2 such models in it"):
+    with pytest.raises(ValueError, match="holds it as a layer.*with 2 such models in it"):
         parts_of(keras.Model(inputs, keras.layers.Add()(twins)))
     assert head_inputs(dense) == []
 

@@ -34,6 +34,26 @@ def test_features_share_weights_and_reload(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["head", "clone", "head of a clone", "loaded"])
+def test_features_of_a_model_that_goes_on_and_of_a_clone(kind, tmp_path):
+    vit = randomize(build(num_classes=0, num_registers=2))
+    model = vit
+    if "clone" in kind:
+        model = keras.models.clone_model(vit)
+        model.set_weights([ops.convert_to_numpy(w) for w in vit.weights])
+    if kind != "clone":
+        head = keras.layers.Dense(3, name="block_of_mine")(keras.layers.Dropout(0.5)(model.output))
+        model = keras.Model(model.input, head)
+    if kind == "loaded":
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    for format in ("tokens", "map"):
+        actual, expected = (numpy(keras_vit.features(each, (0, -1), format)(x)) for each in (model, vit))
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="Received: blocks="):
         keras_vit.features(build(), blocks=(0, 2))
@@ -42,6 +62,8 @@ def test_bad_arguments_are_named():
     inputs = keras.Input((16, 16, 3))
     with pytest.raises(ValueError, match="pass that"):
         keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))
+    with pytest.raises(ValueError, match="Expected a ViT"):
+        keras_vit.features(keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5), blocks=(0,))
     with pytest.raises(ValueError, match="patch_dropout_rate=0"):
         keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
     with pytest.raises(ValueError, match="token_merging=0"):

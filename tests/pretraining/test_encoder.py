@@ -37,6 +37,21 @@ def test_encoder_computes_what_the_backbone_does(changes):
     assert encoder.has_stem == ("stages" in changes)
 
 
+@pytest.mark.parametrize("kind", ["head", "clone"])
+def test_encoder_of_a_model_that_goes_on_and_of_a_clone(kind):
+    backbone = tiny.randomize(tiny.build(num_classes=0, num_registers=1))
+    model = keras.models.clone_model(backbone)
+    model.set_weights([keras.ops.convert_to_numpy(w) for w in backbone.weights])
+    if kind == "head":
+        x = keras.layers.Dropout(0.5, name="dropout")(model.output)
+        model = keras.Model(model.input, keras.layers.Dense(3, name="block_of_mine")(x))
+    images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
+    encoders = [Encoder(each) for each in (model, backbone)]
+    actual, expected = (keras.ops.convert_to_numpy(e.encode_patches(e.embed(images))) for e in encoders)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    assert [layer.name for layer in encoders[0].block_layers] == ["block_00", "block_01", "norm"]
+
+
 def test_patch_size_is_in_pixels_of_the_image():
     encoder = Encoder(tiny.build(stages=(1,), width_factor=0.5, image_size=(64, 32), patch_size=2))
     assert encoder.patch_size == (8, 8) and encoder.grid == (8, 4)
