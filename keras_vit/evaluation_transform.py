@@ -102,7 +102,7 @@ class EvaluationTransform:
                 places = ((places + 0.5) * image.shape[axis] / new[axis]).astype("int64")
                 image = np.take(image, np.clip(places, 0, image.shape[axis] - 1), axis=axis)
             return self._padded(image.astype("float32"), new, start, np)
-        rounded = self._rounds(image.dtype == np.uint8)
+        of_bytes = image.dtype == np.uint8
         rows, columns = (self._weights(image.shape[i], new[i], start[i], self.image_size[i]) for i in (0, 1))
         first, weights = rows
         # Rows that no pixel of the result sees need not be resized along.
@@ -110,9 +110,9 @@ class EvaluationTransform:
         image = image[top:bottom]
         for axis, places, shares in ((1, *columns), (0, first - top, weights)):
             image = _weighted(image, places, shares, axis)
-            if rounded:
+            if of_bytes and self.preprocessing.antialias:
                 image = np.clip(np.round(image), 0, 255)
-        return self._padded(self._clipped(image, np), new, start, np)
+        return self._padded(self._clipped(image, of_bytes, np), new, start, np)
 
     def in_tensorflow(self, image):
         """Transforms a tensor, (height, width, channels) with as many channels as are known, likewise."""
@@ -120,12 +120,12 @@ class EvaluationTransform:
 
         height, width = self.image_size
         interpolation, antialias = self.preprocessing.interpolation, self.preprocessing.antialias
-        shape = tf.shape(image, "int64")[:2]
+        of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
         whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
         if whole and interpolation in ("bilinear", "bicubic") and not antialias:
             # The official code's own function.
             image = tf.image.resize(image, self.image_size, interpolation)
-            return self._clipped(tf.cast(image, "float32"), tf)
+            return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
         # Only the window is computed: a resized image of 1 x 16384 pixels would be of 224 x 3.7 million.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
@@ -147,22 +147,19 @@ class EvaluationTransform:
                 antialias=antialias,
             )[0]
 
-        if self._rounds(image.dtype == tf.uint8):
+        if of_bytes and antialias:
             for axis in (1, 0):
                 along = tf.constant([axis == 0, axis == 1])
                 size = tf.where(along, [height, width], tf.shape(image)[:2])
                 image = resized(image, size, tf.where(along, scale, 1.0), tf.where(along, move, 0.0))
                 image = tf.clip_by_value(tf.round(image), 0.0, 255.0)
         else:
-            image = self._clipped(resized(image, [height, width], scale, move), tf)
+            image = self._clipped(resized(image, [height, width], scale, move), of_bytes, tf)
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
 
-    def _rounds(self, of_bytes):
-        return of_bytes and self.preprocessing.antialias
-
-    def _clipped(self, image, xp):
-        """Without what a kernel overshoots by; arrays of other channels have no limits."""
-        if self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
+    def _clipped(self, image, of_bytes, xp):
+        """Without what a kernel overshoots by, or its rounding; arrays of other channels have no limits."""
+        if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
             return image
         clip = np.clip if xp is np else xp.clip_by_value
         return clip(image, 0.0, 255.0) if image.shape[-1] in (1, 3, 4) else image

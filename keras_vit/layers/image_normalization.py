@@ -183,6 +183,7 @@ class ImageNormalization(keras.layers.Layer):
             **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()},
             "class_names": self.class_names,
             "multi_label": self.multi_label,
+            "config": None,
         }
 
     @classmethod
