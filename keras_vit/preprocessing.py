@@ -6,18 +6,30 @@ import numbers
 from collections.abc import Sequence
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+RESIZE_MODES = ("crop", "squash", "pad")
+# What these two do is the same by nature, whatever else is asked.
+_ANTIALIAS = {"nearest": False, "area": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """The resizing, cropping and scaling of images that a model was trained with.
 
+    How it is carried out is said in one place, `keras_vit.evaluation_transform`.
+
     Args:
-        mean: Float, or one float a channel: the mean of images scaled to [0, 1].
-        std: Float, or one float a channel: the standard deviation of images scaled to [0, 1]. With the default, 0.5 for
-            both, images of 0..255 become [-1, 1], as the official checkpoints expect.
+        value_range: (low, high): what pixels of 0 and 255 become before the mean is taken off.
+        mean: Float, or one float a channel: the mean of images scaled to `value_range`.
+        std: Float, or one float a channel: their standard deviation. With the default, 0.5 for both, images of 0..255
+            become [-1, 1], as the official checkpoints expect.
         interpolation: How images are resized: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        crop_fraction: Float in (0, 1]: the share of the shorter side that the evaluation's centre crop keeps.
+        antialias: Bool. True filters before shrinking and rounds to whole numbers, as Pillow and the code that takes it
+            do; False does neither, as the official code. None: True unless bilinear or nearest.
+        crop_fraction: Float in (0, 1]: the share of a side that the evaluation's centre crop keeps. Images are resized
+            for a size of `floor(size / crop_fraction)`.
+        resize_mode: "squash" resizes the whole image to that size, whatever its shape; "crop" keeps its shape and
+            resizes until the shorter side fits; "pad" until the longer one does, with the mean around. Then the centre
+            is cut out. None: "squash" with a `crop_fraction` of 1, else "crop".
 
     Raises:
         ValueError: If a constant is out of its range.
@@ -28,12 +40,16 @@ class Preprocessing:
     'bilinear'
     """
 
+    value_range: tuple[float, float] = (0.0, 1.0)
     mean: float | tuple[float, ...] = 0.5
     std: float | tuple[float, ...] = 0.5
     interpolation: str = "bilinear"
+    antialias: bool | None = None
     crop_fraction: float = 1.0
+    resize_mode: str | None = None
 
     def __post_init__(self):
+        value_range = _range(self.value_range)
         mean, std = _constants("mean", self.mean), _constants("std", self.std)
         if min(std) <= 0:
             raise ValueError(
@@ -49,13 +65,54 @@ class Preprocessing:
                 "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
                 f"Received: {self.crop_fraction!r}"
             )
-        for name, value in (("mean", mean), ("std", std), ("crop_fraction", float(self.crop_fraction))):
+        natural = _ANTIALIAS.get(self.interpolation)
+        if not isinstance(self.antialias, (bool, type(None))):
+            raise ValueError(
+                "Invalid value received for argument `antialias`. Expected True, False or None. "
+                f"Received: {self.antialias!r}"
+            )
+        if None not in (natural, self.antialias) and self.antialias != natural:
+            raise ValueError(
+                f"Invalid value received for argument `antialias`. Expected None or {natural} with "
+                f"interpolation={self.interpolation!r}. Received: {self.antialias!r}"
+            )
+        if self.resize_mode not in (None, *RESIZE_MODES):
+            raise ValueError(
+                f"Invalid value received for argument `resize_mode`. Expected {', '.join(map(repr, RESIZE_MODES))} or "
+                f"None. Received: {self.resize_mode!r}"
+            )
+        resolved = {
+            "value_range": value_range,
+            "mean": mean,
+            "std": std,
+            "antialias": self._usual_antialias() if self.antialias is None else self.antialias,
+            "crop_fraction": float(self.crop_fraction),
+            "resize_mode": self._usual_mode() if self.resize_mode is None else self.resize_mode,
+        }
+        for name, value in resolved.items():
             object.__setattr__(self, name, value)
 
+    def _usual_antialias(self):
+        return self.interpolation not in ("bilinear", "nearest")
+
+    def _usual_mode(self):
+        return "squash" if self.crop_fraction == 1 else "crop"
+
+    def changed(self, **changes) -> "Preprocessing":
+        """A copy with other values; where `antialias` or `resize_mode` is the usual one, it follows them."""
+        usual = {}
+        if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
+            usual["antialias"] = None
+        if self.resize_mode == self._usual_mode():
+            usual["resize_mode"] = None
+        return dataclasses.replace(self, **{**usual, **changes})
+
     @property
-    def antialias(self) -> bool:
-        """Whether shrinking filters before: in any way but the official code's bilinear one."""
-        return self.interpolation != "bilinear"
+    def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """What takes images x of 0..255 to the model's as `(x - offset) / scale`, one number or one a channel each."""
+        low, high = self.value_range
+        levels = 255 / (high - low)
+        return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
 
 
 def carrier_of(model):
@@ -82,7 +139,20 @@ def _is_number(value):
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _range(value):
+    try:
+        values = () if isinstance(value, str) else tuple(value)
+    except TypeError:
+        values = ()
+    if len(values) != 2 or not all(map(_is_number, values)) or values[0] >= values[1]:
+        raise ValueError(
+            f"Invalid value received for argument `value_range`. Expected (low, high), two numbers. Received: {value!r}"
+        )
+    return tuple(map(float, values))
+
+
 def _constants(name, value):
+    value = value.tolist() if hasattr(value, "tolist") else value
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not values or not all(map(_is_number, values)):
         raise ValueError(

@@ -1,4 +1,7 @@
+import json
+
 import keras
+import numpy as np
 import pytest
 
 import keras_vit
@@ -17,6 +20,12 @@ DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolat
         ({"std": 0}, "`std`. Expected positive"),
         ({"interpolation": "cubic"}, "`interpolation`. Expected one of"),
         ({"crop_fraction": 0}, "`crop_fraction`. Expected a number in"),
+        ({"value_range": (1, 0)}, "`value_range`. Expected .low, high."),
+        ({"value_range": 1}, "`value_range`. Expected .low, high."),
+        ({"antialias": 1}, "`antialias`. Expected True, False or None"),
+        ({"antialias": True, "interpolation": "nearest"}, "`antialias`. Expected None or False with"),
+        ({"antialias": False, "interpolation": "area"}, "`antialias`. Expected None or True with"),
+        ({"resize_mode": "stretch"}, "`resize_mode`. Expected 'crop', 'squash', 'pad' or None"),
         ({"crop_fraction": True}, "`crop_fraction`. Expected a number in"),
     ],
 )
@@ -28,6 +37,32 @@ def test_wrong_constants(wrong, message):
 def test_equal_constants_are_equal_records():
     assert Preprocessing(mean=[0.5]) == Preprocessing() != Preprocessing(interpolation="bicubic")
     assert Preprocessing(**DEIT).antialias and not Preprocessing().antialias
+
+
+def test_what_is_not_said_is_resolved_and_follows():
+    assert Preprocessing() == Preprocessing(antialias=False, resize_mode="squash", value_range=[0, 1])
+    assert Preprocessing(**DEIT) == Preprocessing(**DEIT, antialias=True, resize_mode="crop")
+    assert Preprocessing().changed(**DEIT) == Preprocessing(**DEIT)
+    said = Preprocessing(interpolation="bilinear", antialias=True, resize_mode="pad")
+    changed = said.changed(interpolation="bicubic", crop_fraction=0.9)
+    assert (changed.antialias, changed.resize_mode) == (True, "pad")
+    assert said.changed(interpolation="nearest").antialias is False
+
+
+def test_a_range_of_values_is_scaled_to():
+    model = tiny.build(preprocessing=Preprocessing(value_range=(-1, 1), mean=0.2, std=0.4))
+    pixels = np.array([[[[0.0, 127.5, 255.0]]]], "float32")
+    expected = (np.array([-1.0, 0.0, 1.0]) - 0.2) / 0.4
+    layer = model.get_layer("normalization")
+    np.testing.assert_allclose(keras_vit.preprocess_input(pixels, model).ravel(), expected, atol=1e-6)
+    np.testing.assert_allclose(layer.denormalize(layer.normalize(pixels)), pixels, atol=1e-4)
+    again = keras_vit.ViTConfig.from_dict(json.loads(json.dumps(model.config.to_dict())))
+    assert again.preprocessing == model.preprocessing
+    older = model.config.to_dict()
+    older["preprocessing"] = {"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.875}
+    assert keras_vit.ViTConfig.from_dict(older).preprocessing == Preprocessing(
+        interpolation="bicubic", crop_fraction=0.875
+    )
 
 
 def test_is_found_in_a_users_model_nested_or_not():

@@ -1,5 +1,7 @@
 """What the arguments of a pipeline come to, and whether they fit each other."""
 
+import dataclasses
+
 import keras
 import numpy as np
 
@@ -12,16 +14,16 @@ def inputs_of(preprocessing, **given):
 
     Args:
         preprocessing: A `Preprocessing`, a model that carries one, or None.
-        **given: The arguments of `pipeline` that may follow from it: image_size, channels, normalize, mean, std,
-            interpolation, antialias, crop_fraction; those that are not None win.
+        **given: The arguments of `pipeline` that may follow from it: image_size, channels, normalize, and the fields of
+            a `Preprocessing`; those that are not None win.
 
     Returns:
-        A dict of these arguments, none of them None.
+        A dict of image_size, channels, normalize and preprocessing, a `Preprocessing`.
 
     Raises:
         ValueError: If `preprocessing` is a model that carries none, or something else.
     """
-    found = {"image_size": 224, "channels": 3, "normalize": True, "antialias": False}
+    found = {"image_size": 224, "channels": 3, "normalize": True}
     record = Preprocessing()
     if isinstance(preprocessing, Preprocessing):
         record = preprocessing
@@ -47,22 +49,21 @@ def inputs_of(preprocessing, **given):
             found["channels"] = shape[3] or 3
             if None not in shape[1:3]:
                 found["image_size"] = shape[1:3]
-    found |= {name: getattr(record, name) for name in ("mean", "std", "interpolation", "crop_fraction")}
     given = {name: value for name, value in given.items() if value is not None}
-    if preprocessing is not None:
-        interpolation = given.get("interpolation", record.interpolation)
-        found["antialias"] = Preprocessing(interpolation=interpolation).antialias
-    return {**found, **given}
+    fields = {field.name: given.pop(field.name) for field in dataclasses.fields(record) if field.name in given}
+    if preprocessing is None and fields.get("interpolation") not in ("nearest", "area"):
+        fields = {"antialias": False, **fields}
+    return {**found, **given, "preprocessing": record.changed(**fields)}
 
 
-def scaling(mean, std, channels):
+def scaling(record, channels):
     """The (offset, divisor) of images of 0..255: floats, or arrays with one float a channel."""
-    constants = [np.reshape(np.array(c, "float32"), -1) for c in (mean, std)]
-    if any(len(c) not in (1, channels) for c in constants) or (constants[1] <= 0).any():
+    constants = [np.array(c, "float32") for c in record.offset_and_scale]
+    if any(len(c) not in (1, channels) for c in constants):
         raise ValueError(
-            f"Expected `mean` and `std` as numbers, or {channels} each, and `std` above 0. Received: {mean}, {std}"
+            f"Expected `mean` and `std` as numbers, or {channels} each. Received: {record.mean}, {record.std}"
         )
-    return tuple(float(c[0]) if len(c) == 1 else c for c in (255 * constants[0], 255 * constants[1]))
+    return tuple(float(c[0]) if len(c) == 1 else c for c in constants)
 
 
 def policy_of(policy):

@@ -3,9 +3,10 @@ import io
 
 import numpy as np
 
-from keras_vit.preprocessing import INTERPOLATIONS
+from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
+from keras_vit.preprocessing import INTERPOLATIONS, Preprocessing
 
-JPEG = b"\xff\xd8\xff"
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PN"
 CROPS = ("pretrain", "finetune", "pad", "eval")
 # What the paper's code resizes to before it crops; other sizes keep the 8/7 of the common 256 to 224.
 RESIZE = {384: 448, 480: 512}
@@ -23,7 +24,7 @@ class Crop:
         kind: "pretrain": a random part of the image, of `scale` of its area and an aspect ratio of 3/4 to 4/3.
             "finetune": the whole image resized to `resize_size`, then a random crop. "pad": the whole image resized to
             `image_size`, then a random crop of it with an eighth of black around, as is usual for images of 32 pixels.
-            "eval": the whole image resized, or its centre where `crop_fraction` is below 1.
+            "eval": as `keras_vit.Preprocessing` describes.
         flip: Bool, mirror half of the images.
         channels: Integer. Pictures are decoded to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels whatever they have;
             arrays must have as many.
@@ -31,9 +32,11 @@ class Crop:
         resize_size: (height, width) that "finetune" resizes to; None: 448 for 384, 512 for 480, else 8/7 of the size.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool, filter before shrinking, as Pillow does and the official code does not.
-        crop_fraction: Float in (0, 1]: the share of the largest centred window that "eval" keeps.
+        crop_fraction: Float in (0, 1], of "eval".
         max_pixels: Integer, height x width that an image may have.
-        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images.
+        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images. No resized image
+            is rounded to bytes then.
+        evaluation: The `keras_vit.Preprocessing` of "eval"; None: what the arguments above say.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file.
@@ -66,6 +69,7 @@ class Crop:
     crop_fraction: float = 1.0
     max_pixels: int = 50_000_000
     arrays: bool = False
+    evaluation: Preprocessing | None = None
 
     def __post_init__(self):
         for name, allowed in (("kind", CROPS), ("interpolation", INTERPOLATIONS)):
@@ -110,12 +114,14 @@ class Crop:
         import tensorflow as tf
 
         seed = tf.cast(seed, "int64")
-        image.set_shape((None, None, self.channels))
+        image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
             # Here, since a byte is a quarter of what it becomes. `tf.image` has this too, with checks of the shape that
             # take longer.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
+        if self.kind == "eval":
+            return EvaluationTransform(tuple(self.image_size), self._record()).in_tensorflow(image)
         image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
         image = tf.cast(image, "float32")
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
@@ -131,10 +137,23 @@ class Crop:
         """A window of a picture."""
         import tensorflow as tf
 
+        def pixels():
+            return tf.io.decode_image(encoded, self.channels, expand_animations=False)
+
+        def as_evaluated():
+            start = tf.strings.substr(encoded, 0, 3)
+            with tf.control_dependencies([self._allowed(self._header(encoded))]):
+                return tf.case(
+                    [
+                        (start == JPEG, lambda: decode_jpeg(encoded, self.channels)),
+                        (start == PNG, lambda: decode_png(encoded, self.channels)),
+                    ],
+                    default=pixels,
+                )
+
         def whole():
             shape = self._allowed(self._header(encoded))
-            image = tf.io.decode_image(encoded, self.channels, expand_animations=False)
-            return _cut(image, self._window(shape, seed))
+            return _cut(pixels(), self._window(shape, seed))
 
         def window():
             window = self._window(self._allowed(tf.image.extract_jpeg_shape(encoded)), seed)
@@ -142,6 +161,9 @@ class Crop:
 
         if self.channels == 4:
             return whole()
+        if self.kind == "eval":
+            # Slower, and as exported graphs and Pillow do: to the bit, or nearly.
+            return as_evaluated()
         # Decoding stops below the window. Where the end marker is missing the file may be cut off, and is decoded
         # whole, or it would fail in some epochs only.
         complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
@@ -190,7 +212,7 @@ class Crop:
         size = tf.case(
             [
                 (start == JPEG, lambda: tf.image.extract_jpeg_shape(encoded)),
-                (start == b"\x89PN", lambda: integers(16, 8, tf.int32, little_endian=False)),
+                (start == PNG, lambda: integers(16, 8, tf.int32, little_endian=False)),
                 (start == b"GIF", lambda: integers(6, 4, tf.uint16)),
                 (tf.strings.substr(encoded, 0, 2) == b"BM", lambda: integers(18, 8, tf.int32)),
             ],
@@ -225,12 +247,14 @@ class Crop:
             )
             return tf.concat([start[:2], extent[:2]], 0)
         size = shape[:2]
-        if self.kind == "eval" and self.crop_fraction < 1:
-            target = tf.constant(self.image_size, "float32")
-            ratio = tf.reduce_min(tf.cast(size, "float32") / target) * self.crop_fraction
-            extent = tf.maximum(tf.cast(tf.round(target * ratio), "int32"), 1)
-            return tf.concat([(size - extent) // 2, extent], 0)
         return tf.concat([[0, 0], size], 0)
+
+    def _record(self):
+        """What "eval" does."""
+        if self.evaluation is not None:
+            return self.evaluation
+        antialias = None if self.interpolation in ("nearest", "area") else self.antialias
+        return Preprocessing(interpolation=self.interpolation, antialias=antialias, crop_fraction=self.crop_fraction)
 
     def _size(self):
         """What an image is resized to."""

@@ -31,6 +31,8 @@ def pipeline(
     interpolation=None,
     antialias=None,
     crop_fraction=None,
+    resize_mode=None,
+    value_range=None,
     max_pixels=50_000_000,
     shuffle=None,
     shuffle_buffer=10_000,
@@ -66,22 +68,26 @@ def pipeline(
     Args:
         source: A `Source`.
         preprocessing: What a model wants its images to be like: the model, or a `keras_vit.Preprocessing`. It gives
-            `mean`, `std`, `interpolation`, `antialias` and `crop_fraction`; a model also `image_size`, `channels` and,
-            where it scales raw images itself, `normalize=False`. Arguments that are given win. None: the defaults
-            below.
+            `value_range`, `mean`, `std`, `interpolation`, `antialias`, `crop_fraction` and `resize_mode`; a model also
+            `image_size`, `channels` and, where it scales raw images itself, `normalize=False`. Arguments that are given
+            win. None: the defaults below.
         image_size: Integer, or (height, width), in pixels; 224 by default.
         batch_size: Integer, images a batch.
         training: Bool, which sets the defaults: True crops at random, flips and shuffles, False only resizes.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
-            `antialias`, `crop_fraction` and `max_pixels`.
+            `antialias` and `max_pixels`.
         flip: Bool, mirror half of the images; None: as `training` says.
         policy: The name of an augmentation, or a `Policy`.
         labels: "int" or "one_hot"; "none": images alone, as for a prediction; None: int, unless the policy mixes or
             smooths labels.
-        normalize: Bool, True by default, which gives `(x / 255 - mean) / std`; False the values of 0..255.
+        normalize: Bool, True by default, which gives `(x / 255 - mean) / std`, or so with another `value_range`; False
+            the values of 0..255.
         mean: Float, or one for each channel, of images scaled to [0, 1]; 0.5 by default.
         std: Float, or one for each channel, likewise; 0.5 by default. With both at 0.5, images are in [-1, 1].
         channels: Integer, of the images that come out; 3 by default.
+        crop_fraction: Of "eval", as in `keras_vit.Preprocessing`; so are `resize_mode` and `value_range`.
+        resize_mode: See there.
+        value_range: See there; (0, 1) by default.
         shuffle: Bool; None: as `training` says.
         shuffle_buffer: Integer, the images among which is drawn where they are not files. Files are all shuffled.
         seed: Integer.
@@ -119,6 +125,8 @@ def pipeline(
         interpolation=interpolation,
         antialias=antialias,
         crop_fraction=crop_fraction,
+        resize_mode=resize_mode,
+        value_range=value_range,
     )
     size, channels = inputs["image_size"], inputs["channels"]
     image_size = (size, size) if isinstance(size, int) else tuple(size)
@@ -136,7 +144,8 @@ def pipeline(
     )
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
-    offset, divisor = scaling(inputs["mean"], inputs["std"], channels)
+    record = inputs["preprocessing"]
+    offset, divisor = scaling(record, channels)
     if channels not in (1, 3, 4) and not source.arrays:
         raise ValueError(f"Expected 1, 3 or 4 `channels` of pictures; others need npy files. Received: {channels}")
     training_default = {True: ("pretrain", True), False: ("eval", False)}[bool(training)]
@@ -147,11 +156,12 @@ def pipeline(
         channels,
         scale,
         (resize_size, resize_size) if isinstance(resize_size, int) else resize_size,
-        inputs["interpolation"],
-        inputs["antialias"],
-        inputs["crop_fraction"],
+        record.interpolation,
+        record.antialias,
+        record.crop_fraction,
         max_pixels,
         source.arrays,
+        record,
     )
     shuffle = training_default[1] if shuffle is None else shuffle
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls

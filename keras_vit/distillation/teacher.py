@@ -30,12 +30,7 @@ def raw_images(images, model):
     layer = normalization_of(model)
     in_numpy = isinstance(images, np.ndarray)
     images = images.astype("float32") if in_numpy else ops.cast(images, "float32")
-    if layer.apply:
-        return images
-    scale, offset = (255 * np.array(constants, "float32") for constants in (layer.std, layer.mean))
-    if not in_numpy:
-        scale, offset = ops.convert_to_tensor(scale), ops.convert_to_tensor(offset)
-    return images * scale + offset
+    return images if layer.apply else layer.denormalize(images)
 
 
 class FrozenTeacher:
@@ -151,4 +146,4 @@ def _normalization(model):
 
 
 def _constants(layer):
-    return (layer.apply, *(() if layer.apply else (layer.mean, layer.std)))
+    return (layer.apply, *(() if layer.apply else layer.preprocessing.offset_and_scale))

@@ -7,6 +7,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
+from keras_vit.preprocessing import Preprocessing
+
 # What a row's status says; part of the frozen signature.
 STATUSES = ("ok", "unknown_format", "too_large", "damaged")
 OK, UNKNOWN_FORMAT, TOO_LARGE, DAMAGED = range(4)
@@ -15,8 +18,6 @@ JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 MAX_SIDE = 16_384
 # How many images of a request are decoded at a time; each may take some 12 bytes a pixel.
 PARALLEL = 4
-_KERNELS = {"bilinear": "triangle", "bicubic": "keyscubic", "lanczos3": "lanczos3", "lanczos5": "lanczos5"}
-_KERNELS |= {"area": "box"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,7 @@ class ImageReader:
     Args:
         image_size: (height, width) of the result, in pixels.
         channels: 1 (grey) or 3 (RGB), whatever the files hold.
-        interpolation: "bilinear" (without antialiasing, as the official code), or "bicubic", "nearest", "lanczos3",
-            "lanczos5" or "area" (as Pillow).
-        crop_fraction: Float in (0, 1]: the share of the shorter side that a centre crop keeps; 1 resizes the whole
-            image, whatever its shape.
+        preprocessing: The `Preprocessing` of the images.
         max_pixels: Integer, height x width that a file may say in its header.
 
     Call arguments:
@@ -49,8 +47,7 @@ class ImageReader:
 
     image_size: tuple[int, int]
     channels: int = 3
-    interpolation: str = "bilinear"
-    crop_fraction: float = 1.0
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     max_pixels: int = 25_000_000
 
     def __call__(self, image_bytes):
@@ -85,6 +82,8 @@ class ImageReader:
             The image and the place of its status, as the call; fails where the file is damaged.
         """
 
+        resize = EvaluationTransform(self.image_size, self.preprocessing).in_tensorflow
+
         def nothing(status):
             return lambda: (tf.zeros(self._shape), tf.constant(status))
 
@@ -93,14 +92,14 @@ class ImageReader:
             size = tf.cast(size, "int64")
             pixels = tf.reduce_prod(size)
             fits = tf.reduce_all((size > 0) & (size <= MAX_SIDE)) & (pixels <= self.max_pixels)
-            return tf.cond(fits, lambda: (self._resize(decode(data)), tf.constant(OK)), nothing(TOO_LARGE))
+            return tf.cond(fits, lambda: (resize(decode(data, self.channels)), tf.constant(OK)), nothing(TOO_LARGE))
 
         def jpeg():
-            return of(tf.image.extract_jpeg_shape(data)[:2], self._decode_jpeg)
+            return of(tf.image.extract_jpeg_shape(data)[:2], decode_jpeg)
 
         def png():
             width, height = (_big_endian(tf.strings.substr(data, i, 4)) for i in (len(PNG), len(PNG) + 4))
-            return of(tf.stack([height, width]), self._decode_png)
+            return of(tf.stack([height, width]), decode_png)
 
         image, status = tf.cond(
             _starts(data, JPEG),
@@ -108,58 +107,6 @@ class ImageReader:
             lambda: tf.cond(_starts(data, PNG), png, nothing(UNKNOWN_FORMAT)),
         )
         return tf.ensure_shape(image, self._shape), status
-
-    def _decode_jpeg(self, data):
-        # The accurate transform is what Pillow takes.
-        return self._grey(tf.io.decode_jpeg(data, 3, dct_method="INTEGER_ACCURATE"))
-
-    def _decode_png(self, data):
-        return self._grey(tf.io.decode_png(data, 3))
-
-    def _grey(self, image):
-        """Converts to grey where the model takes it, as Pillow does; libpng and libjpeg would do so in other ways."""
-        if self.channels == 3:
-            return image
-        return tf.round(tf.tensordot(tf.cast(image, "float32"), tf.constant([[0.299], [0.587], [0.114]]), 1))
-
-    def _resize(self, image):
-        image.set_shape((None, None, self.channels))
-        height, width = self.image_size
-        old = tf.cast(tf.shape(image)[:2], "float64")
-        new, start = tf.constant([height, width]), tf.constant([0, 0])
-        if self.crop_fraction < 1:
-            window = new
-            scale = tf.reduce_max(tf.cast(new, "float64") / self.crop_fraction / old)
-            new = tf.maximum(tf.cast(tf.round(old * scale), "int32"), window)
-            start = (new - window) // 2
-        # Only the window is computed: a resized image of 1 x 16384 pixels would be of 224 x 3.7 million.
-        scale = tf.cast(new, "float64") / old
-        if self.interpolation == "nearest":
-            for axis, size in enumerate(self.image_size):
-                places = (tf.range(size, dtype="float64") + tf.cast(start[axis], "float64") + 0.5) / scale[axis]
-                places = tf.minimum(tf.cast(places, "int32"), tf.shape(image)[axis] - 1)
-                image = tf.gather(image, places, axis=axis)
-            return tf.cast(image, "float32")
-        image, scale, move = tf.cast(image, "float32"), tf.cast(scale, "float32"), -tf.cast(start, "float32")
-        if self.interpolation == "bilinear":
-            return self._scale(image, [height, width], scale, move)
-        # Pillow does one axis after the other, each to bytes.
-        for axis in (1, 0):
-            along = tf.constant([axis == 0, axis == 1])
-            size = tf.where(along, [height, width], tf.shape(image)[:2])
-            image = self._scale(image, size, tf.where(along, scale, 1.0), tf.where(along, move, 0.0))
-            image = tf.clip_by_value(tf.round(image), 0.0, 255.0)
-        return image
-
-    def _scale(self, image, size, scale, move):
-        return tf.raw_ops.ScaleAndTranslate(
-            images=image[None],
-            size=size,
-            scale=scale,
-            translation=move,
-            kernel_type=_KERNELS[self.interpolation],
-            antialias=self.interpolation != "bilinear",
-        )[0]
 
 
 def _starts(data, magic):

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib
 import os
 import tempfile
@@ -284,8 +285,7 @@ def _constants_of(model, normalization):
                 f"{model.name!r} with {', '.join(reversed(changing))} before it. {advice}, with apply=True where the "
                 "model takes them raw."
             )
-    config = normalization.get_config()
-    return {key: config[key] for key in ("mean", "std", "apply", "interpolation", "crop_fraction")}
+    return {"apply": normalization.apply, **dataclasses.asdict(normalization.preprocessing)}
 
 
 def _answers(model, images, step):

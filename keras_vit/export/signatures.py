@@ -45,9 +45,7 @@ class Server(tf.Module):
         self.postprocess = postprocess
         *_, channels = self._shape
         if channels in (1, 3):
-            self._reader = ImageReader(
-                bytes_size, channels, normalization.interpolation, normalization.crop_fraction, limits.max_pixels
-            )
+            self._reader = ImageReader(bytes_size, channels, normalization.preprocessing, limits.max_pixels)
         else:
             # Neither JPEG nor PNG has so many.
             self._reader = None

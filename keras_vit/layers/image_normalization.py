@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import keras
 import numpy as np
 from keras import ops
@@ -18,15 +20,19 @@ class ImageNormalization(keras.layers.Layer):
         mean: Float, or one float a channel: the mean of images scaled to [0, 1].
         std: Float, or one float a channel: the standard deviation of images scaled to [0, 1]. With the default, 0.5 for
             both, images of 0..255 become [-1, 1], as the official checkpoints expect.
-        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`; False passes images through.
+        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`, or so with another
+            `value_range`; False passes images through.
         interpolation: How images are resized before they come here: "bilinear", "bicubic", "nearest", "lanczos3",
             "lanczos5" or "area".
-        crop_fraction: Float in (0, 1]: the share of the shorter side that the evaluation's centre crop keeps.
+        crop_fraction: Float in (0, 1]: the share of a side that the evaluation's centre crop keeps.
         folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are taken, and
             passed through. See `keras_vit.fold_preprocessing`.
         class_names: The names of the model's classes in the order of its outputs, or None.
         multi_label: Bool. True says that the model was trained for any number of classes an image, so that each output
             is a probability by itself (sigmoid); False that it was for one of them (softmax).
+        value_range: As in `Preprocessing`, and so `antialias` and `resize_mode`.
+        antialias: See there.
+        resize_mode: See there.
         config: A `ViTConfig`, a `BiTConfig` or what its `to_dict` returns. It holds the constants and the classes too,
             in the place of the arguments above. None where there is no record, as in files of version 0.1.
 
@@ -57,6 +63,9 @@ class ImageNormalization(keras.layers.Layer):
         folded=False,
         class_names=None,
         multi_label=False,
+        value_range=(0.0, 1.0),
+        antialias=None,
+        resize_mode=None,
         config=None,
         **kwargs,
     ):
@@ -67,7 +76,15 @@ class ImageNormalization(keras.layers.Layer):
             raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
         self.config = config if config is None or isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
         if self.config is None:
-            own = Preprocessing(mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction)
+            own = Preprocessing(
+                value_range=value_range,
+                mean=mean,
+                std=std,
+                interpolation=interpolation,
+                antialias=antialias,
+                crop_fraction=crop_fraction,
+                resize_mode=resize_mode,
+            )
             self._own = ModelConfig(preprocessing=own, class_names=class_names, multi_label=bool(multi_label))
 
     @property
@@ -151,7 +168,7 @@ class ImageNormalization(keras.layers.Layer):
 
     def _offset_and_scale(self, images):
         """The constants for 0..255, each of the images' kind."""
-        constants = [np.array([255 * value for value in c], "float32") for c in (self.mean, self.std)]
+        constants = [np.array(c, "float32") for c in self.preprocessing.offset_and_scale]
         return constants if isinstance(images, np.ndarray) else [ops.convert_to_tensor(c) for c in constants]
 
     def compute_output_shape(self, images_shape):
@@ -163,13 +180,10 @@ class ImageNormalization(keras.layers.Layer):
             return {**config, "config": self.config.to_dict()}
         return {
             **config,
-            "config": None,
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "interpolation": self.interpolation,
-            "crop_fraction": self.crop_fraction,
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()},
             "class_names": self.class_names,
             "multi_label": self.multi_label,
+            "config": None,
         }
 
     @classmethod

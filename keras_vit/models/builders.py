@@ -87,7 +87,10 @@ DeiTS16Distilled = _row("DeiTS16Distilled", _ViT, "S/16", **_DISTILLED)
 DeiTB16Distilled = _row("DeiTB16Distilled", _ViT, "B/16", **_DISTILLED)
 
 # DeiT III, a scale on each branch, and no position for the class token: arXiv 2204.07118, section 3.
-_WHOLE = {"activation": "gelu", "preprocessing": _Preprocessing(**{**_IMAGENET, "crop_fraction": 1.0})}
+_WHOLE = {
+    "activation": "gelu",
+    "preprocessing": _Preprocessing(**{**_IMAGENET, "crop_fraction": 1.0, "resize_mode": "crop"}),
+}
 _DEIT_3 = {"layer_scale_init": 1e-4, "class_token_position": False, **_WHOLE}
 DeiT3S16 = _row("DeiT3S16", _ViT, "S/16", **_DEIT_3)
 DeiT3B16 = _row("DeiT3B16", _ViT, "B/16", **_DEIT_3)

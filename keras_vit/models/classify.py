@@ -11,12 +11,11 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
 from keras_vit.models.preprocessing import normalization_of, scaled
 
 logger = logging.getLogger("keras_vit")
-# Pillow's numbers of its filters.
-_PILLOW = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bicubic": 3, "area": 4}
 
 
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
@@ -27,9 +26,8 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
         model: A model of this package.
 
     Returns:
-        The image, (height, width, channels), float32 of 0..255. With a crop fraction of 1 the whole image is resized to
-        the model's size, whatever its shape; else its shorter side is, and the centre cut out. A model of any size gets
-        the image as it is.
+        The image, (height, width, channels), float32 of 0..255, transformed as `keras_vit.Preprocessing` describes. A
+        model of any size gets the image as it is.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -58,14 +56,8 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
         raise ValueError(f"Cannot read {path!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
     if height is None or width is None:
         return _to_array(image)
-    layer = normalization_of(model)
-    if layer.crop_fraction == 1:
-        return _resize(image, height, width, layer.interpolation)
-    scale = max(height / layer.crop_fraction / image.height, width / layer.crop_fraction / image.width)
-    rows, columns = max(round(image.height * scale), height), max(round(image.width * scale), width)
-    image = _resize(image, rows, columns, layer.interpolation)
-    top, left = (rows - height) // 2, (columns - width) // 2
-    return image[top : top + height, left : left + width]
+    transform = EvaluationTransform((height, width), normalization_of(model).preprocessing)
+    return transform.in_numpy(_to_array(image, "uint8"))
 
 
 def read_images(paths: Sequence[str | os.PathLike], model: keras.Model) -> np.ndarray:
@@ -95,16 +87,8 @@ def read_images(paths: Sequence[str | os.PathLike], model: keras.Model) -> np.nd
     return np.stack(images)
 
 
-def _resize(image, height, width, interpolation):
-    """Bilinear without antialiasing, as the official code; any other way by Pillow, as the code that uses it does."""
-    if interpolation == "bilinear":
-        image = ops.image.resize(_to_array(image), (height, width), interpolation, data_format="channels_last")
-        return ops.convert_to_numpy(image)
-    return _to_array(image.resize((width, height), _PILLOW[interpolation]))
-
-
-def _to_array(image):
-    return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
+def _to_array(image, dtype="float32"):
+    return keras.utils.img_to_array(image, data_format="channels_last", dtype=dtype)
 
 
 def classify(

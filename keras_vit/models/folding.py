@@ -47,9 +47,9 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
         # A copy: on JAX two models that share an array lose it, since training donates it.
         weight.assign(keras.ops.copy(values[weight.path]))
 
-    mean, std = (255 * np.array(constants, "float64") for constants in (normalization.mean, normalization.std))
-    kernel = keras.ops.convert_to_numpy(embedding.kernel).astype("float64") / std[:, None]
-    bias = keras.ops.convert_to_numpy(embedding.bias) - (kernel * mean[:, None]).sum(axis=(0, 1, 2))
+    offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)
+    kernel = keras.ops.convert_to_numpy(embedding.kernel).astype("float64") / scale[:, None]
+    bias = keras.ops.convert_to_numpy(embedding.bias) - (kernel * offset[:, None]).sum(axis=(0, 1, 2))
     target = folded.get_layer(embedding.name)
     target.kernel.assign(kernel.astype("float32"))
     target.bias.assign(bias.astype("float32"))

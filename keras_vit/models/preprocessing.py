@@ -52,8 +52,9 @@ def scaled(x, model=None):
         scale, offset = 1.0, 0.0
     else:
         # Of three dimensions, since Keras would take one for the first axis under image_data_format="channels_first".
-        mean, std = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in (layer.mean, layer.std))
-        scale, offset = 1 / (255 * std), -mean / std
+        constants = layer.preprocessing.offset_and_scale
+        offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
+        scale, offset = 1 / scale, -offset / scale
     return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
 
 

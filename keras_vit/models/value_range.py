@@ -73,8 +73,8 @@ def range_of(model):
         return None
     if layer.apply:
         return 0.0, 255.0
-    mean, std = (np.array(constants) for constants in (layer.mean, layer.std))
-    return float(np.min((0 - mean) / std)), float(np.max((1 - mean) / std))
+    offset, scale = (np.array(constants) for constants in layer.preprocessing.offset_and_scale)
+    return float(np.min((0 - offset) / scale)), float(np.max((255 - offset) / scale))
 
 
 def in_unit_range(images):

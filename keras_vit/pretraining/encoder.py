@@ -124,8 +124,8 @@ class Encoder:
     def raw_patches(self, patches):
         """Patches of 0..255 out of flattened normalised ones, in NumPy."""
         num_pixels = self.patch_size[0] * self.patch_size[1]
-        mean, std = (
+        offset, scale = (
             np.tile(np.broadcast_to(constants, self.channels), num_pixels)
-            for constants in (self.normalization.mean, self.normalization.std)
+            for constants in self.normalization.preprocessing.offset_and_scale
         )
-        return 255 * (patches * std + mean)
+        return patches * scale + offset

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from keras_vit.weights import architecture, names
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
-from keras_vit.weights.preprocessing import of_huggingface, of_timm
+from keras_vit.weights.preprocessing import of_huggingface, of_own, of_timm
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.stated import stated
 
@@ -276,15 +276,16 @@ class Checkpoint:
     def _preprocessing(self):
         own = self.own.get("preprocessing")
         if own is not None:
-            return {name: own.get(name, value) for name, value in OFFICIAL_PREPROCESSING.items()}
+            # Files of version 0.1 lack some fields.
+            return OFFICIAL_PREPROCESSING | of_own(own)
         if self.file.container == "timm":
             return of_timm(self.facts.get("timm") or {})
         if self.file.container == "huggingface":
             self.says_preprocessing = isinstance(self.facts.get("preprocessor"), dict)
             return of_huggingface(self.path, self.facts.get("preprocessor"), self.config)
         if self.source.name == "deit" and "block_00/layer_scale_1/gamma" in self.weights:
-            # DeiT III is evaluated on whole images.
-            return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}
+            # DeiT III is evaluated on the whole of the shorter side.
+            return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
         imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
         if self.source.name == "timm" and any(weight in self.weights for weight in imagenet):
             # DeiT, DeiT III and DINOv2, which a bare state dict names by nothing else.

@@ -2,7 +2,9 @@
 
 import json
 
+from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.files import replacing
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import write
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
@@ -32,8 +34,9 @@ def write_folder(path, arrays, sizes, facts):
         raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
     path.mkdir(exist_ok=True)
     config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
+    preprocessor = _preprocessor(facts, sizes.in_channels)
     write.write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
-    _write_json(path / "preprocessor_config.json", _preprocessor(facts, sizes.in_channels))
+    _write_json(path / "preprocessor_config.json", preprocessor)
     _write_json(path / "config.json", config)
 
 
@@ -86,11 +89,12 @@ def _config(kind, sizes, facts, has_pooler):
 
 
 def _preprocessor(facts, channels):
-    preprocessing = facts["preprocessing"]
-    mean, std = (
-        list(values) * channels if len(values) == 1 else list(values)
-        for values in (preprocessing["mean"], preprocessing["std"])
-    )
+    preprocessing = Preprocessing(**facts["preprocessing"])
+    low, high = preprocessing.value_range
+    # Of images of 0 to 1.
+    mean = [(value - low) / (high - low) for value in preprocessing.mean]
+    std = [value / (high - low) for value in preprocessing.std]
+    mean, std = (values * (channels if len(values) == 1 else 1) for values in (mean, std))
     config = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -99,15 +103,24 @@ def _preprocessor(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        "resample": _RESAMPLE[preprocessing["interpolation"]],
+        # By Pillow or in its way, with antialiasing.
+        "resample": _RESAMPLE[preprocessing.interpolation],
     }
-    if facts["image_size"] is not None:
-        config["size"] = _size(facts["image_size"])
-        if preprocessing["crop_fraction"] < 1:
-            # The one that crops.
-            config["image_processor_type"] = "DeiTImageProcessor"
-            config |= {"do_center_crop": True, "crop_size": _size(facts["image_size"])}
-            config["size"] = _size(round(side / preprocessing["crop_fraction"]) for side in facts["image_size"])
+    mode = preprocessing.resize_mode
+    if facts["image_size"] is None:
+        return config
+    height, width = facts["image_size"]
+    if mode == "pad" or (mode == "crop" and height != width):
+        raise ValueError(
+            "The format 'huggingface' resizes the whole image, or the shorter side for a square. Received: "
+            f"resize_mode={mode!r} with images of {height} x {width}"
+        )
+    sides = EvaluationTransform((height, width), preprocessing).resized
+    config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
+    if mode == "crop" or preprocessing.crop_fraction < 1:
+        # The ones that crop.
+        config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
+        config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config
 
 

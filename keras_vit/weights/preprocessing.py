@@ -2,10 +2,14 @@
 
 import dataclasses
 
+import numpy as np
+
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
 # Pillow's numbers of its filters.
+_TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
+_TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
@@ -22,18 +26,40 @@ def preprocessing_of(checkpoint, record, **given):
     """
     if record is None:
         record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
-    return dataclasses.replace(record, **{name: value for name, value in given.items() if value is not None})
+    return record.changed(**{name: value for name, value in given.items() if value is not None})
+
+
+def of_own(facts):
+    """Reads the fields of a `Preprocessing` that a file of this package's own holds."""
+    found = {field.name: facts[field.name] for field in dataclasses.fields(Preprocessing) if field.name in facts}
+    if "value_range" in found:
+        # No list, which is for what has one value a channel.
+        found["value_range"] = np.array(found["value_range"])
+        if found["value_range"].tolist() == [0, 1]:
+            del found["value_range"]
+    return found
 
 
 def of_timm(config):
     """Reads the constants from timm's pretrained_cfg; what it does not say is the official code's."""
+    filter, mode = config.get("interpolation"), config.get("crop_mode")
+    if mode not in (None, *_TIMM_MODES):
+        raise ValueError(
+            f"Expected `crop_mode` of timm's pretrained_cfg to be one of {', '.join(map(repr, _TIMM_MODES))}. "
+            f"Received: {mode!r}"
+        )
     found = {
         "mean": config.get("mean"),
         "std": config.get("std"),
-        "interpolation": config.get("interpolation"),
+        "interpolation": _TIMM_FILTERS.get(filter, filter),
         "crop_fraction": config.get("crop_pct"),
     }
-    return {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
+    found = {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
+    if filter is not None:
+        found |= _by_pillow(found["interpolation"])
+    if mode is not None or config.get("crop_pct") is not None:
+        found["resize_mode"] = _TIMM_MODES[mode or "center"]
+    return found
 
 
 def of_huggingface(path, preprocessor, config):
@@ -45,7 +71,7 @@ def of_huggingface(path, preprocessor, config):
         config: Dict of config.json.
 
     Returns:
-        Dict of `mean`, `std`, `interpolation` and `crop_fraction`.
+        Dict of `mean`, `std`, `interpolation`, `antialias`, `crop_fraction` and `resize_mode`.
 
     Raises:
         ValueError: If it scales images otherwise than by 1/255.
@@ -64,12 +90,30 @@ def of_huggingface(path, preprocessor, config):
         )
     size, crop = (_side(preprocessor.get(key)) for key in ("size", "crop_size"))
     cropped = preprocessor.get("do_center_crop") and size and crop
+    interpolation = _RESAMPLE.get(preprocessor.get("resample"), OFFICIAL_PREPROCESSING["interpolation"])
     return {
         "mean": preprocessor.get("image_mean", OFFICIAL_PREPROCESSING["mean"]),
         "std": preprocessor.get("image_std", OFFICIAL_PREPROCESSING["std"]),
-        "interpolation": _RESAMPLE.get(preprocessor.get("resample"), OFFICIAL_PREPROCESSING["interpolation"]),
+        "interpolation": interpolation,
+        **_by_pillow(interpolation),
         "crop_fraction": min(crop / size, 1.0) if cropped else 1.0,
+        "resize_mode": "crop" if _keeps_shape(preprocessor) else "squash",
     }
+
+
+def _by_pillow(interpolation):
+    """Pillow antialiases in any way but the nearest pixel's."""
+    return {} if interpolation == "nearest" else {"antialias": True}
+
+
+def _keeps_shape(preprocessor):
+    """Whether images are resized by their shorter side."""
+    size = preprocessor.get("size")
+    if isinstance(size, dict):
+        return "shortest_edge" in size
+    # A number alone is a square, but for the classes that always kept the shape.
+    kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type"))
+    return kind.startswith(("Bit", "CLIP"))
 
 
 def _side(size):

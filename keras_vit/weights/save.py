@@ -1,5 +1,6 @@
 """Writes a model's weights in the formats of other code bases."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -191,7 +192,5 @@ def _facts(model, sizes):
         "num_heads": sizes.num_heads,
         "grid": sizes.grid_size,
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
-        "preprocessing": {
-            key: getattr(normalization, key) for key in ("mean", "std", "interpolation", "crop_fraction")
-        },
+        "preprocessing": dataclasses.asdict(normalization.preprocessing),
     }

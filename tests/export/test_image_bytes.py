@@ -4,6 +4,7 @@ import pytest
 from PIL import Image
 
 from keras_vit.models.classify import read_image
+from keras_vit.preprocessing import Preprocessing
 from tests.export.bodies import bad_images, encoded, pixels
 from tests.tiny import build
 
@@ -36,7 +37,7 @@ def test_files_are_read_as_predictions_read_them(files, channels, crop_fraction,
     size = (32, 40)
     preprocessing = {"interpolation": interpolation, "crop_fraction": crop_fraction}
     model = build(image_size=size, in_channels=channels, **preprocessing)
-    images, status = ImageReader(size, channels, **preprocessing)([file.read_bytes() for file in files])
+    images, status = ImageReader(size, channels, Preprocessing(**preprocessing))([file.read_bytes() for file in files])
     assert not status.numpy().any()
     for file, image in zip(files, images.numpy(), strict=True):
         # Pillow and libjpeg turn CMYK into RGB with a rounding each; grey is rounded before the resize.
@@ -46,7 +47,9 @@ def test_files_are_read_as_predictions_read_them(files, channels, crop_fraction,
 
 @pytest.mark.parametrize("interpolation", ["nearest", "area", "lanczos5"])
 def test_the_other_filters_give_an_image_of_the_same_picture(files, interpolation):
-    reader, plain = (ImageReader((9, 7), interpolation=kind) for kind in (interpolation, "bicubic"))
+    reader, plain = (
+        ImageReader((9, 7), preprocessing=Preprocessing(interpolation=kind)) for kind in (interpolation, "bicubic")
+    )
     data = [file.read_bytes() for file in files]
     assert np.abs(reader(data)[0] - plain(data)[0]).mean() < 30
 
@@ -67,6 +70,6 @@ def test_pixels_are_limited_before_they_are_decoded():
 
 def test_a_long_thin_image_costs_no_more_than_another():
     file = tf.io.encode_png(np.full((1, 16_384, 3), 7, "uint8")).numpy()
-    images, status = ImageReader((224, 224), crop_fraction=0.9)([file])
+    images, status = ImageReader((224, 224), preprocessing=Preprocessing(crop_fraction=0.9))([file])
     assert status.numpy().tolist() == [0]
     np.testing.assert_allclose(images, 7, atol=1e-3)

@@ -1,21 +1,26 @@
 import pytest
 
-from keras_vit.preprocessing import Preprocessing
+from keras_vit import Preprocessing
 from keras_vit.weights import preprocessing
 
 
 def test_what_is_given_comes_before_the_record():
-    given = {"mean": 0.4, "std": None, "interpolation": None, "crop_fraction": 0.9}
-    assert preprocessing.preprocessing_of(None, None, **given) == Preprocessing(mean=0.4, crop_fraction=0.9)
-    record = Preprocessing(mean=0.1, std=0.2)
-    found = preprocessing.preprocessing_of(None, record, **given)
-    assert found == Preprocessing(mean=0.4, std=0.2, crop_fraction=0.9)
+    found = preprocessing.preprocessing_of(None, None, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
+    assert found == Preprocessing(mean=0.4, crop_fraction=0.9)
+    pillow = Preprocessing(interpolation="bilinear", antialias=True)
+    assert preprocessing.preprocessing_of(None, pillow, interpolation="bicubic").antialias
 
 
 def test_timm_says_its_constants():
     config = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_pct": 0.95}
     expected = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_fraction": 0.95}
-    assert preprocessing.of_timm(config) == expected
+    assert preprocessing.of_timm(config) == {**expected, "antialias": True, "resize_mode": "crop"}
+    whole = preprocessing.of_timm({"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"})
+    assert whole["resize_mode"] == "crop" and whole["antialias"]
+    modes = [preprocessing.of_timm({"crop_mode": mode})["resize_mode"] for mode in ("squash", "border")]
+    assert modes == ["squash", "pad"]
+    with pytest.raises(ValueError, match="`crop_mode` .* Received: 'corner'"):
+        preprocessing.of_timm({"crop_mode": "corner"})
     assert preprocessing.of_timm({})["mean"] == 0.5
 
 
@@ -31,7 +36,8 @@ def test_timm_says_its_constants():
 def test_the_crop_is_a_share_of_the_size(size, crop, fraction):
     config = {"size": size, "crop_size": crop, "do_center_crop": True, "resample": 3}
     found = preprocessing.of_huggingface("folder", config, {})
-    assert found["crop_fraction"] == fraction and found["interpolation"] == "bicubic"
+    assert found["crop_fraction"] == fraction and found["interpolation"] == "bicubic" and found["antialias"]
+    assert found["resize_mode"] == ("crop" if size == {"shortest_edge": 256} else "squash")
 
 
 def test_without_a_crop_the_crop_size_does_not_count():

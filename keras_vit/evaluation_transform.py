@@ -1,0 +1,234 @@
+"""From an image of any size to one of the model's, as evaluation does it: one definition, carried out in NumPy and TF.
+
+The TensorFlow one is that of pipelines and of exported graphs alike, so their pixels are the same to the bit. The NumPy
+one needs no TensorFlow, and differs from it by rounding.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from keras_vit.preprocessing import Preprocessing
+
+# What TensorFlow calls the filters, and how far they reach.
+_KERNELS = {
+    "bilinear": ("triangle", 1.0),
+    "bicubic": ("keyscubic", 2.0),
+    "lanczos3": ("lanczos3", 3.0),
+    "lanczos5": ("lanczos5", 5.0),
+    "area": ("box", 0.5),
+}
+# libjpeg's accurate transform is what Pillow takes.
+_DCT = "INTEGER_ACCURATE"
+_GREY = (0.299, 0.587, 0.114)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationTransform:
+    """Resizes an image and cuts out or pads what the model takes, as a `Preprocessing` says.
+
+    An image of bytes is resized as Pillow does where it is antialiased: along the rows, then along the columns, each to
+    bytes. Otherwise, and where it is of floats, nothing is rounded.
+
+    Args:
+        image_size: (height, width) of the result, in pixels.
+        preprocessing: A `Preprocessing`.
+
+    Example:
+
+    >>> from keras_vit.evaluation_transform import EvaluationTransform
+    >>> transform = EvaluationTransform((224, 224), keras_vit.Preprocessing(interpolation="bicubic", crop_fraction=0.9))
+    >>> [part.tolist() for part in transform.plan((375, 500))]
+    [[248, 330], [12, 53]]
+    >>> transform.in_numpy(np.zeros((375, 500, 3), "uint8")).shape
+    (224, 224, 3)
+    """
+
+    image_size: tuple[int, int]
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+
+    @property
+    def resized(self):
+        """The (height, width) that images are resized to, or until one of the two fits."""
+        # A little more, or 384 / (384 / 438) would be below 438.
+        return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
+
+    def plan(self, size, xp=np):
+        """Says how large to resize an image, and where in that the result lies.
+
+        Args:
+            size: Its (height, width), integers of `xp`.
+            xp: NumPy, or TensorFlow.
+
+        Returns:
+            Two arrays of two int64: the (height, width) to resize to, and the (top, left) of the result, which is below
+            0 where there is padding.
+
+        Reference: timm's and torchvision's rounding, which is also transformers' but for the half pixel of a centre.
+        """
+        height, width = size[0], size[1]
+        rows, columns = map(np.int64, self.resized)
+        mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
+        if mode == "squash":
+            new = (0 * height + rows, 0 * width + columns)
+        else:
+            # Whether the height is what decides: it is the shorter side for a crop, else the longer.
+            short, long = height * columns, width * rows
+            by_height = short <= long if mode == "crop" else short >= long
+            # As torchvision cuts the other side off; timm rounds it where it does not leave it to torchvision.
+            half = 0 if mode == "crop" and square else 1
+            new = (
+                xp.where(by_height, rows, xp.maximum((2 * height * columns + half * width) // (2 * width), 1)),
+                xp.where(by_height, xp.maximum((2 * width * rows + half * height) // (2 * height), 1), columns),
+            )
+        new = xp.stack(new)
+        margin = new - np.array(self.image_size, "int64")
+        # A half is rounded to the even number, as in Python; a border's half to the smaller one before the image.
+        return new, xp.where(margin < 0, -(-margin // 2), (margin + margin // 2 % 2) // 2)
+
+    @property
+    def fill(self):
+        """What is around a padded image: the byte that is nearest to the mean, one or one a channel."""
+        offset, _ = self.preprocessing.offset_and_scale
+        return np.clip(np.round(np.array(offset, "float32")), 0, 255)
+
+    def in_numpy(self, image):
+        """Transforms a NumPy array, (height, width, channels), to float32 (*image_size, channels)."""
+        new, start = self.plan(np.array(image.shape[:2], "int64"))
+        if self.preprocessing.interpolation == "nearest":
+            for axis in (0, 1):
+                places = np.arange(self.image_size[axis]) + start[axis]
+                places = ((places + 0.5) * image.shape[axis] / new[axis]).astype("int64")
+                image = np.take(image, np.clip(places, 0, image.shape[axis] - 1), axis=axis)
+            return self._padded(image.astype("float32"), new, start, np)
+        of_bytes = image.dtype == np.uint8
+        rows, columns = (self._weights(image.shape[i], new[i], start[i], self.image_size[i]) for i in (0, 1))
+        first, weights = rows
+        # Rows that no pixel of the result sees need not be resized along.
+        top, bottom = max(first.min(), 0), min(first.max() + weights.shape[1], len(image))
+        image = image[top:bottom]
+        for axis, places, shares in ((1, *columns), (0, first - top, weights)):
+            image = _weighted(image, places, shares, axis)
+            if of_bytes and self.preprocessing.antialias:
+                image = np.clip(np.round(image), 0, 255)
+        return self._padded(self._clipped(image, of_bytes, np), new, start, np)
+
+    def in_tensorflow(self, image):
+        """Transforms a tensor, (height, width, channels) with as many channels as are known, likewise."""
+        import tensorflow as tf
+
+        height, width = self.image_size
+        interpolation, antialias = self.preprocessing.interpolation, self.preprocessing.antialias
+        of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
+        whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
+        if whole and interpolation in ("bilinear", "bicubic") and not antialias:
+            # The official code's own function.
+            image = tf.image.resize(image, self.image_size, interpolation)
+            return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
+        new, start = self.plan(shape, tf)
+        # Only the window is computed: a resized image of 1 x 16384 pixels would be of 224 x 3.7 million.
+        scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
+        if interpolation == "nearest":
+            for axis in (0, 1):
+                places = tf.cast(tf.range(self.image_size[axis], dtype="int64") + start[axis], "float64") + 0.5
+                places = tf.cast(places * tf.cast(shape[axis], "float64") / tf.cast(new[axis], "float64"), "int64")
+                image = tf.gather(image, tf.clip_by_value(places, 0, shape[axis] - 1), axis=axis)
+            return self._padded(tf.cast(image, "float32"), new, start, tf)
+        scale, move = tf.cast(scale, "float32"), -tf.cast(start, "float32")
+
+        def resized(image, size, scale, move):
+            return tf.raw_ops.ScaleAndTranslate(
+                images=image[None],
+                size=size,
+                scale=scale,
+                translation=move,
+                kernel_type=_KERNELS[interpolation][0],
+                antialias=antialias,
+            )[0]
+
+        if of_bytes and antialias:
+            for axis in (1, 0):
+                along = tf.constant([axis == 0, axis == 1])
+                size = tf.where(along, [height, width], tf.shape(image)[:2])
+                image = resized(image, size, tf.where(along, scale, 1.0), tf.where(along, move, 0.0))
+                image = tf.clip_by_value(tf.round(image), 0.0, 255.0)
+        else:
+            image = self._clipped(resized(image, [height, width], scale, move), of_bytes, tf)
+        return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
+
+    def _clipped(self, image, of_bytes, xp):
+        """Without what a kernel overshoots by, or its rounding; arrays of other channels have no limits."""
+        if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
+            return image
+        clip = np.clip if xp is np else xp.clip_by_value
+        return clip(image, 0.0, 255.0) if image.shape[-1] in (1, 3, 4) else image
+
+    def _padded(self, image, new, start, xp):
+        if self.preprocessing.resize_mode != "pad":
+            return image
+        inside = []
+        for axis, side in enumerate(self.image_size):
+            places = np.arange(side) + start[axis]
+            inside.append((places >= 0) & (places < new[axis]))
+        return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
+
+    def _weights(self, old, new, start, size):
+        """The first pixel that each of `size` new ones sees, and the weights of that and the next ones."""
+        kind, reach = _KERNELS[self.preprocessing.interpolation]
+        step = old / new
+        wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
+        centres = (np.arange(size) + start + 0.5) * step
+        first = np.ceil(centres - reach * wide - 0.5).astype("int64")
+        places = first[:, None] + np.arange(math.floor(2 * reach * wide) + 1)
+        weights = _kernel(kind, (places + 0.5 - centres[:, None]) / wide)
+        weights[(places < 0) | (places >= old)] = 0
+        total = weights.sum(axis=1, keepdims=True)
+        return first, (weights / np.where(total == 0, 1, total)).astype("float32")
+
+
+def decode_jpeg(encoded, channels):
+    """The pixels of a JPEG, uint8, with 1 (grey) or 3 channels, as Pillow decodes it; a TensorFlow operation."""
+    import tensorflow as tf
+
+    return _to_channels(tf.io.decode_jpeg(encoded, 3, dct_method=_DCT), channels)
+
+
+def decode_png(encoded, channels):
+    """The pixels of a PNG, likewise."""
+    import tensorflow as tf
+
+    return _to_channels(tf.io.decode_png(encoded, 3), channels)
+
+
+def _to_channels(image, channels):
+    """Grey where the model takes it, as Pillow does; libpng and libjpeg would do so in other ways."""
+    import tensorflow as tf
+
+    if channels == 3:
+        return image
+    grey = tf.tensordot(tf.cast(image, "float32"), tf.constant([[part] for part in _GREY]), 1)
+    return tf.cast(tf.round(grey), "uint8")
+
+
+def _kernel(kind, x):
+    x = np.abs(x)
+    if kind == "triangle":
+        return np.maximum(0, 1 - x)
+    if kind == "box":
+        return np.where(x < 0.5, 1.0, np.where(x == 0.5, 0.5, 0.0))
+    if kind == "keyscubic":
+        near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+        return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+    reach = int(kind[-1])
+    return np.where(x < reach, np.sinc(x) * np.sinc(x / reach), 0.0)
+
+
+def _weighted(image, first, weights, axis):
+    """The sum of an image's pixels along an axis, of which each new one has its own weights."""
+    # In front, where what is taken lies in one piece.
+    image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
+    total = np.zeros((len(first), *image.shape[1:]), "float32")
+    for i, shares in enumerate(weights.T):
+        total += image[np.clip(first + i, 0, len(image) - 1)] * shares[:, None, None]
+    return np.moveaxis(total, 0, axis)

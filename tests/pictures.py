@@ -1,0 +1,17 @@
+"""Photograph-like JPEGs of odd sizes."""
+
+import numpy as np
+from PIL import Image
+
+
+def write_jpegs(folder, count=20):
+    """Writes smooth pictures with grain on them, and returns their paths in order of name."""
+    rng, paths = np.random.default_rng(0), []
+    for i in range(count):
+        width, height = (2 * int(side) + 1 for side in rng.integers(50, 160, 2))
+        coarse = Image.fromarray(rng.integers(0, 256, (9, 11, 3)).astype("uint8")).resize((width, height), 3)
+        grain = rng.normal(0, 12, (height, width, 1))
+        paths.append(folder / f"{i:02}.jpg")
+        pixels = np.clip(np.asarray(coarse) + grain, 0, 255).astype("uint8")
+        Image.fromarray(pixels).save(paths[-1], quality=92)
+    return paths

@@ -1,0 +1,164 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vit
+from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg
+from keras_vit.models.classify import read_image
+from keras_vit.preprocessing import Preprocessing
+from keras_vit.weights.preprocessing import of_huggingface, of_timm
+from tests import tiny
+from tests.golden import GOLDEN_FOLDER
+from tests.peers import peer
+from tests.pictures import write_jpegs
+
+tf = pytest.importorskip("tensorflow", reason="the graph is TensorFlow's")
+
+from keras_vit.data import from_dataframe, from_directory  # noqa: E402
+from keras_vit.evaluation.features import extract_features  # noqa: E402
+
+SIZE = 112
+TIMM = {f"timm {pct}": of_timm({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
+TIMM |= {
+    f"timm {mode} {pct}": of_timm({"interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
+    for mode in ("squash", "border")
+    for pct in (0.9, 1.0)
+}
+SQUARE = {"height": SIZE, "width": SIZE}
+PROCESSORS = {
+    "vit": {"size": SQUARE, "resample": 2},
+    "siglip": {"size": SQUARE, "resample": 3},
+    "deit": {"size": {"height": 128, "width": 128}, "crop_size": SQUARE, "do_center_crop": True, "resample": 3},
+    "bit": {"size": {"shortest_edge": 128}, "crop_size": SQUARE, "do_center_crop": True, "resample": 3},
+}
+CLASSES = {"vit": "ViT", "siglip": "Siglip", "deit": "DeiT", "bit": "Bit"}
+RECORDS = {
+    "official": Preprocessing(),
+    **{name: Preprocessing(**fields) for name, fields in TIMM.items()},
+    **{name: Preprocessing(**of_huggingface("", fields, {})) for name, fields in PROCESSORS.items()},
+}
+OTHERS = {
+    "not filtered": Preprocessing(interpolation="bicubic", antialias=False, crop_fraction=0.8),
+    "long": Preprocessing(interpolation="lanczos5"),
+    "nearest": Preprocessing(interpolation="nearest", crop_fraction=0.7, resize_mode="pad"),
+    "area": Preprocessing(interpolation="area", crop_fraction=0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_jpegs(tmp_path_factory.mktemp("images"))
+
+
+def in_tensorflow(files, record, size=(SIZE, SIZE)):
+    transform = EvaluationTransform(size, record)
+    return [transform.in_tensorflow(decode_jpeg(file.read_bytes(), 3)).numpy() for file in files]
+
+
+def near(first, second):
+    """The share of pixels that differ by one level at most."""
+    return np.mean([np.abs(a - b).max(axis=-1) < 1.01 for a, b in zip(first, second, strict=True)])
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *OTHERS])
+@pytest.mark.parametrize("size", [(SIZE, SIZE), (64, 96)])
+def test_numpy_and_tensorflow_agree(files, name, size):
+    record = {**RECORDS, **OTHERS}[name]
+    model = tiny.build(image_size=size, patch_size=32 if size[0] == 64 else 56, preprocessing=record)
+    # Whether a pixel at the very edge of a box counts is a matter of rounding.
+    least = 0.98 if name == "area" else 0.999
+    assert near([read_image(file, model) for file in files], in_tensorflow(files, record, size)) > least
+
+
+def test_is_the_official_codes_transform(files):
+    for file, image in zip(files, in_tensorflow(files, RECORDS["official"]), strict=True):
+        decoded = tf.io.decode_jpeg(file.read_bytes(), 3, dct_method="INTEGER_ACCURATE")
+        np.testing.assert_allclose(image, tf.image.resize(decoded, (SIZE, SIZE)), atol=1e-3)
+
+
+def by_pillow(file, size, mode, fraction, resample, fill=(128, 128, 128)):
+    """As timm and torchvision do."""
+    image, scaled = Image.open(file).convert("RGB"), math.floor(size / fraction)
+    width, height = image.size
+    if mode == "squash":
+        new = (scaled, scaled)
+    elif mode == "border":
+        ratio = max(width, height) / scaled
+        new = (round(width / ratio), round(height / ratio))
+    elif width <= height:
+        new = (scaled, int(scaled * height / width))
+    else:
+        new = (int(scaled * width / height), scaled)
+    image = np.asarray(image.resize(new, resample), "float32")
+    padding = [(max(size - side, 0) // 2, (max(size - side, 0) + 1) // 2) for side in image.shape[:2]]
+    if np.any(padding):
+        image = np.stack([np.pad(image[..., i], padding, constant_values=fill[i]) for i in range(3)], axis=-1)
+    top, left = (round((side - size) / 2) for side in image.shape[:2])
+    return image[top : top + size, left : left + size]
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_is_timms_transform(files, name):
+    mode, fraction = ["center", *name.split()[1:]][-2:]
+    theirs = [by_pillow(file, SIZE, mode, float(fraction), 3 if mode == "center" else 2) for file in files]
+    assert near(in_tensorflow(files, RECORDS[name]), theirs) > 0.999
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_is_transformers_transform(files, name):
+    kind = getattr(peer(f"transformers.models.{name}.image_processing_pil_{name}"), f"{CLASSES[name]}ImageProcessorPil")
+    processor = kind(**PROCESSORS[name], do_rescale=False, do_normalize=False)
+    shares = []
+    for file, image in zip(files, in_tensorflow(files, RECORDS[name]), strict=True):
+        picture = Image.open(file).convert("RGB")
+        # A centre half a pixel away is rounded as torchvision rounds it, which is to the other side in some sizes.
+        short, long = sorted(picture.size)
+        if name == "bit" and (128 * long // short - SIZE) % 4 == 3:
+            continue
+        theirs = np.moveaxis(np.array(processor(picture)["pixel_values"][0], "float32"), 0, -1)
+        shares.append(near([image], [theirs]))
+    assert len(shares) > 10 and np.mean(shares) > 0.999
+
+
+def test_a_deit_file_gives_its_pixels(files):
+    model = keras_vit.from_pretrained(GOLDEN_FOLDER / "timm_deit_distilled.safetensors", num_heads=4)
+    size = model.input_shape[1]
+    theirs = np.array([by_pillow(file, size, "center", 0.875, 3) for file in files])
+    data = from_dataframe(
+        {"path": list(map(str, files))},
+        label_column=None,
+        training=False,
+        preprocessing=model,
+    )
+    ours = np.concatenate([batch.numpy() for batch in data])
+    mean, std = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
+    assert near((ours * std + mean) * 255, theirs) > 0.999
+
+
+@pytest.mark.parametrize("name", ["official", "timm 0.9", "timm border 0.9", "vit", "bit", "not filtered"])
+def test_every_way_gives_the_same_pixels(tmp_path, name):
+    record = {**RECORDS, **OTHERS}[name]
+    for kind in "ab":
+        (tmp_path / "images" / kind).mkdir(parents=True)
+    files = write_jpegs(tmp_path / "images" / "a")
+    files[10:] = [file.rename(tmp_path / "images" / "b" / file.name) for file in files[10:]]
+    model = tiny.build(image_size=32, preprocessing=record, include_preprocessing=True, num_classes=0)
+    # What it gives are its images as they come in.
+    pixels = keras.Model(model.input, keras.layers.Flatten()(model.get_layer("normalization").output))
+    options = {"preprocessing": pixels, "training": False, "batch_size": 7}
+    folder = from_directory(tmp_path / "images", **options)
+    table = from_dataframe({"path": list(map(str, files)), "label": [0] * 10 + [1] * 10}, **options)
+    first, second = (np.concatenate([images.numpy() for images, _ in data]) for data in (folder, table))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, in_tensorflow(files, record, (32, 32)))
+    flat = keras.ops.convert_to_numpy(pixels(first))
+    np.testing.assert_array_equal(extract_features(pixels, folder, verbose=0)[0], flat)
+    if keras.backend.backend() == "tensorflow":
+        keras_vit.export.saved_model(pixels, tmp_path / "served")
+        serve = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_bytes"]
+        answer = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
+        (served,) = (value.numpy() for value in answer.values() if value.dtype == tf.float32)
+        np.testing.assert_array_equal(served, flat)
