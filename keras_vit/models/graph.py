@@ -96,7 +96,7 @@ def replay(model, inputs, call):
         if operation is not end:
             return call(operation, *args, **kwargs)
         outputs.extend(args[0])
-        return sources[:1] * len(outputs)
+        return end(sources)[:1] * len(outputs)
 
     graph = keras.Model(model.inputs, end(model.outputs))
     keras.models.clone_model(graph, sources, clone_function=lambda operation: operation, call_function=step)
