@@ -29,15 +29,17 @@ def config_of(model: keras.Model) -> ModelConfig:
     192
     """
     carrier = carrier_of(model)
-    if carrier is None:
+    if getattr(carrier, "config", None) is not None:
+        return carrier.config
+    owner = None if carrier is None else _owner(model, carrier)
+    names = {layer.name for layer in owner.layers} if owner else set()
+    if not names >= {"patch_embedding", "block_00"} and not names >= {"root_conv", "root_pool", "stage_1_unit_01"}:
         raise ValueError(
             "Expected a model of this package's builders, or one that goes on from it or holds it. Received: model "
             f"{model.name!r}, none of whose layers carries a record; they are "
             f"{', '.join(layer.name for layer in model.layers)}"
         )
-    if getattr(carrier, "config", None) is not None:
-        return carrier.config
-    return _of_version_0_1(_owner(model, carrier), carrier)
+    return _of_version_0_1(owner, carrier)
 
 
 def _owner(model, layer):
