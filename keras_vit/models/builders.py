@@ -95,6 +95,7 @@ _DEIT_3 = {"layer_scale_init": 1e-4, "class_token_position": False, **_WHOLE}
 DeiT3S16 = _row("DeiT3S16", _ViT, "S/16", **_DEIT_3)
 DeiT3B16 = _row("DeiT3B16", _ViT, "B/16", **_DEIT_3)
 DeiT3L16 = _row("DeiT3L16", _ViT, "L/16", **_DEIT_3)
+DeiT3H14 = _row("DeiT3H14", _ViT, "H/14", **_DEIT_3)
 
 # DINOv2's backbones: arXiv 2304.07193, appendix B. With registers (arXiv 2309.16588): num_registers=4.
 _DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEIT}

@@ -36,7 +36,7 @@ COUNTED = """
     deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224 deit_base_distilled_patch16_224
     deit_base_patch16_384 vit_tiny_r_s16_p8_224 vit_small_r26_s32_224 vit_base_r50_s16_224 vit_large_r50_s32_224
     resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit resnetv2_152x2_bit resnetv2_152x4_bit
-    deit3_small_patch16_224 deit3_base_patch16_224
+    deit3_small_patch16_224 deit3_base_patch16_224 deit3_huge_patch14_224
 """
 
 

@@ -18,6 +18,7 @@ PARAMETERS = {
     "DeiTB16Distilled": "deit_base_distilled_patch16_224",
     "DeiT3S16": "deit3_small_patch16_224",
     "DeiT3B16": "deit3_base_patch16_224",
+    "DeiT3H14": "deit3_huge_patch14_224",
 }
 
 
