@@ -1,6 +1,7 @@
 """The command line, `keras-vit`: parses and calls."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -27,9 +28,8 @@ def _show(args):
 
 def _convert(args):
     import keras_vit
-    from keras_vit.models.saved import read_model
 
-    model = read_model(args.source_path, source=args.source, num_heads=args.num_heads)
+    model = _read_model(args, args.source_path, source=args.source)
     keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
     print(f"Wrote {args.target_path} ({args.to})")
 
@@ -59,10 +59,19 @@ def _predict(args):
         print(prediction_files.as_json(names, predictions) if args.json else table(names, predictions))
 
 
-def _read_model(args, path):
+def _read_model(args, path, **options):
     from keras_vit.models.saved import read_model
 
-    return read_model(path, image_size=args.image_size, num_heads=args.num_heads)
+    options |= {"image_size": args.image_size, "num_heads": args.num_heads}
+    return read_model(path, **options, **{key: _value(text) for key, text in args.set})
+
+
+def _value(text):
+    """JSON, or a text as it is: 4, 0.5, true, [0.5, 0.5, 0.5], gelu."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _inspect(args):
@@ -127,6 +136,19 @@ def _train(args):
     print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
 
 
+def _add_model_options(action):
+    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
+    action.add_argument("--num-heads", type=int, help="attention heads, where a checkpoint does not tell")
+    action.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what else a checkpoint does not tell, or not rightly: activation=gelu, mean=0.5, std=0.5",
+    )
+
+
 def _setting(text):
     key, equals, value = text.partition("=")
     if not equals:
@@ -157,7 +179,7 @@ def build_parser():
     action.add_argument("target_path", metavar="DST", help="the file to write; a folder for huggingface")
     action.add_argument("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
     action.add_argument("--source", help="the code base SRC comes from (default: recognised by its keys)")
-    action.add_argument("--num-heads", type=int, help="attention heads, where SRC does not tell")
+    _add_model_options(action)
     action.add_argument(
         "--allow", action="append", default=[], metavar="SETTING", help="activation or layer_norm_epsilon may differ"
     )
@@ -179,8 +201,7 @@ def build_parser():
     form = action.add_mutually_exclusive_group()
     form.add_argument("--csv", type=Path, metavar="FILE", help="write a row an image: path,label,probability")
     form.add_argument("--json", action="store_true", help="print JSON and not a table")
-    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
-    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    _add_model_options(action)
     action.set_defaults(run=_predict)
 
     action = commands.add_parser("inspect", help="write a page that shows what a model sees in images")
@@ -188,8 +209,7 @@ def build_parser():
     action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     action.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
     action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
-    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
-    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    _add_model_options(action)
     action.set_defaults(run=_inspect)
 
     action = commands.add_parser("export", help="write a model in a format that servers or devices read")
@@ -204,8 +224,7 @@ def build_parser():
     action.add_argument("--precision", default="float32", help="of the weights in the other formats (default: float32)")
     action.add_argument("--verify", nargs="+", metavar="IMAGE", help="image files to compare the answers on")
     action.add_argument("--overwrite", action="store_true", help="replace what is there")
-    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
-    action.add_argument("--num-heads", type=int, help="attention heads, where the weights do not tell")
+    _add_model_options(action)
     action.set_defaults(run=_export)
 
     action = commands.add_parser("recipes", help="the papers' training runs, or the settings of one")

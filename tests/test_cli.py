@@ -1,5 +1,6 @@
 import json
 import pathlib
+import re
 import sys
 
 import keras
@@ -8,6 +9,9 @@ import pytest
 
 import keras_vit
 from keras_vit import cli
+from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.write import write_safetensors
+from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
 
@@ -34,6 +38,18 @@ def test_show_says_what_a_file_is(capsys, file):
     rows = dict(line.split(maxsplit=1) for line in out.splitlines() if len(line.split(maxsplit=1)) == 2)
     assert status == 0 and rows["source"] == "official" and rows["activation"] == "gelu_tanh"
     assert rows["model"] == "hidden_dim 12, 2 blocks, 3 heads, mlp_dim 20, patch 4 x 4, grid 4 x 4, 5 classes"
+
+
+def test_what_a_state_dict_does_not_tell_is_set(capsys, tmp_path):
+    bare = tmp_path / "bare.safetensors"
+    checkpoint = open_checkpoint(GOLDEN_FOLDER / "timm_vit.safetensors")
+    write_safetensors(bare, dict(checkpoint.read(checkpoint.entries)), {})
+    keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
+    assert re.search("to be passed +preprocessing, num_heads", run(capsys, "weights", "show", bare)[1])
+    predict = ("predict", tmp_path / "a.png", "--weights", bare)
+    status, _, error = run(capsys, *predict)
+    assert status == 1 and "each by --set on the command line" in error and "num_heads: " in error
+    assert run(capsys, *predict, "--num-heads", 4, "--set", "mean=[0.4, 0.5, 0.6]", "--set", "std=0.5")[0] == 0
 
 
 def test_convert_there_and_back_gives_the_same_arrays(capsys, file, tmp_path):

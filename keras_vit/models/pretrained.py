@@ -130,9 +130,11 @@ def _check_unknown(checkpoint, fields, given):
     }
     if unknown:
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
+        short = " (mean= and std= will do for preprocessing=)" if "preprocessing" in unknown else ""
         raise ValueError(
             f"{checkpoint.path!r} does not tell {len(unknown)} of the settings by which its weights compute something "
-            f"else. Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained:{listed}"
+            f"else. Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
+            f"the command line:{listed}"
         )
 
 

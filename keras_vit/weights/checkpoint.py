@@ -347,6 +347,7 @@ def describe(checkpoint):
         **checkpoint.preprocessing,
         "positions": f"{checkpoint.num_prefix_positions} of prefix tokens",
         "unknown keys": ", ".join(unknown) or "none",
+        "to be passed": ", ".join(checkpoint.stated.unknown) or "nothing",
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {'not told' if value is None else value}" for name, value in rows.items())
