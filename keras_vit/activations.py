@@ -18,9 +18,11 @@ def get(identifier):
 def name_of(activation):
     """Returns the name of one of Keras' activations or of this file's; any other as it is."""
     name = getattr(activation, "__name__", None)
-    # A user's own function may be called as one of Keras' is.
-    ours = activation is gelu_tanh or str(getattr(activation, "__module__", "")).startswith("keras.")
-    return name if ours and name else activation
+    try:
+        # Another function may be called as one of Keras' is: keras.ops.gelu is gelu_tanh.
+        return name if isinstance(name, str) and get(name) is activation else activation
+    except ValueError:
+        return activation
 
 
 def serialize(activation):

@@ -17,6 +17,14 @@ POOLINGS = ("token", "gap", "map", None)
 # The resolution that the stored grid of a model of any size is made for, unless its weights say otherwise.
 DEFAULT_IMAGE_SIZE = 224
 
+# (field, another whose None is settled by it).
+_FOLLOWS = (
+    ("hidden_dim", "head_dim"),
+    ("num_heads", "head_dim"),
+    ("image_size", "grid_size"),
+    ("pooling", "class_token"),
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ModelConfig:
@@ -50,20 +58,29 @@ class ModelConfig:
             in_channels=arguments.positive_int("in_channels", self.in_channels),
             num_classes=arguments.non_negative_int("num_classes", self.num_classes),
             classifier_activation=_activation("classifier_activation", self.classifier_activation),
-            preprocessing=_preprocessing(self.preprocessing),
+            preprocessing=preprocessing_record(self.preprocessing),
             # Of any number, for a head to come.
             class_names=arguments.class_names(self.class_names, None),
         )
+        for name in ("mean", "std"):
+            constants = getattr(self.preprocessing, name)
+            if len(constants) not in (1, self.in_channels):
+                raise ValueError(
+                    f"Expected `{name}` to hold one number, or one for each of the images' {self.in_channels} "
+                    f"channels. Received: {constants}"
+                )
         self._check_bools("multi_label")
 
     def replace(self, **changes):
-        """Returns a copy with other values of some fields.
+        """Returns a copy with other values of some fields. What follows from these where it is not given follows anew.
 
         Raises:
             ValueError: If there is no such field, or a value cannot be.
         """
         _check_names(type(self), changes)
-        return dataclasses.replace(self, **changes)
+        names = list(_defaults(type(self)))
+        anew = {name: None for of, name in _FOLLOWS if of in changes and name in names}
+        return dataclasses.replace(self, **{**anew, **changes})
 
     def to_dict(self):
         """Returns the record as a dict that `json.dumps` takes."""
@@ -439,7 +456,8 @@ def _check_names(kind, values):
         )
 
 
-def _preprocessing(value):
+def preprocessing_record(value):
+    """Returns a `Preprocessing`, or makes one of a dict of its fields."""
     if isinstance(value, Mapping):
         names = [field.name for field in dataclasses.fields(Preprocessing)]
         if unknown := [name for name in value if name not in names]:

@@ -107,6 +107,12 @@ class Preprocessing:
             usual["resize_mode"] = None
         return dataclasses.replace(self, **{**usual, **changes})
 
+    def for_channels(self, channels) -> "Preprocessing":
+        """The constants for images of another number of channels: the mean of all channels for each."""
+        constants = {"mean": self.mean, "std": self.std}
+        averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
+        return dataclasses.replace(self, **averaged)
+
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """What takes images x of 0..255 to the model's as `(x - offset) / scale`, one number or one a channel each."""

@@ -16,7 +16,8 @@ def config_of(model: keras.Model) -> ModelConfig:
         model: A functional or sequential `keras.Model`.
 
     Returns:
-        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the one below it.
+        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the one below it; of a model that holds
+        several, that of the first.
 
     Raises:
         ValueError: If no layer carries one.
@@ -57,8 +58,8 @@ def _of_version_0_1(model, carrier):
     fields = {
         "image_size": model.input_shape[1:3],
         "in_channels": model.input_shape[3],
-        "num_classes": 0 if head is None else head.units,
-        "classifier_activation": None if head is None else head.activation,
+        "num_classes": getattr(head, "units", 0),
+        "classifier_activation": getattr(head, "activation", None),
         "preprocessing": carrier.preprocessing,
         "class_names": carrier.class_names,
         "multi_label": carrier.multi_label,
@@ -89,7 +90,7 @@ def _of_version_0_1(model, carrier):
         "distillation_head": "pooling_dist" in found,
         "num_registers": found["registers"].num_tokens if "registers" in found else 0,
         "norm_after_pooling": "fc_norm" in found,
-        "representation_size": getattr(found["pre_logits"], "units", None),
+        "representation_size": getattr(found.get("pre_logits"), "units", None),
         # Attention pooling has no method.
         "pooling": None if pooling is None else getattr(pooling, "method", "map"),
         "position_embedding": "relative" if block.attention.max_relative_distance else "none",

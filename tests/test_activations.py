@@ -37,3 +37,10 @@ def test_names_in_configs():
 def test_unknown_name():
     with pytest.raises(ValueError, match="gelu_tahn"):
         activations.get("gelu_tahn")
+
+
+def test_only_what_a_name_stands_for_is_called_by_it():
+    # It is the approximation, though it has the name of the exact one.
+    assert activations.name_of(keras.ops.gelu) is keras.ops.gelu
+    assert activations.name_of(keras.ops.square) is keras.ops.square
+    assert activations.name_of(keras.activations.gelu) == "gelu" and activations.name_of(None) is None

@@ -49,7 +49,9 @@ def test_what_a_state_dict_does_not_tell_is_set(capsys, tmp_path):
     predict = ("predict", tmp_path / "a.png", "--weights", bare)
     status, _, error = run(capsys, *predict)
     assert status == 1 and "each by --set on the command line" in error and "num_heads: " in error
-    assert run(capsys, *predict, "--num-heads", 4, "--set", "mean=[0.4, 0.5, 0.6]", "--set", "std=0.5")[0] == 0
+    given = ("mean=[0.4, 0.5, 0.6]", "std=0.5", "interpolation=bicubic", "crop_fraction=0.9")
+    settings = [argument for setting in given for argument in ("--set", setting)]
+    assert run(capsys, *predict, "--num-heads", 4, *settings)[0] == 0
 
 
 def test_convert_there_and_back_gives_the_same_arrays(capsys, file, tmp_path):

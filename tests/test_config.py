@@ -34,10 +34,8 @@ def test_every_field_of_a_vit_is_an_argument_of_its_builder():
 
 
 def test_the_record_of_a_model_is_that_of_its_arguments():
-    model = build(
-        pooling="gap", class_token=True, num_registers=2, activation="gelu", mean=0.1, class_names=list("abcde")
-    )
-    changes = {"pooling": "gap", "num_registers": 2, "activation": "gelu"}
+    changes = {"pooling": "gap", "class_token": True, "num_registers": 2, "activation": "gelu"}
+    model = build(**changes, mean=0.1, class_names=list("abcde"))
     expected = TINY_CONFIG.replace(**changes, preprocessing=keras_vit.Preprocessing(mean=0.1))
     assert model.config == expected and model.config.class_names == tuple("abcde")
     assert (model.grid_size, model.num_prefix_tokens) == ((4, 4), 3)
@@ -136,3 +134,13 @@ def test_a_new_name_of_a_class_changes_the_record_and_no_answer():
     assert model.config.class_names == tuple("abcde") and model.config == build().config
     images = np.ones((1, 16, 16, 3), "float32")
     assert keras_vit.decode_predictions(keras.ops.softmax(model(images)), model, top=1)[0][0][1] in "abcde"
+
+
+def test_what_follows_from_a_field_follows_its_change():
+    config = keras_vit.ViTConfig.from_variant("B/16")
+    assert config.replace(image_size=(None, None), grid_size=(4, 4)).replace(image_size=64).grid == (4, 4)
+    assert config.replace(image_size=(None, None), grid_size=(2, 3)).replace(image_size=64).grid_size is None
+    assert config.replace(pooling="gap").replace(pooling="token").class_token
+    assert config.replace(hidden_dim=512, num_heads=6, head_dim=85).replace(hidden_dim=768).hidden_dim == 768
+    with pytest.raises(ValueError, match="`mean` to hold one number, or one for each of the images' 1 channels"):
+        config.replace(in_channels=1, preprocessing=keras_vit.Preprocessing(mean=(0.1, 0.2, 0.3)))

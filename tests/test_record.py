@@ -111,3 +111,9 @@ def test_a_resnet_and_a_hybrid_likewise():
     hybrid = keras_vit.ViT("B/16", **arguments, patch_size=1, hidden_dim=12, num_layers=1, num_heads=3, mlp_dim=8)
     for model in (keras_vit.BiT("R50x1", **arguments, pool_padding="zeros"), hybrid):
         assert _of_version_0_1(model, carrier_of(model)) == model.config
+
+
+def test_a_part_of_a_model_of_version_0_1_has_its_record():
+    model = keras.saving.load_model(FOLDER / "vit.keras")
+    part = keras.Model(model.input, model.get_layer("block_00").output)
+    assert keras_vit.config_of(part).hidden_dim == 12

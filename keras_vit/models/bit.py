@@ -70,8 +70,9 @@ def BiT(
         include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
             `preprocess_input` returns them.
         preprocessing: The `keras_vit.Preprocessing` of its images, which `normalization` carries. None takes what the
-            weights were trained with, and the official one without weights. The next four change it.
-        mean: Float, or one a channel: the mean of images scaled to [0, 1].
+            weights were trained with, and the official one without weights; where it has constants for another number
+            of channels, their mean. The next four change it.
+        mean: Float, or one a channel: the mean of images scaled to the `value_range` of that record, usually [0, 1].
         std: Float, or one a channel: the standard deviation, likewise.
         interpolation: String, how images are to be resized for the model: "bilinear", "bicubic", "nearest", "lanczos3",
             "lanczos5" or "area".
@@ -108,7 +109,13 @@ def BiT(
         pool_padding=pool_padding,
         classifier_activation=classifier_activation,
         preprocessing=preprocessing_of(
-            checkpoint, preprocessing, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+            checkpoint,
+            preprocessing,
+            in_channels,
+            mean=mean,
+            std=std,
+            interpolation=interpolation,
+            crop_fraction=crop_fraction,
         ),
         class_names=class_names,
         **{name: value for name, value in given.items() if value is not None},

@@ -33,7 +33,9 @@ def _row(name, builder, variant, **defaults):
         own = defaults
         if kwargs.get("weights") is not None:
             kwargs["weights"] = _local_path(kwargs["weights"], name)
-            own = {key: value for key, value in defaults.items() if key not in _OF_THE_WEIGHTS}
+            # Keras' own files bring arrays alone.
+            if not str(kwargs["weights"]).endswith(".h5"):
+                own = {key: value for key, value in defaults.items() if key not in _OF_THE_WEIGHTS}
         return builder(variant, **{**own, **kwargs})
 
     signature = _inspect.signature(builder)

@@ -1,6 +1,5 @@
 """Builds the model that a checkpoint holds."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
 
@@ -14,6 +13,9 @@ from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
+
+# The arguments of which None is a value.
+_NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
 
 
 def from_pretrained(
@@ -69,16 +71,16 @@ def from_pretrained(
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid, sha256)
     build = ViT if checkpoint.architecture.num_layers else BiT
-    given = {"image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
-    given = {name: value for name, value in given.items() if value is not None} | kwargs
+    given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
+    # None is for what the file says, but where it is a value.
+    given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
     fields = dict(checkpoint.stated.fields)
     if row is not None:
         fields |= _of_row(row)
     _check_unknown(checkpoint, fields, given)
-    if given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
-        # They go with the head.
-        for name in ("representation_size", "class_names", "multi_label"):
-            fields.pop(name, None)
+    skipped = (skip,) if isinstance(skip, str) else skip
+    if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
+        _leave_head(fields, skipped)
     multi_label = fields.pop("multi_label", False)
     assumed = {}
     if "image_size" not in fields:
@@ -87,15 +89,23 @@ def from_pretrained(
             assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not tell"
     if build is ViT:
         _fit_any_size(checkpoint, fields, given, position_resize)
-    if "preprocessing" in fields:
-        fields["preprocessing"] = _of_channels(fields["preprocessing"], given.get("in_channels", fields["in_channels"]))
+        if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
+            fields.pop("return_both_heads", None)
     model = build(**{"variant": _variant(checkpoint), "name": _name(checkpoint), **fields, **given})
     model.get_layer("normalization").multi_label = multi_label
-    allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in kwargs]
+    allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
     report.assumed.update(assumed)
     report.log()
     return model
+
+
+def _leave_head(fields, skipped):
+    """Takes out what goes with the file's head."""
+    for name in ("class_names", "multi_label", "classifier_activation"):
+        fields.pop(name, None)
+    if "head" not in skipped:
+        fields.pop("representation_size", None)
 
 
 def _local_path(path, row):
@@ -122,7 +132,7 @@ def _of_row(row):
 
 def _check_unknown(checkpoint, fields, given):
     """Raises where neither the file nor the caller tells a field by which the weights compute something else."""
-    parts = {"preprocessing": ("mean", "std")}
+    parts = {"preprocessing": ("mean", "std", "interpolation", "crop_fraction")}
     unknown = {
         name: why
         for name, why in checkpoint.stated.unknown.items()
@@ -130,19 +140,12 @@ def _check_unknown(checkpoint, fields, given):
     }
     if unknown:
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
-        short = " (mean= and std= will do for preprocessing=)" if "preprocessing" in unknown else ""
+        short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
         raise ValueError(
             f"{checkpoint.path!r} does not tell {len(unknown)} of the settings by which its weights compute something "
             f"else. Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
             f"the command line:{listed}"
         )
-
-
-def _of_channels(preprocessing, channels):
-    """The constants for images of another number of channels than the weights': the mean of all channels for each."""
-    constants = {"mean": preprocessing.mean, "std": preprocessing.std}
-    changed = {key: sum(c) / len(c) for key, c in constants.items() if len(c) not in (1, channels)}
-    return dataclasses.replace(preprocessing, **changed)
 
 
 def _usual_size(checkpoint):
@@ -165,7 +168,8 @@ def _fit_any_size(checkpoint, fields, given, position_resize):
     if not of_any:
         fields["grid_size"] = None
     # A width that heads do not fill is meant: weights have it.
-    fields["head_dim"] = fields["hidden_dim"] // given.get("num_heads", fields.get("num_heads"))
+    heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
+    fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads
 
 
 def _variant(checkpoint):

@@ -143,8 +143,9 @@ def ViT(
         include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
             `preprocess_input` returns them.
         preprocessing: The `keras_vit.Preprocessing` of its images, which `normalization` carries. None takes what the
-            weights were trained with, and the official one without weights. The next four change it.
-        mean: Float, or one a channel: the mean of images scaled to [0, 1].
+            weights were trained with, and the official one without weights; where it has constants for another number
+            of channels, their mean. The next four change it.
+        mean: Float, or one a channel: the mean of images scaled to the `value_range` of that record, usually [0, 1].
         std: Float, or one a channel: the standard deviation, likewise.
         interpolation: String, how images are to be resized for the model: "bilinear", "bicubic", "nearest", "lanczos3",
             "lanczos5" or "area".
@@ -176,12 +177,18 @@ def ViT(
     given["pooling"] = pooling
     checkpoint = None if weights is None else Checkpoint(local_path(weights, architecture_of(variant)))
     given["preprocessing"] = preprocessing_of(
-        checkpoint, preprocessing, mean=mean, std=std, interpolation=interpolation, crop_fraction=crop_fraction
+        checkpoint,
+        preprocessing,
+        in_channels,
+        mean=mean,
+        std=std,
+        interpolation=interpolation,
+        crop_fraction=crop_fraction,
     )
     if checkpoint is not None:
         given.setdefault("activation", checkpoint.settings["activation"] or ViTConfig.activation)
-        given.setdefault("position_interpolation", checkpoint.position_resize)
         if arguments.image_size(image_size) == (None, None):
+            given.setdefault("position_interpolation", checkpoint.position_resize)
             # The grid of the weights is kept as it is: whatever the input's size, it is resized once and not twice.
             given.setdefault("grid_size", checkpoint.grid_size)
     config = ViTConfig.from_variant(variant, **given)

@@ -76,6 +76,8 @@ def of_model(model):
         positions = found.get("position_embedding")
         sizes |= {"head_dim": block.key_dim, "grid_size": positions and positions.grid_size}
         sizes["width_factor"] = None if config.stages is None else config.width_factor
+        # Of a model that ends early, those that it has.
+        sizes["num_layers"] = sum(name in found for name in config.block_names)
     # Of a head of the user's own as well, if it is called so.
     sizes["num_classes"] = getattr(found.get("head"), "units", 0)
     return Architecture(**sizes)
@@ -171,8 +173,13 @@ def settings_of(model):
     return {
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
         "layer_norm_epsilon": config.layer_norm_epsilon,
-        "pooling": config.pooling or "none",
+        "pooling": _pooling(model, config) or "none",
     }
+
+
+def _pooling(model, config):
+    """How a model pools; None where it goes on from the tokens in a way of its user's own."""
+    return config.pooling if any(layer.name == "pooling" for layer in model.layers) else None
 
 
 def differences(model, settings, allow):
@@ -213,7 +220,8 @@ def unwritten(model, source):
     # Without a table big_vision's code takes sines and cosines, and no other's does.
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
-    if config.pooling is None:
+    pooling = _pooling(model, config)
+    if pooling is None:
         yield "pooling=None"
-    if config.pooling == "gap" and config.class_token and not config.norm_after_pooling:
+    if pooling == "gap" and config.class_token and not config.norm_after_pooling:
         yield 'pooling="gap" beside a class token'

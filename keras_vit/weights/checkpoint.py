@@ -1,5 +1,6 @@
 """A checkpoint file with its source: shapes by the source's own names, and what the file tells beside its arrays."""
 
+import functools
 import math
 import numbers
 import os
@@ -57,7 +58,6 @@ class Checkpoint:
         preprocessing: Dict of the image preprocessing constants.
         own: Dict of what `save_weights` wrote beside the arrays; {} in files of others.
         config: Dict of the folder's config.json; {} where there is none.
-        stated: The `Stated`, the record of its model as far as the file and its source tell it.
         image_size: (height, width) that the file says its model is for; None where it says nothing.
     """
 
@@ -86,12 +86,21 @@ class Checkpoint:
         self.settings = self._settings()
         self.says_preprocessing = True
         self.preprocessing = self._preprocessing()
-        self.position_resize = self.source.position_resize
+        self.position_resize = self._own_resize() or self.source.position_resize
         if self.source.name == "dinov2" and "registers/tokens" in self.weights:
             # Its code antialiases where there are registers, and not where there are none.
             self.position_resize = "bicubic_antialias"
         self.architecture = architecture.of_shapes(self.weights, self._heads(), self.grid_size)
-        self.stated = stated(self)
+
+    @functools.cached_property
+    def stated(self):
+        """The `Stated`, the record of its model as far as the file and its source tell it."""
+        return stated(self)
+
+    def _own_resize(self):
+        """How a model of any size that is saved here resizes its table itself."""
+        config = self.own.get("config", {})
+        return config.get("position_interpolation") if config.get("image_size") == [None, None] else None
 
     def _source(self, source):
         if source is not None:

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-import numpy as np
-
+from keras_vit.config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
@@ -13,30 +12,30 @@ _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
-def preprocessing_of(checkpoint, record, **given):
+def preprocessing_of(checkpoint, record, in_channels, **given):
     """The image preprocessing of a model: as given, else that of its weights, else the official one.
 
     Args:
         checkpoint: A Checkpoint, or None.
         record: A `Preprocessing`, or None.
+        in_channels: Int, the images' channels: constants of another number are averaged.
         **given: Some of its fields, None where not given.
 
     Returns:
         A `Preprocessing`.
+
+    Raises:
+        ValueError: If `record` is something else, or a value cannot be.
     """
     if record is None:
         record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
+    record = preprocessing_record(record).for_channels(in_channels)
     return record.changed(**{name: value for name, value in given.items() if value is not None})
 
 
 def of_own(facts):
     """Reads the fields of a `Preprocessing` that a file of this package's own holds."""
     found = {field.name: facts[field.name] for field in dataclasses.fields(Preprocessing) if field.name in facts}
-    if "value_range" in found:
-        # No list, which is for what has one value a channel.
-        found["value_range"] = np.array(found["value_range"])
-        if found["value_range"].tolist() == [0, 1]:
-            del found["value_range"]
     return found
 
 

@@ -187,10 +187,22 @@ def _facts(model, sizes):
     """What the weights cannot say, as `from_pretrained` reads it."""
     normalization = model.get_layer("normalization")
     return {
-        "config": config_of(model).to_dict(),
+        "config": _record(model, sizes).to_dict(),
         **architecture.settings_of(model),
         "num_heads": sizes.num_heads,
         "grid": sizes.grid_size,
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
         "preprocessing": dataclasses.asdict(normalization.preprocessing),
     }
+
+
+def _record(model, sizes):
+    """The record of a model, with the head that it has: it may be the user's own."""
+    config = config_of(model)
+    head = next((layer for layer in model.layers if layer.name == "head"), None)
+    changes = {"num_classes": sizes.num_classes, "classifier_activation": getattr(head, "activation", None)}
+    if len(config.class_names or ()) != sizes.num_classes:
+        changes["class_names"] = None
+    if getattr(config, "return_both_heads", False):
+        changes["return_both_heads"] = sizes.num_classes > 0
+    return config.replace(**changes)

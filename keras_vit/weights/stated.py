@@ -1,6 +1,5 @@
 """What a checkpoint tells of its model: for each field of the record whether it is stated, implied or unknown."""
 
-import dataclasses
 from typing import NamedTuple
 
 from keras_vit import variants
@@ -48,17 +47,25 @@ def _own_record(checkpoint, found):
     """What arrays do not show, from the record that `save_weights` writes beside them."""
     if "config" not in checkpoint.own:
         return
+    values = dict(checkpoint.own["config"])
+    for name in ("activation", "classifier_activation"):
+        # A function of the user's own is to be passed, where it is not registered.
+        try:
+            ModelConfig(classifier_activation=values.get(name))
+        except ValueError:
+            del values[name]
+            found.fields.pop(name, None)
+            found.unknown[name] = "it is a function of its user's own"
     try:
-        config = ModelConfig.from_dict(checkpoint.own["config"])
+        config = ModelConfig.from_dict(values)
     except ValueError as error:
-        raise ValueError(
-            f"Cannot read weights from {checkpoint.path!r}: the record beside them says: {error}"
-        ) from None
-    for name in (field.name for field in dataclasses.fields(config)):
-        if name not in found.fields or name in found.implied:
+        raise ValueError(f"Cannot read weights from {checkpoint.path!r}: its record is damaged. {error}") from None
+    for name in values.keys() - {"family"}:
+        if name not in found.fields or name in found.implied or name == "image_size":
             found.fields[name] = getattr(config, name)
     found.implied.clear()
-    found.unknown.clear()
+    for name in values:
+        found.unknown.pop(name, None)
 
 
 def _vit(checkpoint, found):
@@ -73,7 +80,6 @@ def _vit(checkpoint, found):
         mlp_dim=sizes.mlp_dim,
         patch_size=sizes.patch_size,
         class_token=has_class_token,
-        class_token_position=checkpoint.num_prefix_positions > 0 or not has_class_token,
         distillation_token="distillation_token/tokens" in weights,
         distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights,
         num_registers=weights["registers/tokens"][1] if "registers/tokens" in weights else 0,
@@ -85,6 +91,7 @@ def _vit(checkpoint, found):
     if "block_00/layer_scale_1/gamma" in weights:
         # The file's values replace it.
         fields["layer_scale_init"] = 1.0
+        found.implied.add("layer_scale_init")
     if "pre_logits/kernel" in weights:
         fields["representation_size"] = weights["pre_logits/kernel"][1]
     _num_heads(checkpoint, found)
@@ -141,6 +148,7 @@ def _settings(checkpoint, found):
 
 def _positions(checkpoint, found):
     if "position_embedding/embeddings" in checkpoint.weights:
+        found.fields["class_token_position"] = checkpoint.num_prefix_positions > 0 or not found.fields["class_token"]
         if checkpoint.image_size is not None:
             found.fields["image_size"] = checkpoint.image_size
         elif checkpoint.grid_size is not None:

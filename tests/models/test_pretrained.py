@@ -125,7 +125,7 @@ def test_what_a_bare_state_dict_does_not_tell_has_to_be_passed(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
         keras_vit.from_pretrained(path)
     with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
-        keras_vit.from_pretrained(path, mean=0.5, std=0.5)
+        keras_vit.from_pretrained(path, mean=0.5, std=0.5, interpolation="bicubic", crop_fraction=0.9)
     loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
     images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, loaded)))
@@ -311,3 +311,29 @@ def test_other_channels_take_the_mean_of_the_constants():
 def test_a_name_that_is_none_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`path`.*ViTB16\.imagnet21k"):
         keras_vit.from_pretrained("ViTB16.imagnet21k")
+
+
+def test_none_is_what_the_file_says(tmp_path):
+    model = randomize(build(activation="gelu", mean=0.1, image_size=(None, None), position_interpolation="bicubic"))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    nothing = dict.fromkeys(("activation", "preprocessing", "layer_norm_epsilon", "num_heads", "image_size"))
+    assert keras_vit.from_pretrained(tmp_path / "model.safetensors", **nothing).config == model.config
+    with pytest.raises(ValueError, match="`num_heads`. Expected an integer of at least 1. Received: 0"):
+        keras_vit.from_pretrained(tmp_path / "model.safetensors", num_heads=0)
+    # Of any size at run time, or at loading: the table is resized in the same way.
+    images = np.random.default_rng(0).normal(size=(1, 24, 40, 3)).astype("float32")
+    fixed = keras_vit.from_pretrained(tmp_path / "model.safetensors", image_size=(24, 40))
+    np.testing.assert_allclose(*(keras.ops.convert_to_numpy(m(images)) for m in (model, fixed)), atol=1e-5)
+
+
+def test_both_heads_go_with_the_heads(tmp_path):
+    model = randomize(build(distillation_token=True, return_both_heads=True, activation="gelu"))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    assert len(keras_vit.from_pretrained(tmp_path / "model.safetensors").outputs) == 2
+    assert keras_vit.from_pretrained(tmp_path / "model.safetensors", num_classes=0).output_shape == (None, 12)
+
+
+def test_other_channels_take_the_mean_in_builders_too():
+    assert np.isclose(keras_vit.DeiTTi16(in_channels=1, num_layers=1).preprocessing.mean[0], 0.449)
+    with pytest.raises(ValueError, match="`preprocessing`. Expected a keras_vit.Preprocessing. Received: 'imagenet'"):
+        build(preprocessing="imagenet")

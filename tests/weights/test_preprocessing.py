@@ -5,10 +5,10 @@ from keras_vit.weights import preprocessing
 
 
 def test_what_is_given_comes_before_the_record():
-    found = preprocessing.preprocessing_of(None, None, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
+    found = preprocessing.preprocessing_of(None, None, 3, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
     assert found == Preprocessing(mean=0.4, crop_fraction=0.9)
     pillow = Preprocessing(interpolation="bilinear", antialias=True)
-    assert preprocessing.preprocessing_of(None, pillow, interpolation="bicubic").antialias
+    assert preprocessing.preprocessing_of(None, pillow, 3, interpolation="bicubic").antialias
 
 
 def test_timm_says_its_constants():

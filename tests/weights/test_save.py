@@ -196,3 +196,41 @@ def test_a_hugging_face_config_says_what_the_model_computes(tmp_path):
     assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
     assert preprocessor["image_mean"] == [0.5] * 3 and preprocessor["image_std"] == [0.1, 0.2, 0.3]
     assert preprocessor["size"] == {"height": 16, "width": 24}
+
+
+def own_head(model, name="head", **options):
+    return keras.Model(model.input, keras.layers.Dense(3, name=name, **options)(model.get_layer("pre_logits").output))
+
+
+def test_the_record_beside_the_arrays_is_of_the_head_that_the_model_has(tmp_path):
+    model = randomize(own_head(build(class_names=list("abcde")), activation="softmax"))
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    again = keras_vit.from_pretrained(tmp_path / "model.npz")
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, again)))
+    assert again.config.num_classes == 3 and again.config.class_names is None
+    other = keras_vit.from_pretrained(tmp_path / "model.npz", num_classes=7)
+    assert other.config.classifier_activation == "linear"
+
+
+def test_a_pooling_of_the_users_own_is_not_taken_for_the_records(tmp_path):
+    tokens = build()
+    pooled = keras.layers.GlobalAveragePooling1D()(tokens.get_layer("norm").output)
+    model = keras.Model(tokens.input, keras.layers.Dense(5, name="head")(pooled))
+    with pytest.raises(ValueError, match="has pooling=None"):
+        keras_vit.save_weights(model, tmp_path / "model.npz")
+    keras_vit.save_weights(tokens, tmp_path / "tokens.npz")
+    with pytest.raises(ValueError, match="pooling='token'"):
+        keras_vit.load_weights(model, tmp_path / "tokens.npz")
+
+
+def test_a_function_of_the_users_own_has_to_be_passed_again(tmp_path):
+    def twice(x):
+        return 2 * x
+
+    model = randomize(build(activation=twice))
+    keras_vit.save_weights(model, tmp_path / "model.npz", allow="activation")
+    keras_vit.load_weights(build(activation=twice), tmp_path / "model.npz", allow="activation")
+    with pytest.raises(ValueError, match="(?s)Pass activation= .*a function of its user's own"):
+        keras_vit.from_pretrained(tmp_path / "model.npz")
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=twice).config.activation is twice
