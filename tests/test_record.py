@@ -100,6 +100,7 @@ def test_the_files_of_version_0_1_are_all_kinds():
     assert keras_vit.config_of(keras.saving.load_model(FOLDER / "own_head.keras")).num_classes == 0
 
 
+@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_layers_tell_is_what_the_record_says(kind):
     model = build(**KINDS[kind])
