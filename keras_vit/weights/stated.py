@@ -61,7 +61,7 @@ def _own_record(checkpoint, found):
     except ValueError as error:
         raise ValueError(f"Cannot read weights from {checkpoint.path!r}: its record is damaged. {error}") from None
     for name in values.keys() - {"family"}:
-        if name not in found.fields or name in found.implied or name == "image_size":
+        if name not in found.fields or name in found.implied or name in ("image_size", "activation"):
             found.fields[name] = getattr(config, name)
     found.implied.clear()
     for name in values:

@@ -225,12 +225,12 @@ def test_a_pooling_of_the_users_own_is_not_taken_for_the_records(tmp_path):
 
 
 def test_a_function_of_the_users_own_has_to_be_passed_again(tmp_path):
-    def twice(x):
+    def of_ones_own(x):
         return 2 * x
 
-    model = randomize(build(activation=twice))
+    model = randomize(build(activation=of_ones_own))
     keras_vit.save_weights(model, tmp_path / "model.npz", allow="activation")
-    keras_vit.load_weights(build(activation=twice), tmp_path / "model.npz", allow="activation")
+    keras_vit.load_weights(build(activation=of_ones_own), tmp_path / "model.npz", allow="activation")
     with pytest.raises(ValueError, match="(?s)Pass activation= .*a function of its user's own"):
         keras_vit.from_pretrained(tmp_path / "model.npz")
-    assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=twice).config.activation is twice
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=of_ones_own).config.activation is of_ones_own
