@@ -62,13 +62,7 @@ class ModelConfig:
             # Of any number, for a head to come.
             class_names=arguments.class_names(self.class_names, None),
         )
-        for name in ("mean", "std"):
-            constants = getattr(self.preprocessing, name)
-            if len(constants) not in (1, self.in_channels):
-                raise ValueError(
-                    f"Expected `{name}` to hold one number, or one for each of the images' {self.in_channels} "
-                    f"channels. Received: {constants}"
-                )
+        self.preprocessing.check_channels(self.in_channels)
         self._check_bools("multi_label")
 
     def replace(self, **changes):

@@ -107,6 +107,16 @@ class Preprocessing:
             usual["resize_mode"] = None
         return dataclasses.replace(self, **{**usual, **changes})
 
+    def check_channels(self, channels):
+        """Raises if the constants are neither single numbers nor one for each channel."""
+        for name in ("mean", "std"):
+            constants = getattr(self, name)
+            if len(constants) not in (1, channels):
+                raise ValueError(
+                    f"Expected `{name}` to hold one number, or one for each of the images' {channels} channels. "
+                    f"Received: {constants}"
+                )
+
     def for_channels(self, channels) -> "Preprocessing":
         """The constants for images of another number of channels: the mean of all channels for each."""
         constants = {"mean": self.mean, "std": self.std}

@@ -85,7 +85,10 @@ class ImageNormalization(keras.layers.Layer):
                 crop_fraction=crop_fraction,
                 resize_mode=resize_mode,
             )
-            self._own = ModelConfig(preprocessing=own, class_names=class_names, multi_label=bool(multi_label))
+            # Of how many channels the images are, `build` is told.
+            channels = max(len(own.mean), len(own.std))
+            classes = {"class_names": class_names, "multi_label": bool(multi_label)}
+            self._own = ModelConfig(preprocessing=own, in_channels=channels, **classes)
 
     @property
     def _record(self):
@@ -144,12 +147,7 @@ class ImageNormalization(keras.layers.Layer):
         return self.preprocessing.crop_fraction
 
     def build(self, images_shape):
-        for name, constants in (("mean", self.mean), ("std", self.std)):
-            if len(constants) not in (1, images_shape[-1]):
-                raise ValueError(
-                    f"Expected `{name}` to hold one number, or one for each of the images' {images_shape[-1]} "
-                    f"channels. Received: {constants}"
-                )
+        self.preprocessing.check_channels(images_shape[-1])
 
     def call(self, images):
         images = ops.cast(images, self.compute_dtype)

@@ -6,9 +6,10 @@ from keras_vit.config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
-# Pillow's numbers of its filters.
+# timm's names.
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
+# Pillow's numbers of its filters.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
@@ -35,8 +36,7 @@ def preprocessing_of(checkpoint, record, in_channels, **given):
 
 def of_own(facts):
     """Reads the fields of a `Preprocessing` that a file of this package's own holds."""
-    found = {field.name: facts[field.name] for field in dataclasses.fields(Preprocessing) if field.name in facts}
-    return found
+    return {field.name: facts[field.name] for field in dataclasses.fields(Preprocessing) if field.name in facts}
 
 
 def of_timm(config):

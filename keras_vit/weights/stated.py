@@ -147,20 +147,17 @@ def _settings(checkpoint, found):
 
 
 def _positions(checkpoint, found):
+    if checkpoint.image_size is not None:
+        found.fields["image_size"] = checkpoint.image_size
     if "position_embedding/embeddings" in checkpoint.weights:
         found.fields["class_token_position"] = checkpoint.num_prefix_positions > 0 or not found.fields["class_token"]
-        if checkpoint.image_size is not None:
-            found.fields["image_size"] = checkpoint.image_size
-        elif checkpoint.grid_size is not None:
+        if checkpoint.image_size is None and checkpoint.grid_size is not None:
             sizes = checkpoint.architecture
             stride = 1 if sizes.stages is None else total_stride(sizes.stages)
             pairs = zip(checkpoint.grid_size, sizes.patch_size, strict=True)
             found.fields["image_size"] = tuple(n * patch * stride for n, patch in pairs)
             found.implied.add("image_size")
-        return
-    if checkpoint.image_size is not None:
-        found.fields["image_size"] = checkpoint.image_size
-    if checkpoint.source.name == "big_vision":
+    elif checkpoint.source.name == "big_vision":
         # Its code knows no other models without a table.
         found.fields["position_embedding"] = "sincos2d"
         found.implied.add("position_embedding")

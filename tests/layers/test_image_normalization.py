@@ -99,3 +99,10 @@ def test_refuses(arguments, message):
 def test_refuses_another_number_of_channels(name):
     with pytest.raises(ValueError, match=f"Expected `{name}` to hold one number, or one .* 1 channels. Received: "):
         ImageNormalization(**{name: IMAGENET[name]})(np.zeros((1, 4, 4, 1)))
+
+
+def test_constants_of_any_number_of_channels():
+    layer = ImageNormalization(mean=(0.1, 0.2, 0.3, 0.4), apply=True)
+    assert layer(np.zeros((1, 2, 2, 4))).shape == (1, 2, 2, 4)
+    with pytest.raises(ValueError, match="`mean` to hold one number, or one for each of the images' 3 channels"):
+        ImageNormalization(mean=(0.1, 0.2, 0.3, 0.4)).build((None, 2, 2, 3))
