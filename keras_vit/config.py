@@ -4,129 +4,16 @@ A model carries its record in the config of its first layer; `keras_vit.config_o
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar
 
-from keras_vit import activations, arguments
+from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, check_names
 from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)
-# The resolution that the stored grid of a model of any size is made for, unless its weights say otherwise.
-DEFAULT_IMAGE_SIZE = 224
-
-# (field, another whose None is settled by it).
-_FOLLOWS = (
-    ("hidden_dim", "head_dim"),
-    ("num_heads", "head_dim"),
-    ("image_size", "grid_size"),
-    ("pooling", "class_token"),
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ModelConfig:
-    """The fields that the records of all families have.
-
-    Args:
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels.
-        in_channels: Int, the images' channels.
-        num_classes: Int, the number of classes; 0 for features.
-        classifier_activation: Activation of the head; "linear" or None for logits.
-        preprocessing: The `Preprocessing` that the model was trained with, or a dict of its fields.
-        class_names: Strings, the names of the classes, or None. They decide no answer: records that differ in them
-            alone are equal.
-        multi_label: Bool, whether the model is for any number of classes an image, and not for one of them. Likewise.
-    """
-
-    # In JSON the records of all families say which they are.
-    family: ClassVar[str] = ""
-
-    image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
-    in_channels: int = 3
-    num_classes: int = 1000
-    classifier_activation: str | Callable | None = "linear"
-    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
-    multi_label: bool = dataclasses.field(default=False, compare=False)
-
-    def __post_init__(self):
-        self._set(
-            image_size=arguments.image_size(self.image_size),
-            in_channels=arguments.positive_int("in_channels", self.in_channels),
-            num_classes=arguments.non_negative_int("num_classes", self.num_classes),
-            classifier_activation=_activation("classifier_activation", self.classifier_activation),
-            preprocessing=preprocessing_record(self.preprocessing),
-            # Of any number, for a head to come.
-            class_names=arguments.class_names(self.class_names, None),
-        )
-        self.preprocessing.check_channels(self.in_channels)
-        self._check_bools("multi_label")
-
-    def replace(self, **changes):
-        """Returns a copy with other values of some fields. What follows from these where it is not given follows anew.
-
-        Raises:
-            ValueError: If there is no such field, or a value cannot be.
-        """
-        _check_names(type(self), changes)
-        names = list(_defaults(type(self)))
-        anew = {name: None for of, name in _FOLLOWS if of in changes and name in names}
-        return dataclasses.replace(self, **{**anew, **changes})
-
-    def to_dict(self):
-        """Returns the record as a dict that `json.dumps` takes."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["preprocessing"] = dataclasses.asdict(self.preprocessing)
-        for name in ("activation", "classifier_activation"):
-            if name in values:
-                values[name] = activations.serialize(values[name])
-        return {"family": self.family, **_lists(values)}
-
-    @classmethod
-    def from_dict(cls, values):
-        """Makes the record that `to_dict` wrote.
-
-        Args:
-            values: A dict of fields; `family` may be left out where the class says it.
-
-        Raises:
-            ValueError: If it is no dict, is of another family, lacks a field or has one too many, or a value cannot be.
-        """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
-        values = dict(values)
-        family = values.pop("family", cls.family)
-        families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}
-        if family not in families:
-            raise ValueError(f"Expected `family` as one of {', '.join(map(repr, families))}. Received: {family!r}")
-        kind = families[family]
-        _check_names(kind, values)
-        if missing := [name for name, default in _defaults(kind).items() if default is None and name not in values]:
-            raise ValueError(f"Expected the field `{missing[0]}` of a {kind.__name__}. Received: {', '.join(values)}")
-        return kind(**values)
-
-    def __repr__(self):
-        # Without the fields that are as they usually are.
-        shown = [
-            f"{name}={getattr(self, name)!r}"
-            for name, default in _defaults(type(self)).items()
-            if default != [getattr(self, name)]
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def _set(self, **values):
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _check_bools(self, *names):
-        for name in names:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(
-                    f"Invalid value received for argument `{name}`. Expected a bool. Received: {getattr(self, name)!r}"
-                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -193,7 +80,7 @@ class ViTConfig(ModelConfig):
             ValueError: If there is no such variant or field, or a value cannot be.
         """
         size, patch_size, stages = decode_variant(variant)
-        _check_names(cls, overrides)
+        check_names(cls, overrides)
         return cls(**{**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
 
     def __post_init__(self):
@@ -201,7 +88,7 @@ class ViTConfig(ModelConfig):
         self._set(
             patch_size=arguments.pair("patch_size", self.patch_size),
             num_registers=arguments.non_negative_int("num_registers", self.num_registers),
-            activation=_activation("activation", self.activation),
+            activation=activation_of("activation", self.activation),
             layer_norm_epsilon=arguments.positive_number("layer_norm_epsilon", self.layer_norm_epsilon),
         )
         for name in ("hidden_dim", "num_layers", "num_heads", "mlp_dim"):
@@ -368,7 +255,7 @@ class BiTConfig(ModelConfig):
             ValueError: If there is no such variant or field, or a value cannot be.
         """
         stages, width_factor = decode_resnet(variant)
-        _check_names(cls, overrides)
+        check_names(cls, overrides)
         return cls(**{"stages": stages, "width_factor": width_factor, **overrides})
 
     def __post_init__(self):
@@ -429,56 +316,3 @@ def token_grid(image_size, stages, patch_size):
             f"Received: images of {image_size[0]} x {image_size[1]} pixels."
         )
     return tuple(-(-side // stride) // patch for side, patch in zip(image_size, patch_size, strict=True))
-
-
-def _defaults(kind):
-    """{field: [its default]}, None where it has none."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        if field.default_factory is not dataclasses.MISSING:
-            found[field.name] = [field.default_factory()]
-        else:
-            found[field.name] = None if field.default is dataclasses.MISSING else [field.default]
-    return found
-
-
-def _check_names(kind, values):
-    names = list(_defaults(kind))
-    if unknown := [name for name in values if name not in names]:
-        raise ValueError(
-            f"Expected fields of {kind.__name__}: {', '.join(names)}. Received: {', '.join(map(repr, unknown))}"
-        )
-
-
-def preprocessing_record(value):
-    """Returns a `Preprocessing`, or makes one of a dict of its fields."""
-    if isinstance(value, Mapping):
-        names = [field.name for field in dataclasses.fields(Preprocessing)]
-        if unknown := [name for name in value if name not in names]:
-            raise ValueError(
-                f"Expected the fields {', '.join(names)} of `preprocessing`. Received: {', '.join(map(repr, unknown))}"
-            )
-        return Preprocessing(**value)
-    if not isinstance(value, Preprocessing):
-        raise ValueError(
-            "Invalid value received for argument `preprocessing`. Expected a keras_vit.Preprocessing. "
-            f"Received: {value!r}"
-        )
-    return value
-
-
-def _activation(name, value):
-    """The name of an activation of Keras' or this package's, or a function of a user's own."""
-    try:
-        return activations.name_of(activations.get(value))
-    except (ValueError, TypeError):
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected an activation of Keras, as a name or a function, "
-            f'or "gelu_tanh". Received: {value!r}'
-        ) from None
-
-
-def _lists(value):
-    if isinstance(value, dict):
-        return {key: _lists(each) for key, each in value.items()}
-    return [_lists(each) for each in value] if isinstance(value, (tuple, list)) else value

@@ -4,7 +4,8 @@ import re
 
 import keras
 
-from keras_vit.config import BiTConfig, ModelConfig, ViTConfig
+from keras_vit.config import BiTConfig, ViTConfig
+from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import carrier_of
 from keras_vit.variants import ROOT_WIDTH
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.config import ModelConfig
+from keras_vit.model_config import ModelConfig
 from keras_vit.models import builders
 from tests.tiny import TINY, build
 

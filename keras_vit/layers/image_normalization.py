@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import ModelConfig
+from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE, ViTConfig
+from keras_vit.config import ViTConfig
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.dtype import with_dtype
 from keras_vit.models.vision_transformer import VisionTransformer, vision_transformer
 from keras_vit.preprocessing import Preprocessing

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from keras_vit.config import preprocessing_record
+from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 

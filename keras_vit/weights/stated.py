@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from keras_vit import variants
-from keras_vit.config import ModelConfig, total_stride
+from keras_vit.config import total_stride
+from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 
 # What a published size of PyTorch's codes is told apart from others by: (hidden_dim, num_layers, mlp_dim).
