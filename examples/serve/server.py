@@ -1,11 +1,13 @@
 """A small server of SavedModels for one machine, with TensorFlow Serving's REST interface.
 
-It needs TensorFlow alone, neither Keras nor keras_vit, and is meant for trying a model and its clients where there is
-no Docker; for many users take docker-compose.yml beside it.
+Use it to try a model and its clients without Docker. To serve many users, use TensorFlow Serving: docker-compose.yml
+is beside this file. The server needs TensorFlow and waitress, but neither Keras nor keras_vit.
 
-Command:  python examples/serve/server.py models/vit --port 8501
+Command:  pip install tensorflow waitress
+          python examples/serve/server.py models/vit --port 8501
 Hardware: any; a request takes as long as the model.
-Expected: the answers of TensorFlow Serving to GET /v1/models/vit and POST /v1/models/vit:predict.
+Expected: GET /v1/models/vit and POST /v1/models/vit:predict respond as TensorFlow Serving does. Bodies, rows,
+          connections and idle time are limited; --help lists the limits.
 """
 
 import argparse
@@ -14,21 +16,23 @@ import binascii
 import json
 import os
 import sys
+import threading
 import traceback
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+import waitress
 
-# Some 100 images of 224 x 224 as numbers in JSON.
-MAX_BODY = 256 * 1024 * 1024
+# 32 MB: 128 JPEG files of 180 kB in base64, or 15 images of 224 x 224 as numbers.
+LIMITS = {"max_body": 32 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 
 
 class BadRequestError(Exception):
-    """What a client did wrong."""
+    """A mistake of the client."""
 
 
 class Model:
@@ -40,53 +44,80 @@ class Model:
 
     def __init__(self, folder):
         if not Path(folder).is_dir():
-            raise SystemExit(f"There is no folder {folder}, which is to hold the versions of a model.")
+            raise SystemExit(f"There is no folder {folder}. Expected a folder with the versions of a model.")
         versions = [path for path in Path(folder).iterdir() if path.is_dir() and path.name.isdigit()]
         if not versions:
             raise SystemExit(f"There is no version in {folder}: no folder named by a number, as in {folder}/1.")
         path = max(versions, key=lambda version: int(version.name))
         self.version = path.name
-        # Loading keeps the functions only as long as what they are part of.
+        # The functions live only as long as the loaded object.
         self.loaded = tf.saved_model.load(os.fspath(path))
         self.signatures = dict(self.loaded.signatures)
 
-    def predict(self, request):
-        """Answers the body of a request, {"instances" or "inputs": ..., "signature_name": ...}."""
+    def parse(self, body, max_rows):
+        """Checks the body of a request, {"instances" or "inputs": ..., "signature_name": ...}.
+
+        Args:
+            body: The bytes of a JSON object.
+            max_rows: Int, the most rows that it may have.
+
+        Returns:
+            A function without arguments that computes the response.
+        """
+        try:
+            request = json.loads(body)
+        except ValueError as error:
+            raise BadRequestError(f"Expected JSON. {error}") from error
         if not isinstance(request, dict) or ("instances" in request) == ("inputs" in request):
-            raise BadRequestError('Expected a JSON object with "instances" (a row each) or "inputs" (a column each).')
+            raise BadRequestError(
+                'Expected a JSON object with "instances" (one per row) or "inputs" (a list per input).'
+            )
         name = request.get("signature_name", "serving_default")
         if not isinstance(name, str) or name not in self.signatures:
             raise BadRequestError(f"Expected a signature_name out of {sorted(self.signatures)}. Received: {name!r}")
         signature = self.signatures[name]
         specs = signature.structured_input_signature[1]
-        rows = "instances" in request
-        columns = _columns(request["instances"], specs) if rows else _named(request["inputs"], specs)
+        by_row = "instances" in request
+        columns = _columns(request["instances"], specs, max_rows) if by_row else _named(request["inputs"], specs)
+        for values in columns.values():
+            _check_rows(values, max_rows)
+        tensors = {key: _tensor(key, columns[key], spec) for key, spec in specs.items()}
+        return lambda: self._predict(signature, tensors, by_row)
+
+    def _predict(self, signature, tensors, by_row):
         try:
-            answer = signature(**{key: _tensor(key, columns[key], spec) for key, spec in specs.items()})
+            outputs = signature(**tensors)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise BadRequestError(_reason(error)) from error
-        answer = {key: _plain(value) for key, value in answer.items()}
-        # A single output has no name in an answer.
-        single = next(iter(answer.values())) if len(answer) == 1 else None
-        if not rows:
-            return {"outputs": answer if single is None else single}
+        outputs = {key: _plain(value) for key, value in outputs.items()}
+        # A single output has no name in the response.
+        single = next(iter(outputs.values())) if len(outputs) == 1 else None
+        if not by_row:
+            return {"outputs": outputs if single is None else single}
         if single is not None:
             return {"predictions": single}
-        return {"predictions": [dict(zip(answer, row, strict=True)) for row in zip(*answer.values(), strict=True)]}
+        return {"predictions": [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]}
 
 
 def _reason(error):
-    """What is wrong, out of all that TensorFlow says about where it went wrong."""
+    """The one line of TensorFlow's message that says what is wrong."""
     lines = (getattr(error, "message", None) or str(error)).splitlines()
     about = ("Graph execution error", "Detected at", "<stack", "\t", " ")
     return next((line for line in lines if line and not line.startswith(about)), "The model refused the request.")
 
 
-def _columns(instances, specs):
-    """The rows of a request as one list an input."""
+def _check_rows(values, max_rows):
+    if isinstance(values, list) and len(values) > max_rows:
+        raise BadRequestError(f"Expected at most {max_rows} rows. Received: {len(values)}")
+
+
+def _columns(instances, specs, max_rows):
+    """The rows of a request as one list per input."""
     if not isinstance(instances, list) or not instances:
         raise BadRequestError('Expected "instances" to be a list of one row or more.')
-    # Where there is one input, its name may be left out.
+    # Before each row becomes a dict, which takes a hundred times the memory of its text.
+    _check_rows(instances, max_rows)
+    # A model of one input does not need its name.
     rows = [row if isinstance(row, dict) and set(row) != {"b64"} else {next(iter(specs)): row} for row in instances]
     if any(set(row) != set(specs) for row in rows):
         raise BadRequestError(f"Expected each instance to have {sorted(specs)}.")
@@ -100,7 +131,7 @@ def _named(inputs, specs):
 
 
 def _tensor(key, value, spec):
-    """A tensor of a signature's type out of JSON."""
+    """A tensor of the signature's type from JSON values."""
     try:
         if spec.dtype == tf.string:
             return tf.constant(_decoded(value), "string")
@@ -113,7 +144,7 @@ def _tensor(key, value, spec):
             and not (spec.dtype.min <= array.min() <= array.max() <= spec.dtype.max)
         ):
             raise BadRequestError(f"Expected {key} from {spec.dtype.min} to {spec.dtype.max}.")
-        # 1e39 becomes infinite, which the model itself refuses.
+        # 1e39 becomes infinite in float32, which the model itself refuses.
         with np.errstate(over="ignore"):
             return tf.constant(array.astype(spec.dtype.as_numpy_dtype))
     except (ValueError, TypeError, OverflowError) as error:
@@ -121,7 +152,7 @@ def _tensor(key, value, spec):
 
 
 def _decoded(value):
-    """Strings out of JSON, in which {"b64": ...} stands for bytes."""
+    """The bytes of JSON strings; {"b64": ...} is base64."""
     if isinstance(value, list):
         return [_decoded(item) for item in value]
     if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
@@ -135,103 +166,120 @@ def _decoded(value):
 
 
 def _plain(tensor):
-    """A tensor as JSON has it."""
+    """A tensor as JSON values."""
     array = tensor.numpy()
     if array.dtype == object:
         array = np.vectorize(lambda text: text.decode(errors="replace"), otypes="O")(array)
     return array.tolist()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
+class Application:
+    """The REST interface, as a WSGI application.
 
-    protocol_version = "HTTP/1.1"
-    timeout = 60
+    Args:
+        model: A `Model`.
+        name: The model's name in addresses.
+        max_rows: Int, the most rows (images) of a request.
+        verbose: Bool, whether each request is printed.
+    """
 
-    def do_GET(self):
-        """Says what the model is."""
-        if self.path == f"/v1/models/{self.server.name}":
-            status = {"error_code": "OK", "error_message": ""}
-            version = {"version": self.server.model.version, "state": "AVAILABLE", "status": status}
-            self._answer(200, {"model_version_status": [version]})
-        else:
-            self._answer(404, {"error": f"There is no {self.path}."})
+    def __init__(self, model, name, max_rows=128, verbose=False):
+        self.model, self.name, self.max_rows, self.verbose = model, name, max_rows, verbose
+        # Parsed JSON takes some 25 times the memory of its text: one request at a time. Python's lock allows no more.
+        self.parsing = threading.Lock()
 
-    def do_POST(self):
-        """Answers a prediction."""
-        if self.path != f"/v1/models/{self.server.name}:predict":
-            # Its body is left unread.
-            self.close_connection = True
-            return self._answer(404, {"error": f"There is no {self.path}."})
+    def __call__(self, environ, start_response):
         try:
-            length = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            length = -1
-        if not 0 <= length <= MAX_BODY:
-            self.close_connection = True
-            return self._answer(413 if length > 0 else 411, {"error": f"Expected a body of up to {MAX_BODY} bytes."})
-        # What goes wrong with the connection itself has nobody to be answered to.
-        body = self.rfile.read(length)
-        try:
-            status, answer = 200, self._predict(body)
+            status, body = self.respond(environ)
         except BadRequestError as error:
-            status, answer = 400, {"error": str(error)}
+            status, body = HTTPStatus.BAD_REQUEST, {"error": str(error)}
         except Exception as error:
             traceback.print_exc()
-            status, answer = 500, {"error": f"The server failed: {type(error).__name__}: {error}"}
-        self._answer(status, answer)
-
-    def _predict(self, body):
-        try:
-            try:
-                request = json.loads(body)
-            except ValueError as error:
-                raise BadRequestError(f"Expected JSON. {error}") from error
-            return self.server.model.predict(request)
-        except RecursionError as error:
-            raise BadRequestError("Expected JSON of fewer lists in lists.") from error
-
-    def _answer(self, status, body):
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            body = {"error": f"The server failed: {type(error).__name__}: {error}"}
         body = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response(f"{status.value} {status.phrase}", headers)
+        if self.verbose:
+            print(environ["REQUEST_METHOD"], environ["PATH_INFO"], status.value, file=sys.stderr)
+        return [body]
 
-    def log_message(self, format, *args):
-        """Writes a line a request, if asked to."""
-        if self.server.verbose:
-            super().log_message(format, *args)
+    def respond(self, environ):
+        """Returns the status and the JSON of a response."""
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        address = f"/v1/models/{self.name}"
+        if path not in (address, f"{address}:predict"):
+            error = f"Expected the path {address} or {address}:predict. Received: {path}"
+            return HTTPStatus.NOT_FOUND, {"error": error}
+        expected = "GET" if path == address else "POST"
+        if method != expected:
+            return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"Expected {expected} {path}. Received: {method}"}
+        if method == "GET":
+            status = {"error_code": "OK", "error_message": ""}
+            version = {"version": self.model.version, "state": "AVAILABLE", "status": status}
+            return HTTPStatus.OK, {"model_version_status": [version]}
+        body = environ["wsgi.input"].read()
+        try:
+            with self.parsing:
+                call = self.model.parse(body, self.max_rows)
+        except RecursionError as error:
+            raise BadRequestError("Expected JSON with fewer nested lists.") from error
+        return HTTPStatus.OK, call()
 
 
-def make_server(folder, name=None, host="127.0.0.1", port=0, verbose=False):
-    """Returns an HTTP server, ready for `serve_forever`."""
-    model = Model(folder)
+def make_server(application, host, port, *, max_body, max_connections, threads, timeout):
+    """Returns a waitress server that listens, ready for `run`. The limits are described by `--help`."""
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
-    except (OSError, OverflowError) as error:
-        # In use, not allowed, or no number of a port.
+        return waitress.create_server(
+            application,
+            host=host,
+            port=port,
+            max_request_body_size=max_body,
+            connection_limit=max_connections,
+            threads=threads,
+            channel_timeout=timeout,
+            cleanup_interval=max(1, timeout // 2),
+            # select() takes no more than 1,024 connections.
+            asyncore_use_poll=True,
+            ident=None,
+        )
+    except (OSError, ValueError) as error:
+        # The port is in use or forbidden, or there is no such host.
         raise SystemExit(f"Cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
-    server.model, server.name, server.verbose = model, name or Path(folder).resolve().name, verbose
-    return server
 
 
 def main(argv=None):
     """Serves until it is stopped."""
-    parser = argparse.ArgumentParser(description="Serves a SavedModel with TensorFlow Serving's REST interface.")
+    parser = argparse.ArgumentParser(
+        description="Serves a SavedModel with TensorFlow Serving's REST interface.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("folder", help="the folder of the model's versions, as models/vit")
-    parser.add_argument("--name", help="the model's name in addresses (default: the folder's)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=8501, help="0 takes a free one (default: 8501)")
-    args = parser.parse_args(argv)
-    server = make_server(args.folder, args.name, args.host, args.port, verbose=True)
-    host, port = server.server_address[:2]
-    print(f"Version {server.model.version} answers at http://{host}:{port}/v1/models/{server.name}:predict", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        return 0
+    parser.add_argument("--name", help="the model's name in addresses; without it the folder's")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, default=8501, help="0 takes a free one")
+    parser.add_argument("--max-body", type=int, default=LIMITS["max_body"], help="the most bytes of a request")
+    parser.add_argument("--max-rows", type=int, default=LIMITS["max_rows"], help="the most images of a request")
+    connections = "the most open connections; others wait"
+    parser.add_argument("--max-connections", type=int, default=LIMITS["max_connections"], help=connections)
+    parser.add_argument("--threads", type=int, default=LIMITS["threads"], help="how many requests are computed at once")
+    timeout = "seconds after which a silent connection is closed"
+    parser.add_argument("--timeout", type=int, default=LIMITS["timeout"], help=timeout)
+    args = vars(parser.parse_args(argv))
+    if not 0 <= args["port"] <= 65535:
+        parser.error(f"argument --port: expected 0 to 65535. Received: {args['port']}")
+    for limit in LIMITS:
+        if args[limit] < 1:
+            parser.error(f"argument --{limit.replace('_', '-')}: expected 1 or more. Received: {args[limit]}")
+    folder, name = args.pop("folder"), args.pop("name")
+    application = Application(Model(folder), name or Path(folder).resolve().name, args.pop("max_rows"), verbose=True)
+    server = make_server(application, **args)
+    # A host name may have several addresses.
+    listen = getattr(server, "effective_listen", None) or [(server.effective_host, server.effective_port)]
+    for host, port in listen:
+        address = f"http://{host}:{port}/v1/models/{application.name}"
+        print(f"Version {application.model.version} is served at {address}:predict", flush=True)
+    server.run()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 
@@ -92,7 +94,7 @@ def test_the_python_client_names_images_and_says_which_are_none(model, url, file
 
 def test_the_client_says_why_it_was_refused(url, files):
     client = scripts.load("serve/client.py")
-    with pytest.raises(SystemExit, match="1 to 128 images"):
+    with pytest.raises(SystemExit, match="at most 128 rows. Received: 129"):
         client.predict(url, [b""] * 129)
     with pytest.raises(SystemExit, match="No server answers"):
         client.predict("http://127.0.0.1:9/v1/models/vit", [b""])
@@ -110,15 +112,17 @@ def test_the_clients_name_a_file_that_is_not_there(tmp_path):
     assert done.returncode == 1 and done.stderr == f"There is no file {tmp_path / 'nowhere.jpg'} to read.\n"
 
 
-def test_a_busy_port_and_a_missing_folder_are_said_in_a_line(url, tmp_path, monkeypatch):
+def test_a_busy_port_and_a_missing_folder_are_said_in_a_line(url, tmp_path, monkeypatch, capsys):
     serve = scripts.load("serve/server.py")
     with pytest.raises(SystemExit, match="There is no folder .*nowhere"):
         serve.main([str(tmp_path / "nowhere")])
     monkeypatch.setattr(serve, "Model", lambda folder: None)
     port = re.search(r":(\d+)/", url)[1]
-    for number, message in ((port, "Address already in use"), ("99999", "0-65535")):
-        with pytest.raises(SystemExit, match=f"Cannot listen at 127.0.0.1:{number}: .*{message}"):
-            serve.main([str(tmp_path), "--port", number])
+    with pytest.raises(SystemExit, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use"):
+        serve.main([str(tmp_path), "--port", port])
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path), "--port", "99999"])
+    assert "expected 0 to 65535. Received: 99999" in capsys.readouterr().err
 
 
 def test_the_curl_client_gets_the_same_answer(model, url, files):
@@ -178,27 +182,65 @@ def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
         assert post(url, {"instances": [image]})[0] == 200
 
 
-def test_what_goes_wrong_in_the_server_is_answered(monkeypatch, capsys):
+def test_an_error_of_the_server_is_a_response(capsys):
     serve = scripts.load("serve/server.py")
 
     class Broken:
         version = "1"
 
-        def __init__(self, folder):
-            pass
-
-        def predict(self, request):
+        def parse(self, body, max_rows):
             raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr(serve, "Model", Broken)
-    with serve.make_server("vit", "vit") as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            for _ in range(2):
-                status, answer = post(f"http://127.0.0.1:{server.server_port}/v1/models/vit", {})
-                assert (status, answer) == (500, {"error": "The server failed: ZeroDivisionError: no such luck"})
-        finally:
-            server.shutdown()
-            thread.join()
-    assert capsys.readouterr().err.count("Traceback") == 2
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/v1/models/vit:predict", "wsgi.input": io.BytesIO(b"{}")}
+    statuses = []
+    body = serve.Application(Broken(), "vit")(environ, lambda status, headers: statuses.append(status))
+    assert statuses == ["500 Internal Server Error"]
+    assert json.loads(b"".join(body)) == {"error": "The server failed: ZeroDivisionError: no such luck"}
+    assert "Traceback" in capsys.readouterr().err
+
+
+def responses(url, data):
+    """How many responses the server gives to bytes sent over one connection, which is then closed for writing."""
+    host, port = re.search(r"//(.+):(\d+)/", url).groups()
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    return len(re.findall(rb"HTTP/1\.1 \d+", received))
+
+
+def test_no_request_is_hidden_in_another_one(url):
+    post_line, hidden = (
+        b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\n",
+        b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\n\r\n",
+    )
+    lengths = b"Content-Length: 2\r\nContent-Length: %d\r\n" % (2 + len(hidden))
+    for request in (
+        post_line + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}" + hidden,
+        post_line + lengths + b"\r\n{}" + hidden,
+        post_line + b"Content-Length: 0_2\r\n\r\n{}" + hidden,
+        b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden) + hidden,
+    ):
+        assert responses(url, request) == 1
+
+
+def test_large_requests_are_refused(url):
+    rows = b'{"instances": [' + b"0," * 128 + b"0]}"
+    assert post(url, rows) == (400, {"error": "Expected at most 128 rows. Received: 129"})
+    host, port = re.search(r"//(.+):(\d+)/", url).groups()
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        # The length alone is enough.
+        connection.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_slow_connections_hold_nobody_up(url):
+    host, port = re.search(r"//(.+):(\d+)/", url).groups()
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            slow.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        image = np.zeros((16, 16, 3)).tolist()
+        assert post(url, {"instances": [image]})[0] == 200
