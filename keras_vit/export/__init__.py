@@ -1,12 +1,9 @@
 """Writing models in the formats that servers and devices read."""
 
-from keras_vit.export.describe import describe
-from keras_vit.export.litert import litert
-from keras_vit.export.onnx import onnx
-from keras_vit.export.openvino import openvino
+from keras_vit.export.formats import litert, onnx, openvino, torch_export
 from keras_vit.export.parity import ExportReport, ParityError
-from keras_vit.export.saved_model import saved_model
-from keras_vit.export.torch_export import torch_export
+from keras_vit.export.saved_files import describe
+from keras_vit.export.serving import saved_model
 
 __all__ = [
     "ExportReport",

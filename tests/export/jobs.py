@@ -9,5 +9,5 @@ def shapes(model):
     return [model.output_shape, keras.backend.backend(), os.environ["CUDA_VISIBLE_DEVICES"]]
 
 
-def broken(luck):
+def broken(model, luck):
     raise ValueError(f"no such luck: {luck}")

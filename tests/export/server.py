@@ -6,7 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keras_vit.export.describe import read_signatures
+from keras_vit.export.saved_files import WARM_UP, prediction_log, read_signatures
+
+
+def warm_up_requests(folder):
+    """Reads the requests beside a SavedModel: pairs of a signature's name and {input's name: array}."""
+    import tensorflow as tf
+
+    found = []
+    for record in tf.data.TFRecordDataset([str(folder / WARM_UP)]):
+        request = prediction_log().FromString(record.numpy()).predict_log.request
+        inputs = {field.key: tf.make_ndarray(field.value) for field in request.inputs}
+        found.append((request.model_spec.signature_name, inputs))
+    return found
 
 
 class Refused(Exception):

@@ -1,4 +1,3 @@
-import ast
 import os
 import subprocess
 import sys
@@ -6,52 +5,56 @@ import sys
 import keras
 import pytest
 
-from keras_vit.export.child import _define, _needed, backend_name, run_in_child
+from keras_vit.export.child import custom_objects, run_in_child
 from tests.export.jobs import broken, shapes
 from tests.tiny import build
 
-# The layer comes from the script that runs, which trains as well and has no guard.
+# Layers and functions of a module, and a layer that the running script defines.
 SCRIPT = """
 import sys
 import keras
 from keras_vit.export.child import run_in_child
 from tests.export.jobs import shapes
 from tests.tiny import build
+import my_layers
 
-FACTOR = 3
-UNUSED = open(sys.argv[1], "a").write("ran ")
-# Other names than those that the functions below have for themselves; in the child this would end the process.
-x = y = values = sys.argv[1] if sys.argv[1].endswith("runs") else sys.exit("the script ran in the child")
-
-
-def tripled(x):
-    y = keras.ops.relu(x)
-    return y * FACTOR
-
-
-class Head(keras.layers.Layer):
-    values = [1]
-    first = values[0]
-
-    def call(self, x):
-        return sum(tripled(x) for values in self.values)
+with open("runs", "a") as file:
+    file.write("ran ")
 
 
 @keras.saving.register_keras_serializable(package="me")
-class Registered(Head):
-    pass
+class Own(keras.layers.Layer):
+    def call(self, x):
+        return x
 
 
-backbone = build(num_classes=0)
-outputs = Registered()(Head()(keras.layers.Dense(4, activation=tripled)(backbone.output)))
-print(run_in_child(shapes, keras.Model(backbone.input, outputs), backend="tensorflow"))
+backbone = build(num_classes=0, num_layers=1)
+x = keras.layers.Dense(4, activation=my_layers.tripled)(backbone.output)
+for layers in ((my_layers.Head(), my_layers.Registered()), (Own(),)):
+    y = x
+    for layer in layers:
+        y = layer(y)
+    print(run_in_child(shapes, keras.Model(backbone.input, y), backend="tensorflow"))
 """
 MODULE = """
 import keras
 
+FACTOR = 3
+
+
+@keras.saving.register_keras_serializable(package="me")
+def tripled(x):
+    return keras.ops.relu(x) * FACTOR
+
+
 class Head(keras.layers.Layer):
     def call(self, x):
-        return x
+        return tripled(x)
+
+
+@keras.saving.register_keras_serializable(package="me", name="other")
+class Registered(Head):
+    pass
 """
 
 
@@ -60,85 +63,63 @@ one_backend = pytest.mark.skipif(keras.backend.backend() != "torch", reason="the
 
 
 @one_backend
-@pytest.mark.tried_on("jax")
-def test_layers_of_the_running_script_are_found_and_the_script_runs_once(tmp_path):
+def test_layers_are_imported_from_their_modules_and_those_of_the_running_script_are_refused(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "my_layers.py").write_text(MODULE)
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "runs")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[[None, 4], 'tensorflow', '-1']"
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["[[None, 4], 'tensorflow', '-1']"], done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("ValueError"))
+    assert "Received: 'Own', defined in the running script" in line and "custom_module=" in line
     assert (tmp_path / "runs").read_text() == "ran "
 
 
-def test_a_script_gives_only_what_a_name_takes_from_outside():
-    script = """
-import os, sys
-OUTER = 1
-size = OUTER
-x = sys.exit()
-items = sys.exit()
-default = 2
-
-def helper(x, y=default):
-    return [items for items in x]
-
-@os.fspath
-class Layer:
-    size = size
-    own = x = 3
-    twice = x
-
-    def call(self, x):
-        def inner():
-            return helper(x)
-        return inner()
-"""
-    source = _needed(ast.parse(script).body, "Layer")
-    assert "sys.exit" not in source
-    for line in ("OUTER = 1", "size = OUTER", "default = 2", "def helper", "import os"):
-        assert line in source
-    assert _needed(ast.parse(script).body, "nowhere") is None
-
-
-def test_a_script_that_ends_its_process_is_said():
-    entry = {"registered_name": "A", "name": "A", "module": "m", "file": None, "source": "import sys; sys.exit(3)"}
-    with pytest.raises(ImportError, match="custom_module"):
-        _define(entry)
-
-
 @one_backend
-@pytest.mark.tried_on("jax")
 def test_a_file_can_define_the_layers(tmp_path):
-    namespace = {"__name__": "not_importable"}
+    namespace = {"__name__": "__main__"}
     exec(MODULE, namespace)
     (tmp_path / "my_layers.py").write_text(MODULE)
-    backbone = build(num_classes=0)
+    backbone = build(num_classes=0, num_layers=1)
     model = keras.Model(backbone.input, namespace["Head"]()(backbone.output))
     backend = keras.backend.backend()
-    with pytest.raises(RuntimeError, match="custom_module"):
+    with pytest.raises(ValueError, match="'Head', defined in the running script.*custom_module"):
         run_in_child(shapes, model, backend=backend)
     arguments = {"backend": backend, "custom_module": tmp_path / "my_layers.py"}
     assert run_in_child(shapes, model, **arguments)[:2] == [[None, 12], backend]
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(3)")
+    with pytest.raises(RuntimeError, match="ImportError: Cannot import the model's own layers from .*ends.py"):
+        run_in_child(shapes, model, backend=backend, custom_module=tmp_path / "ends.py")
 
 
-def test_a_layer_defined_in_a_function_is_refused_with_advice():
+def test_what_is_not_at_the_top_level_of_a_module_is_refused_with_advice():
     class Local(keras.layers.Layer):
         def call(self, x):
             return x
 
-    backbone = build(num_classes=0)
-    with pytest.raises(ValueError, match="inside a function.*custom_module"):
-        run_in_child(backend_name, keras.Model(backbone.input, Local()(backbone.output)), backend="tensorflow")
+    def local(x):
+        return x
+
+    x = keras.Input((3,))
+    dense = keras.layers.Dense(2, activation=local)
+    for layer, message in ((Local(), "'Local', not at the top of tests"), (dense, "'local', a function without reg")):
+        with pytest.raises(ValueError, match=f"{message}.*custom_module"):
+            custom_objects(keras.Model(x, layer(x)))
+
+
+def test_layers_of_keras_and_of_this_package_need_no_module():
+    model = build(num_classes=0, activation="gelu_tanh")
+    assert custom_objects(keras.Sequential([model, keras.layers.Dense(2, activation="relu")])) == {}
 
 
 @one_backend
 def test_what_goes_wrong_is_said():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with pytest.raises(RuntimeError, match="(?s)KERAS_BACKEND=.*no such luck: 0$"):
-        run_in_child(broken, backend=keras.backend.backend(), luck=0)
+        run_in_child(broken, model, backend=keras.backend.backend(), luck=0)
 
 
 def test_a_backend_that_is_missing_is_named():
     with pytest.raises(ImportError, match=r"keras-vit\[nothing\]"):
-        run_in_child(backend_name, backend="nothing")
+        run_in_child(shapes, None, backend="nothing")

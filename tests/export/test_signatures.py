@@ -100,6 +100,11 @@ KINDS = {
         {},
         "images float32 (None, 32, 32, 3) -> outputs float32 (None, 5)",
     ),
+    "token_merging": (
+        lambda: build(token_merging=3, pooling="gap", num_registers=1),
+        {},
+        "images float32 (None, 16, 16, 3) -> outputs float32 (None, 5)",
+    ),
     "mixed_precision": (mixed, {}, "images float32 (None, 16, 16, 3) -> outputs float32 (None, 5)"),
 }
 # In a process of its own each takes seconds, and the graph is the same.
@@ -203,7 +208,7 @@ class Wrapped(keras.Model):
 
 def test_a_path_to_the_constants_that_cannot_be_followed_is_asked_about(tmp_path):
     model = keras.Sequential([keras.Input((16, 16, 3)), Wrapped(build())])
-    with pytest.raises(ValueError, match="class of its own.*normalization="):
+    with pytest.raises(ValueError, match="a custom class.*normalization="):
         export.saved_model(model, tmp_path / "1")
 
 

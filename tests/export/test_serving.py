@@ -13,9 +13,11 @@ from keras import ops
 
 import keras_vit
 from keras_vit import export
+from keras_vit.export import saved_files, serving
 from keras_vit.models.classify import read_image
+from keras_vit.models.predictions import imagenet_classes
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
-from tests.export.server import Refused, Server
+from tests.export.server import Refused, Server, warm_up_requests
 from tests.tiny import build
 
 LABELS = ["ant", "bee", "cat", "dog", "emu"]
@@ -223,16 +225,14 @@ def test_random_bodies_leave_the_server_as_it_was(server, good_answer, body):
 
 
 def test_warm_up_requests_are_read_back_and_answered(folder, server):
-    from keras_vit.export import warm_up
-
-    requests = warm_up.read(folder)
+    requests = warm_up_requests(folder)
     asked = [(name, len(next(iter(inputs.values())))) for name, inputs in requests]
     assert sorted(asked) == sorted((name, count) for name in server.signatures for count in (1, 2))
     for name, inputs in requests:
         answer = server.ask(name, **inputs)
         assert set(answer.get("status", [b"ok"])) == {b"ok"}
     # A few bytes each, however large the images.
-    assert (folder / warm_up.FILE).stat().st_size < 5000
+    assert (folder / saved_files.WARM_UP).stat().st_size < 5000
 
 
 def test_weights_are_stored_once(model, folder):
@@ -245,6 +245,20 @@ def test_weights_are_stored_once(model, folder):
 
 def test_labels_are_an_asset(folder):
     assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
+
+
+def test_labels_come_from_a_list_a_file_or_the_number_of_classes(tmp_path):
+    (tmp_path / "labels.txt").write_text("a b\nc\n", encoding="utf-8")
+    assert serving.read_labels(tmp_path / "labels.txt", 2) == ["a b", "c"]
+    assert serving.read_labels(("x", "y"), 2) == ["x", "y"]
+    assert serving.read_labels(None, 3) == ["0", "1", "2"]
+    assert serving.read_labels(None, 1000)[285] == imagenet_classes()[285][1]
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", ""], ["a", "b\rc"], ["a\n", "b"]])
+def test_labels_that_are_not_lines_are_refused(labels):
+    with pytest.raises(ValueError, match="labels"):
+        serving.read_labels(labels, 2)
 
 
 def test_labels_are_those_that_the_model_carries(tmp_path):
@@ -316,17 +330,14 @@ def test_a_savedmodel_that_answers_otherwise_is_not_left_behind(tmp_path, monkey
     if keras.backend.backend() != "tensorflow":
         pytest.skip("another process writes it")
     model = build()
-    module = sys.modules["keras_vit.export.saved_model"]
-    right = module.write
-    monkeypatch.setattr(module, "write", lambda *args, **kwargs: right(*args, **kwargs) + wrong)
+    right = serving.write_saved_model
+    monkeypatch.setattr(serving, "write_saved_model", lambda *args, **kwargs: right(*args, **kwargs) + wrong)
     with pytest.raises(export.ParityError, match="apart"):
         export.saved_model(model, tmp_path / "1")
     assert not any(tmp_path.iterdir())
 
 
 def test_a_model_of_any_size_takes_one_number_for_its_size(tmp_path):
-    from keras_vit.export import warm_up
-
     model = build(image_size=(None, None))
     with pytest.raises(ValueError, match="max_input_pixels=1023.*32 x 32 = 1024"):
         export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1023)
@@ -335,7 +346,7 @@ def test_a_model_of_any_size_takes_one_number_for_its_size(tmp_path):
     # Elsewhere a process of its own would take seconds to write the same.
     if keras.backend.backend() == "tensorflow":
         export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1024)
-        shapes = {name: inputs.get("images", np.zeros(())).shape for name, inputs in warm_up.read(tmp_path / "1")}
+        shapes = {name: inputs.get("images", np.zeros(())).shape for name, inputs in warm_up_requests(tmp_path / "1")}
         assert shapes["serving_default"] == (1, 32, 32, 3)
 
 

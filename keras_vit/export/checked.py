@@ -1,0 +1,134 @@
+"""Writes an export in a format, checks it against its model, and puts it in place only if the two agree."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_vit.export import parity
+from keras_vit.export.child import custom_objects, run_in_child
+from keras_vit.export.precision import PRECISIONS, accuracy_change, with_precision
+from keras_vit.files import draft_folder
+
+
+class Format(NamedTuple):
+    """A row of the table of formats.
+
+    `write(model, path, precision)` works on `backend`; `run(path, batches, names)` returns the list of outputs of each
+    batch, from the format's own runtime. `tolerances` are the defaults that differ from the model's, by precision.
+    """
+
+    suffix: str
+    backend: str
+    packages: tuple
+    write: Callable
+    run: Callable
+    precisions: tuple = PRECISIONS
+    tolerances: dict = {}
+
+
+def write_checked(
+    form,
+    model,
+    path,
+    *,
+    precision="float32",
+    images=None,
+    labels=None,
+    tolerance=None,
+    overwrite=False,
+    custom_module=None,
+):
+    """Writes an export to a temporary folder, checks it, and moves it to its place; arguments as in `formats.onnx`."""
+    if missing := [name for name in form.packages if importlib.util.find_spec(name) is None]:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise ImportError(f"This export needs packages that are not installed: pip install {names}")
+    path = Path(path)
+    if path.suffix != form.suffix:
+        raise ValueError(f"Expected `path` to end in {form.suffix!r}. Received: {str(path)!r}")
+    if precision not in form.precisions:
+        raise ValueError(
+            f"Invalid value received for argument `precision`. Expected, for {form.suffix} files, one of "
+            f"{', '.join(form.precisions)}. Received: {precision!r}"
+        )
+    if labels is not None and images is None:
+        raise ValueError("Expected `images` where `labels` are given. Received: images=None")
+    batches = parity.probes(model)
+    # What torch traces remembers its device.
+    here = keras.backend.backend() == form.backend and (form.backend != "torch" or parity.on_cpu(model))
+    if not here:
+        custom_objects(model, custom_module)
+    with _draft(path, overwrite) as draft:
+        reduced = with_precision(model, precision)
+        given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
+        wanted = [parity.outputs_of(reduced, batch) for batch in batches + given]
+        if here:
+            form.write(reduced, draft, precision)
+        else:
+            _write_elsewhere(form, model, reduced, draft, precision, custom_module)
+        received = form.run(draft, batches + given, parity.output_names(reduced))
+        difference = parity.largest_difference(wanted, received)
+        if tolerance is None:
+            tolerance = form.tolerances.get(precision)
+        outputs = [y for ys in wanted for y in ys]
+        parity.check(difference, reduced, outputs, tolerance, f"{str(path)!r} in {precision}")
+        change = None
+        if given:
+            # From the original model, and of several outputs the first.
+            before = [parity.outputs_of(model, batch)[0] for batch in given]
+            after = [ys[0] for ys in received[len(batches) :]]
+            change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
+        size = sum(file.stat().st_size for file in draft.parent.iterdir())
+    num_checked = sum(len(batch) for batch in batches + given)
+    return parity.ExportReport(path, precision, size, difference, num_checked, change)
+
+
+@contextlib.contextmanager
+def _draft(path, overwrite):
+    """Gives a path of the same name in a folder beside `path`, and moves that folder's files to their place."""
+
+    def refuse_existing(target):
+        if target.exists() and not overwrite:
+            raise FileExistsError(
+                f"Expected a path where there is nothing. Received: {str(target)!r}, which exists. Pass overwrite=True "
+                "to replace it."
+            )
+
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with draft_folder(path) as folder:
+        yield folder / path.name
+        # A format may write other files beside the one named; that one is moved last.
+        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+        for file in files:
+            refuse_existing(path.with_name(file.name))
+        for file in files:
+            os.replace(file, path.with_name(file.name))
+
+
+def _write_elsewhere(form, model, reduced, path, precision, custom_module):
+    """Writes the reduced model in a child process."""
+    options = {"backend": form.backend, "custom_module": custom_module, "path": path}
+    if precision != "int8":
+        run_in_child(form.write, reduced, precision=precision, **options)
+        return
+    # A .keras file loses which layers inside custom layers are quantized: quantize again there, and pass the weights.
+    weights = path.with_name("int8.npz")
+    np.savez(weights, *reduced.get_weights())
+    module, name = form.write.__module__, form.write.__name__
+    run_in_child(write_quantized, model, weights=weights, module=module, name=name, **options)
+    weights.unlink()
+
+
+def write_quantized(model, path, weights, module, name):
+    """Quantizes a model in a child process, sets the weights quantized outside, and writes it."""
+    reduced = with_precision(model, "int8")
+    with np.load(weights) as file:
+        reduced.set_weights([file[key] for key in file.files])
+    getattr(importlib.import_module(module), name)(reduced, path, "int8")

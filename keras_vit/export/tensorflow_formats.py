@@ -1,0 +1,98 @@
+"""LiteRT and OpenVINO files: both are converted from a plain SavedModel, written on the TensorFlow backend."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_vit.export import parity
+from keras_vit.export.precision import stored
+
+
+def write_litert(model, path, precision):
+    """Writes a LiteRT file."""
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
+        _save_plain(model, folder)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
+        if precision == "float16":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.target_spec.supported_types = [tf.float16]
+        Path(path).write_bytes(converter.convert())
+
+
+def run_litert(path, batches, names):
+    """Runs a LiteRT file."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    received = []
+    for batch in batches:
+        # One for each: an interpreter cannot be resized while one of its outputs is referred to.
+        outputs = Interpreter(model_path=os.fspath(path)).get_signature_runner("serving_default")(images=batch)
+        received.append([np.array(outputs[name], "float32") for name in names])
+    return received
+
+
+def write_openvino(model, path, precision):
+    """Writes OpenVINO's .xml and .bin; weights that a precision holds exactly are stored in it."""
+    import openvino
+
+    with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
+        _save_plain(model, folder)
+        converted = openvino.convert_model(folder)
+        if precision != "float32":
+            _shrink(converted, precision)
+        openvino.save_model(converted, os.fspath(path), compress_to_fp16=False)
+
+
+def run_openvino(path, batches, names):
+    """Runs OpenVINO's files on the CPU in float32."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(os.fspath(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    received = []
+    for batch in batches:
+        outputs = compiled(batch)
+        received.append([np.array(outputs[name], "float32") for name in names])
+    return received
+
+
+def _save_plain(model, folder):
+    """Saves a SavedModel of one signature, without a server's decoders and limits, which converters cannot read."""
+    import tensorflow as tf
+
+    names = parity.output_names(model)
+
+    def serve(images):
+        return dict(zip(names, keras.tree.flatten(model(images, training=False)), strict=True))
+
+    (spec,) = model.inputs
+    module = tf.Module()
+    module.weights = [variable.value for variable in model.variables]
+    signature = tf.function(serve, autograph=False).get_concrete_function(
+        tf.TensorSpec(spec.shape, spec.dtype, name="images")
+    )
+    tf.saved_model.save(module, folder, signatures={"serving_default": signature})
+
+
+def _shrink(converted, precision):
+    """Stores the constants of an OpenVINO model in a precision if that loses nothing, and converts them back.
+
+    OpenVINO's own compression would round the others too, among them epsilons that float16 cannot hold.
+    """
+    import openvino
+    from openvino import opset13
+
+    kind = {"float16": openvino.Type.f16, "bfloat16": openvino.Type.bf16, "int8": openvino.Type.i8}[precision]
+    for constant in converted.get_ops():
+        if constant.get_type_name() != "Constant" or constant.get_element_type() != openvino.Type.f32:
+            continue
+        if stored(constant.data, precision) is None:
+            continue
+        small = opset13.constant(np.array(constant.data), kind)
+        restored = opset13.convert(small, "f32")
+        for target in constant.output(0).get_target_inputs():
+            target.replace_source_output(restored.output(0))

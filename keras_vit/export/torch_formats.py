@@ -1,0 +1,106 @@
+"""ONNX files and PyTorch's exported programs: both are written on the PyTorch backend."""
+
+import os
+
+import keras
+import numpy as np
+
+from keras_vit.export import parity
+from keras_vit.export.precision import stored
+
+
+def write_torch_export(model, path, precision):
+    """Writes an exported program; weights that float16 or bfloat16 holds exactly are stored in it."""
+    import torch
+
+    torch.export.save(_traced(model, precision if precision != "int8" else "float32"), os.fspath(path))
+
+
+def run_torch_export(path, batches, names):
+    """Runs an exported program; its outputs have an order and no `names`."""
+    import torch
+
+    program = torch.export.load(os.fspath(path)).module()
+    with torch.no_grad():
+        return [[y.float().numpy() for y in program(torch.from_numpy(batch))] for batch in batches]
+
+
+def write_onnx(model, path, precision):
+    """Writes an ONNX file; weights that float16 or bfloat16 holds exactly are stored in it."""
+    import torch
+
+    program = torch.onnx.export(
+        _traced(model, "float32"),
+        dynamo=True,
+        input_names=["images"],
+        output_names=parity.output_names(model),
+        verbose=False,
+    )
+    if precision in ("float16", "bfloat16"):
+        _shrink(program.model, precision)
+    program.save(os.fspath(path))
+
+
+def run_onnx(path, batches, names):
+    """Runs an ONNX file in onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Errors alone: it warns of each constant it folds.
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    return [[np.asarray(y, "float32") for y in session.run(names, {"images": batch})] for batch in batches]
+
+
+def _traced(model, precision):
+    """Traces a model to a `torch.export.ExportedProgram` from images, of any free size, to a tuple of outputs."""
+    import torch
+
+    class Program(torch.nn.Module):
+        """The model with its weights as buffers, stored in `precision` where it holds them exactly."""
+
+        def __init__(self):
+            super().__init__()
+            for i, variable in enumerate(model.variables):
+                value = variable.value.detach()
+                exact = precision != "float32" and stored(value.numpy(), precision) is not None
+                self.register_buffer(f"weight_{i}", value.to(getattr(torch, precision)) if exact else value)
+
+        def forward(self, images):
+            values = {}
+            for i, variable in enumerate(model.variables):
+                values[id(variable)] = getattr(self, f"weight_{i}").to(variable.value.dtype)
+            outputs, _ = model.stateless_call(
+                [values[id(v)] for v in model.trainable_variables],
+                [values[id(v)] for v in model.non_trainable_variables],
+                images,
+                training=False,
+            )
+            return tuple(keras.tree.flatten(outputs))
+
+    example = torch.from_numpy(parity.probes(model)[0])
+    free = [axis for axis, side in enumerate(model.inputs[0].shape) if side is None]
+    shapes = (dict.fromkeys(free, torch.export.Dim.DYNAMIC),)
+    with torch.no_grad():
+        return torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes)
+
+
+def _shrink(model, precision):
+    """Stores the constants of an ONNX model in a precision if that loses nothing, and casts them back."""
+    import onnx_ir as ir
+
+    dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        small = stored(value.const_value.numpy(), precision)
+        if small is None:
+            continue
+        tensor = ir.tensor(small, dtype=dtype, name=f"{name}.{precision}")
+        weight = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{name}.cast")
+        cast.outputs[0].name = f"{name}.float32"
+        cast.outputs[0].shape, cast.outputs[0].type = value.shape, value.type
+        value.replace_all_uses_with(cast.outputs[0])
+        del graph.initializers[name]
+        graph.register_initializer(weight)
+        graph.insert_before(graph[0], cast)

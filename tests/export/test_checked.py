@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.export import ParityError, parity
+from keras_vit.export.checked import Format, write_checked
+from keras_vit.export.precision import PRECISIONS
+from tests import tiny
+
+
+def write_weights(model, path, precision):
+    Path(path).write_bytes(b"model")
+    Path(path).with_suffix(".data").write_bytes(precision.encode())
+
+
+def check(model, path, answer, write=write_weights, precisions=PRECISIONS, packages=(), **arguments):
+    """Writes a "format" whose runtime is a function from images to outputs."""
+
+    def run(draft, batches, names):
+        assert draft.is_file() and draft.name == path.name
+        assert names == ["outputs"]
+        return [[answer(batch)] for batch in batches]
+
+    form = Format(".x", keras.backend.backend(), packages, write, run, precisions)
+    return write_checked(form, model, path, **arguments)
+
+
+def tiny_model():
+    return tiny.build(num_layers=1)
+
+
+def exact(model):
+    return lambda images: parity.outputs_of(model, images)[0]
+
+
+def test_an_export_that_agrees_is_put_in_its_place(tmp_path):
+    model = tiny_model()
+    images = np.random.default_rng(0).uniform(-1, 1, (9, 16, 16, 3))
+    path = tmp_path / "new" / "model.x"
+    report = check(model, path, exact(model), images=images, labels=np.zeros(9, int))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["model.data", "model.x"]
+    assert report.difference < 1e-5
+    assert (report.size, report.num_checked, report.precision) == (12, 15, "float32")
+    assert report.change.same_top1 == report.change.num_images == 9
+    assert report.change.before == report.change.after
+    assert "15 images" in str(report) and "same top-1 on 9" in str(report)
+
+
+@pytest.mark.parametrize("wrong", [0.25, np.nan])
+def test_an_export_that_differs_is_removed_and_the_difference_said(tmp_path, wrong):
+    model = tiny_model()
+    said = "0.25 apart" if wrong == 0.25 else "inf apart"
+    with pytest.raises(ParityError, match=said):
+        check(model, tmp_path / "model.x", lambda images: exact(model)(images) + np.float32(wrong))
+    assert list(tmp_path.iterdir()) == []
+    if wrong == 0.25:
+        assert check(model, tmp_path / "model.x", lambda images: exact(model)(images) + 0.25, tolerance=0.3)
+
+
+def test_the_change_is_from_the_model_as_it_was_given(tmp_path):
+    model = tiny.randomize(tiny_model())
+    seen = []
+
+    def write(reduced, path, precision):
+        seen.append(reduced)
+        write_weights(reduced, path, precision)
+
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    report = check(model, tmp_path / "model.x", lambda x: exact(seen[0])(x), write, images=images, precision="bfloat16")
+    assert report.difference < 1e-5 < report.change.largest
+    assert report.change.largest == pytest.approx(np.abs(exact(seen[0])(images) - exact(model)(images)).max())
+
+
+def test_existing_files_are_replaced_only_if_told(tmp_path):
+    model = tiny_model()
+    path = tmp_path / "model.x"
+    side = tmp_path / "model.data"
+    side.write_text("of another")
+    with pytest.raises(FileExistsError, match=r"model\.data"):
+        check(model, path, exact(model))
+    path.write_text("old")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        check(model, path, exact(model))
+    with pytest.raises(ParityError):
+        check(model, path, lambda images: exact(model)(images) + 1, overwrite=True)
+    assert (path.read_text(), side.read_text()) == ("old", "of another")
+    check(model, path, exact(model), overwrite=True)
+    assert (path.read_text(), side.read_text()) == ("model", "float32")
+
+
+@pytest.mark.parametrize(
+    "path, arguments, message",
+    [
+        ("model.y", {}, "to end in '.x'"),
+        ("model.x", {"precision": "int4"}, "`precision`"),
+        ("model.x", {"precision": "bfloat16", "precisions": ("float32",)}, "one of float32"),
+        ("model.x", {"labels": [1]}, "Expected `images`"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path, path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        check(tiny.build(), tmp_path / path, None, **arguments)
+
+
+def test_missing_packages_are_named_as_pip_knows_them(tmp_path):
+    with pytest.raises(ImportError, match="pip install no-such-a no-such-b"):
+        check(tiny_model(), tmp_path / "model.x", None, packages=("sys", "no_such_a", "no_such_b"))

@@ -1,0 +1,78 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import export
+from keras_vit.export.parity import outputs_of
+from tests import tiny
+
+pytest.importorskip("tensorflow")
+interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+openvino = pytest.importorskip("openvino")
+here = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow writes it for every backend")
+
+
+def compiled(path):
+    return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def test_openvino_answers_any_number_of_images(tmp_path):
+    model = tiny.build(activation="gelu")
+    report = export.openvino(model, tmp_path / "vit.xml")
+    files = sorted(tmp_path.iterdir())
+    assert [p.name for p in files] == ["vit.bin", "vit.xml"]
+    assert report.size == sum(p.stat().st_size for p in files)
+    run = compiled(tmp_path / "vit.xml")
+    for count in (1, 7, 33):
+        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
+        np.testing.assert_allclose(run({"images": images})["outputs"], outputs_of(model, images)[0], atol=1e-5)
+
+
+@here
+def test_several_outputs_keep_their_names_and_order(tmp_path):
+    vit = tiny.build(num_classes=0)
+    outputs = [keras.layers.Dense(2, name=name)(vit.output) for name in ("second", "first")]
+    model = keras.Model(vit.input, outputs)
+    export.openvino(model, tmp_path / "vit.xml")
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("float32")
+    answer = compiled(tmp_path / "vit.xml")(images)
+    for name, wanted in zip(("second", "first"), outputs_of(model, images), strict=True):
+        np.testing.assert_allclose(answer[name], wanted, atol=1e-5)
+
+
+@here
+def test_int8_kernels_of_openvino_are_stored_in_a_byte(tmp_path):
+    sizes = {"hidden_dim": 96, "mlp_dim": 192, "num_layers": 1}
+    model = tiny.build(**sizes)
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    report = export.openvino(model, tmp_path / "vit.xml", precision="int8", images=images)
+    # The patch embedding, norms, positions and biases stay as they are.
+    assert (tmp_path / "vit.bin").stat().st_size < 1.5 * model.count_params()
+    assert report.difference < 1e-5 < report.change.largest < 0.1
+
+
+def test_litert_answers_any_number_of_images(tmp_path):
+    model = tiny.build(activation="gelu")
+    export.litert(model, tmp_path / "vit.tflite")
+    for count in (1, 7, 33):
+        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
+        runner = interpreter.Interpreter(str(tmp_path / "vit.tflite")).get_signature_runner("serving_default")
+        np.testing.assert_allclose(runner(images=images)["outputs"], outputs_of(model, images)[0], atol=1e-5)
+    assert [p.name for p in tmp_path.iterdir()] == ["vit.tflite"]
+
+
+@here
+@pytest.mark.parametrize("precision, share, image_size", [("float16", 2, (None, None)), ("int8", 1, 16)])
+def test_smaller_weights_make_smaller_litert_files(tmp_path, precision, share, image_size):
+    sizes = {"hidden_dim": 96, "mlp_dim": 192, "num_layers": 1}
+    model = tiny.build(image_size=image_size, **sizes)
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    report = export.litert(model, tmp_path / "vit.tflite", precision=precision, images=images)
+    # Bytes a weight, and what the operations take.
+    assert report.size < share * model.count_params() + 60_000
+    assert 0 < report.change.largest < 0.1
+
+
+def test_litert_refuses_bfloat16(tmp_path):
+    with pytest.raises(ValueError, match=r"for \.tflite files, one of float32, float16, int8"):
+        export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
