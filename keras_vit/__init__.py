@@ -31,6 +31,7 @@ from keras_vit import (
     weights,
 )
 from keras_vit.config import BiTConfig, ViTConfig
+from keras_vit.costs import paper_table, profile
 from keras_vit.models import (
     BiT,
     ViT,
@@ -47,7 +48,6 @@ from keras_vit.models import (
 # One a row of that file: ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1 and the others.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
-from keras_vit.profile import paper_table, profile
 from keras_vit.record import config_of
 from keras_vit.version import __version__
 from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights

@@ -1,19 +1,7 @@
-"""Tables as aligned text, for results and profiles alike."""
-
-
 def text_table(columns, rows, decimals=4, missing=""):
-    """Writes rows under their column names, texts to the left and numbers to the right.
+    """Returns rows as text under their column names, strings to the left and numbers to the right.
 
-    Args:
-        columns: The names of the columns.
-        rows: Sequences of one value a column.
-        decimals: Int, of floats.
-        missing: String, what stands for None.
-
-    Returns:
-        String, lines without trailing blanks or a last line break.
-
-    Example:
+    `rows` hold one value per column, floats are rounded to `decimals`, and `missing` stands for None.
 
     >>> print(text_table(["task", "accuracy"], [["dtd", 0.75], ["svhn", None]]))
     task  accuracy
@@ -23,11 +11,11 @@ def text_table(columns, rows, decimals=4, missing=""):
     cells = [[str(name) for name in columns], *([_cell(value, decimals, missing) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     left = [any(isinstance(row[i], str) for row in rows) for i in range(len(widths))]
-    lines = (
-        "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True))
-        for row in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    lines = []
+    for row in cells:
+        columns = zip(row, widths, left, strict=True)
+        lines.append("  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in columns).rstrip())
+    return "\n".join(lines)
 
 
 def _cell(value, decimals, missing):

@@ -34,34 +34,25 @@ class Format(NamedTuple):
 
 
 def write_checked(
-    form,
-    model,
-    path,
-    *,
-    precision="float32",
-    images=None,
-    labels=None,
-    tolerance=None,
-    overwrite=False,
-    custom_module=None,
+    fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
     """Writes an export to a temporary folder, checks it, and moves it to its place; arguments as in `formats.onnx`."""
-    if missing := [name for name in form.packages if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in fmt.packages if importlib.util.find_spec(name) is None]:
         names = " ".join(name.replace("_", "-") for name in missing)
         raise ImportError(f"This export needs packages that are not installed: pip install {names}")
     path = Path(path)
-    if path.suffix != form.suffix:
-        raise ValueError(f"Expected `path` to end in {form.suffix!r}. Received: {str(path)!r}")
-    if precision not in form.precisions:
+    if path.suffix != fmt.suffix:
+        raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
+    if precision not in fmt.precisions:
         raise ValueError(
-            f"Invalid value received for argument `precision`. Expected, for {form.suffix} files, one of "
-            f"{', '.join(form.precisions)}. Received: {precision!r}"
+            f"Invalid value received for argument `precision`. Expected, for {fmt.suffix} files, one of "
+            f"{', '.join(fmt.precisions)}. Received: {precision!r}"
         )
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
     batches = parity.probes(model)
     # What torch traces remembers its device.
-    here = keras.backend.backend() == form.backend and (form.backend != "torch" or parity.on_cpu(model))
+    here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
     with _draft(path, overwrite) as draft:
@@ -69,13 +60,13 @@ def write_checked(
         given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
         wanted = [parity.outputs_of(reduced, batch) for batch in batches + given]
         if here:
-            form.write(reduced, draft, precision)
+            fmt.write(reduced, draft, precision)
         else:
-            _write_elsewhere(form, model, reduced, draft, precision, custom_module)
-        received = form.run(draft, batches + given, parity.output_names(reduced))
+            _write_elsewhere(fmt, model, reduced, draft, precision, custom_module)
+        received = fmt.run(draft, batches + given, parity.output_names(reduced))
         difference = parity.largest_difference(wanted, received)
         if tolerance is None:
-            tolerance = form.tolerances.get(precision)
+            tolerance = fmt.tolerances.get(precision)
         outputs = [y for ys in wanted for y in ys]
         parity.check(difference, reduced, outputs, tolerance, f"{str(path)!r} in {precision}")
         change = None
@@ -112,16 +103,16 @@ def _draft(path, overwrite):
             os.replace(file, path.with_name(file.name))
 
 
-def _write_elsewhere(form, model, reduced, path, precision, custom_module):
+def _write_elsewhere(fmt, model, reduced, path, precision, custom_module):
     """Writes the reduced model in a child process."""
-    options = {"backend": form.backend, "custom_module": custom_module, "path": path}
+    options = {"backend": fmt.backend, "custom_module": custom_module, "path": path}
     if precision != "int8":
-        run_in_child(form.write, reduced, precision=precision, **options)
+        run_in_child(fmt.write, reduced, precision=precision, **options)
         return
     # A .keras file loses which layers inside custom layers are quantized: quantize again there, and pass the weights.
     weights = path.with_name("int8.npz")
     np.savez(weights, *reduced.get_weights())
-    module, name = form.write.__module__, form.write.__name__
+    module, name = fmt.write.__module__, fmt.write.__name__
     run_in_child(write_quantized, model, weights=weights, module=module, name=name, **options)
     weights.unlink()
 

@@ -96,17 +96,8 @@ def onnx(
     >>> keras_vit.export.onnx(model, "vit.onnx")  # doctest: +SKIP
     ExportReport(path=PosixPath('vit.onnx'), precision='float32', ...)
     """
-    return write_checked(
-        FORMATS["onnx"],
-        model,
-        path,
-        precision=precision,
-        images=images,
-        labels=labels,
-        tolerance=tolerance,
-        overwrite=overwrite,
-        custom_module=custom_module,
-    )
+    fmt = FORMATS["onnx"]
+    return write_checked(fmt, model, path, precision, images, labels, tolerance, overwrite, custom_module)
 
 
 def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_vit.layer_costs import parts_of
+from keras_vit.costs import parts_of
 from keras_vit.models.graph import is_graph, nodes_before
 
 # A step computes the outputs, and about twice as much on the way back.
