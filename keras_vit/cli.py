@@ -7,10 +7,8 @@ from pathlib import Path
 
 from keras_vit.version import __version__
 
-# What a format's file is called.
-FILES = {"onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch_export": ".pt2"}
-
-# What brings a package that is not installed.
+FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
+# The extras that install a missing package.
 EXTRAS = {"tensorflow": "data", "tensorflow_datasets": "data", "matplotlib": "inspect", "PIL": "inspect"}
 
 
@@ -44,10 +42,10 @@ def _predict(args):
     header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
     names, paths = zip(*images, strict=True)
     top = 1 if args.csv and args.top is None else args.top
-    # That its folder does not exist is said before the work.
+    # A missing folder is an error before the work.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
-        # What is asked for alone goes to stdout.
+        # Only the result goes to stdout.
         with contextlib.redirect_stdout(sys.stderr):
             many = len(paths) > 1
             predictions = classify(model, paths, top, broken="skip" if many else "raise", verbose=int(len(paths) > 32))
@@ -78,7 +76,7 @@ def _inspect(args):
     import keras_vit
 
     model = _read_model(args, args.model)
-    # A model that takes any size has no costs of its own.
+    # The costs of a model of any size depend on it.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
     print(f"Wrote {path}")
@@ -94,7 +92,7 @@ def _export(args):
         if args.labels:
             raise ValueError(f"Expected --labels with --to saved_model alone. Received: --to {args.to}")
         options["precision"] = args.precision
-        path = args.out / f"model{FILES[args.to]}"
+        path = args.out / f"model{keras_vit.export.formats.FORMATS[args.to].suffix}"
     elif args.precision != "float32":
         raise ValueError(f"Expected --precision float32 with --to saved_model. Received: {args.precision}")
     model = _read_model(args, args.model)
@@ -124,7 +122,7 @@ def _train(args):
         train_split=recipe.train_split,
         test_split=recipe.test_split,
         holdout=recipe.holdout,
-        images=args.images,
+        images=args.folder,
         path_column=args.path_column,
         label_column=args.label_column,
         extension=args.extension,
@@ -136,24 +134,26 @@ def _train(args):
     print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
 
 
-def _add_model_options(action):
-    action.add_argument("--image-size", type=int, help="in pixels (default: as in the weights)")
-    action.add_argument("--num-heads", type=int, help="attention heads, where a checkpoint does not tell")
-    action.add_argument(
-        "--set",
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="what else a checkpoint does not tell, or not rightly: activation=gelu, mean=0.5, std=0.5",
-    )
-
-
 def _setting(text):
     key, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected key=value, received {text!r}")
     return key, value
+
+
+SETTINGS = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
+# Options that several commands share.
+SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
+MODEL = {
+    "--image-size": {"type": int, "help": "in pixels (default: as in the weights)"},
+    "--num-heads": {"type": int, "help": "attention heads, if the checkpoint does not say"},
+    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, mean=0.5, std=0.5"},
+}
+TABLE = {
+    "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
+    "--path-column": {"help": "the CSV file's column of paths (default: path; predict: or the only one)"},
+    "--extension": {"default": "", "help": "appended to the CSV file's paths, as .jpg"},
+}
 
 
 def build_parser():
@@ -162,100 +162,75 @@ def build_parser():
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
+    def command(name, run, help, shared, within=commands):
+        action = within.add_parser(name, help=help)
+        action.set_defaults(run=run)
+        for option, settings in shared.items():
+            action.add_argument(option, **settings)
+        return action
+
     weights = commands.add_parser("weights", help="list, inspect and convert checkpoints")
     actions = weights.add_subparsers(required=True, metavar="ACTION")
 
-    action = actions.add_parser("list", help="the published checkpoints known by name")
-    action.add_argument("architecture", nargs="?", help="of this builder alone, as in ViTB16")
-    action.set_defaults(run=_list)
+    add = command("list", _list, "the published checkpoints known by name", {}, actions).add_argument
+    add("architecture", nargs="?", help="only those of this builder, as in ViTB16")
 
-    action = actions.add_parser("show", help="what a checkpoint is and holds")
-    action.add_argument("path", help="a file, or a Hugging Face folder")
-    action.add_argument("--source", help="the code base it comes from (default: recognised by its keys)")
-    action.set_defaults(run=_show)
+    add = command("show", _show, "the model and arrays in a checkpoint", SOURCE, actions).add_argument
+    add("path", help="a file, or a Hugging Face folder")
 
-    action = actions.add_parser("convert", help="write a checkpoint in another code base's format")
-    action.add_argument("source_path", metavar="SRC", help="a file or folder, or a name out of `weights list`")
-    action.add_argument("target_path", metavar="DST", help="the file to write; a folder for huggingface")
-    action.add_argument("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    action.add_argument("--source", help="the code base SRC comes from (default: recognised by its keys)")
-    _add_model_options(action)
-    action.add_argument(
-        "--allow", action="append", default=[], metavar="SETTING", help="activation or layer_norm_epsilon may differ"
-    )
-    action.set_defaults(run=_convert)
+    help = "write a checkpoint in another code base's format"
+    add = command("convert", _convert, help, SOURCE | MODEL, actions).add_argument
+    add("source_path", metavar="SRC", help="a file or folder, or a name from `weights list`")
+    add("target_path", metavar="DST", help="the file to write; a folder for huggingface")
+    add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
+    help = "activation or layer_norm_epsilon may differ"
+    add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
-    action = commands.add_parser("predict", help="name the classes of images")
-    action.add_argument("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
-    action.add_argument(
-        "--weights",
-        required=True,
-        help="a .keras file, the folder of a `train` run, a checkpoint, or a name out of `weights list`",
-    )
-    action.add_argument("--path-column", help="of a CSV file (default: path, or the only one)")
-    action.add_argument(
-        "--images", dest="folder", type=Path, help="the folder of a CSV file's images (default: the file's own)"
-    )
-    action.add_argument("--extension", default="", help="what a CSV file's paths lack at their end, as .jpg")
-    action.add_argument("--top", type=int, help="how many classes an image (default: 5; in a CSV file 1)")
+    action = command("predict", _predict, "name the classes of images", TABLE | MODEL)
+    add = action.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
+    kept = "a .keras file, the folder of a `train` run, a checkpoint, or a name from `weights list`"
+    add("--weights", required=True, help=kept)
+    add("--top", type=int, help="classes per image (default: 5; in a CSV file 1)")
     form = action.add_mutually_exclusive_group()
-    form.add_argument("--csv", type=Path, metavar="FILE", help="write a row an image: path,label,probability")
-    form.add_argument("--json", action="store_true", help="print JSON and not a table")
-    _add_model_options(action)
-    action.set_defaults(run=_predict)
+    form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    action = commands.add_parser("inspect", help="write a page that shows what a model sees in images")
-    action.add_argument("model", metavar="MODEL", help="a model as of `predict --weights`")
-    action.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    action.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
-    action.add_argument("--top", type=int, default=5, help="how many classes an image (default: 5)")
-    _add_model_options(action)
-    action.set_defaults(run=_inspect)
+    add = command("inspect", _inspect, "write a page that shows what a model sees in images", MODEL).add_argument
+    add("model", metavar="MODEL", help=kept)
+    add("images", nargs="+", metavar="IMAGE", help="image files")
+    add("--out", default="report.html", help="the page to write (default: report.html)")
+    add("--top", type=int, default=5, help="classes per image (default: 5)")
 
-    action = commands.add_parser("export", help="write a model in a format that servers or devices read")
-    action.add_argument("model", metavar="MODEL", help="a model as of `predict --weights`")
-    action.add_argument("--to", required=True, choices=("saved_model", *FILES), help="the format")
-    action.add_argument(
-        "--out", type=Path, required=True, help="the folder to write; of a SavedModel one of a version: models/vit/1"
-    )
-    action.add_argument(
-        "--labels", type=Path, help="a SavedModel's names of classes, one a line (default: the model's)"
-    )
-    action.add_argument("--precision", default="float32", help="of the weights in the other formats (default: float32)")
-    action.add_argument("--verify", nargs="+", metavar="IMAGE", help="image files to compare the answers on")
-    action.add_argument("--overwrite", action="store_true", help="replace what is there")
-    _add_model_options(action)
-    action.set_defaults(run=_export)
+    add = command("export", _export, "write a model in a format that servers or devices read", MODEL).add_argument
+    add("model", metavar="MODEL", help=kept)
+    add("--to", required=True, choices=FORMATS, help="the format")
+    add("--out", type=Path, required=True, help="the folder to write; for a SavedModel one per version: models/vit/1")
+    add("--labels", type=Path, help="the classes' names for a SavedModel, one per line (default: the model's)")
+    add("--precision", default="float32", help="of the weights in the other formats (default: float32)")
+    add("--verify", nargs="+", metavar="IMAGE", help="image files to compare the outputs on")
+    add("--overwrite", action="store_true", help="replace existing files")
 
-    action = commands.add_parser("recipes", help="the papers' training runs, or the settings of one")
-    action.add_argument("name", nargs="?", help="the recipe (default: all, with what they reached)")
-    action.set_defaults(run=_recipes)
+    add = command("recipes", _recipes, "the papers' training runs, or the settings of one", {}).add_argument
+    add("name", nargs="?", help="the recipe (default: all, with their results)")
 
-    action = commands.add_parser("train", help="train a model as a recipe says; again, to go on where it was")
-    action.add_argument("--recipe", default="finetune", help="a name out of `recipes` (default: finetune)")
-    action.add_argument(
-        "--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset"
-    )
-    action.add_argument("--images", type=Path, help="the folder of a CSV file's images (default: the file's own)")
-    action.add_argument("--path-column", default="path", help="of the CSV file (default: path)")
-    action.add_argument("--label-column", default="label", help="of the CSV file (default: label)")
-    action.add_argument("--extension", default="", help="what the CSV file's paths lack at their end, as .jpg")
-    action.add_argument("--data-dir", help="where TFDS datasets are prepared (default: TFDS' own)")
-    action.add_argument("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
-    action.add_argument("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
-    action.add_argument(
-        "--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="change a setting"
-    )
-    action.add_argument(
-        "--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)"
-    )
-    action.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
-    action.set_defaults(run=_train)
+    action = command("train", _train, "train a model by a recipe; run it again to continue", TABLE)
+    action.set_defaults(path_column="path")
+    add = action.add_argument
+    add("--recipe", default="finetune", help="a name from `recipes` (default: finetune)")
+    add("--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset")
+    add("--label-column", default="label", help="of the CSV file (default: label)")
+    add("--data-dir", help="the folder of prepared TFDS datasets (default: TFDS' own)")
+    add("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
+    add("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
+    add("--set", **SETTINGS, help="change a setting")
+    add("--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)")
+    add("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
     return parser
 
 
 def main(argv=None):
-    """Runs a command; returns the exit status: 1 after a message where it could not be done, 130 after Ctrl-C."""
+    """Runs a command; returns the exit status: 1 after an error message, 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
@@ -268,9 +243,9 @@ def main(argv=None):
         print(f"keras-vit: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        goes_on = "; run the same command to go on" if args.run is _train else ""
+        goes_on = "; run the same command to continue" if args.run is _train else ""
         print(f"keras-vit: stopped{goes_on}.", file=sys.stderr)
-        # What a shell says of a process that Ctrl-C ended.
+        # A shell's status of a process that Ctrl-C ended.
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""Which images are to be predicted, and the files of what is said of them."""
+"""The images to predict, and files of predictions."""
 
 import csv
 import json
@@ -10,33 +10,11 @@ from keras_vit.data.table import csv_rows
 
 
 def find_images(inputs, column=None, folder=None, extension=""):
-    """Finds the images that files, folders and tables stand for.
+    """Finds the images of files, folders (and the folders in them, sorted), and CSV files with a column of paths.
 
-    Args:
-        inputs: Paths of image files; of folders, whose images are taken in the order of their names, those in folders
-            within them as well; and of CSV files with a header and a column of paths.
-        column: The name of that column. None takes "path", or the only one.
-        folder: The folder that relative paths of CSV files start from. None takes the CSV file's own.
-        extension: What those paths lack at their end, as ".jpg".
-
-    Returns:
-        What heads a column of their names, "path" or, of a single CSV file, its own; and a list of (name as it was
-        given, path).
-
-    Raises:
-        FileNotFoundError: If something does not exist.
-        ValueError: If a folder holds no image, or a CSV file no such column.
-
-    Example:
-
-    >>> import pathlib, tempfile
-    >>> from keras_vit.prediction_files import find_images
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "test.csv").write_text("image\\ncat.png\\n")
-    >>> _ = (folder / "cat.png").write_bytes(b"...")
-    >>> header, images = find_images([folder / "test.csv"])
-    >>> header, [name for name, _ in images]
-    ('image', ['cat.png'])
+    `column` None takes "path", or the only column; `folder` is where relative paths of CSV files start, None: the CSV
+    file's own; `extension` is appended to them. Returns the header for a column of names, "path" or that of a single
+    CSV file, and a list of (name as given, path).
     """
     found, headers = [], []
     for item in map(os.fspath, inputs):
@@ -63,16 +41,17 @@ def find_images(inputs, column=None, folder=None, extension=""):
 def _of_folder(folder):
     from PIL import Image
 
-    # Without those that Pillow writes alone, or knows by name alone.
+    # Pillow can only write some formats, and lists BUFR, GRIB and HDF5 without a reader.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in ("BUFR", "GRIB", "HDF5")}
-    files = sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
-    images = [file for file in files if Path(file).suffix.lower() in endings and not Path(file).name.startswith(".")]
+    images, others = [], []
+    for path in sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str):
+        is_image = path.suffix.lower() in endings and not path.name.startswith(".")
+        (images if is_image else others).append(str(path))
     if not images:
-        raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(files)} files, none an image's")
-    others = [file for file in files if file not in set(images)]
+        raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(others)} other files")
     if others:
-        print(f"Passed over {len(others)} files in {folder} that are no images, as {others[0]}", file=sys.stderr)
+        print(f"Skipped {len(others)} files in {folder} that are not images, such as {others[0]}", file=sys.stderr)
     return images
 
 
@@ -90,23 +69,7 @@ def _of_csv(path, column):
 
 
 def write_csv(path, header, names, predictions):
-    """Writes one row an image, in their order; of one that could not be read the classes are empty.
-
-    Args:
-        path: Path of the file.
-        header: What heads the column of names.
-        names: The images' names.
-        predictions: What `classify` returned for them.
-
-    Example:
-
-    >>> import pathlib, tempfile
-    >>> from keras_vit.prediction_files import write_csv
-    >>> path = pathlib.Path(tempfile.mkdtemp(), "submission.csv")
-    >>> write_csv(path, "path", ["a.png", "b.png"], [[("0", "cat", 0.75)], []])
-    >>> path.read_text().splitlines()
-    ['path,label,probability', 'a.png,cat,0.75', 'b.png,,']
-    """
+    """Writes what `classify` returned as one row per image, with empty cells for images that could not be read."""
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -118,24 +81,9 @@ def write_csv(path, header, names, predictions):
 
 
 def as_json(names, predictions):
-    """Predictions as JSON: a list of one object an image, whose classes are [] where it could not be read.
-
-    Args:
-        names: The images' names.
-        predictions: What `classify` returned for them.
-
-    Example:
-
-    >>> import json
-    >>> from keras_vit.prediction_files import as_json
-    >>> json.loads(as_json(["a.png"], [[("0", "cat", 0.75)]]))
-    [{'path': 'a.png', 'classes': [{'id': '0', 'label': 'cat', 'probability': 0.75}]}]
-    """
-    return json.dumps(
-        [
-            {"path": name, "classes": [{"id": i, "label": label, "probability": p} for i, label, p in classes]}
-            for name, classes in zip(names, predictions, strict=True)
-        ],
-        indent=1,
-        ensure_ascii=False,
-    )
+    """Returns what `classify` returned as a JSON list, one object per image; "classes" is [] for unreadable images."""
+    rows = []
+    for name, classes in zip(names, predictions, strict=True):
+        found = [{"id": i, "label": label, "probability": probability} for i, label, probability in classes]
+        rows.append({"path": name, "classes": found})
+    return json.dumps(rows, indent=1, ensure_ascii=False)
