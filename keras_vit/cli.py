@@ -234,13 +234,9 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0])
-        advice = f': pip install "keras-vit[{extra}]"' if extra else ""
-        print(f"keras-vit: {error}{advice}", file=sys.stderr)
-        return 1
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
-        print(f"keras-vit: {error}", file=sys.stderr)
+        extra = EXTRAS.get(str(error.name).partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+        print(f"keras-vit: {error}" + (f': pip install "keras-vit[{extra}]"' if extra else ""), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         goes_on = "; run the same command to continue" if args.run is _train else ""

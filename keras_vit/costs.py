@@ -106,10 +106,9 @@ def profile(model, image_size=None):
 
     The counts follow from the layers' shapes, for one image at inference; nothing is computed.
 
-    Multiply-adds are those of matrix products and convolutions. Biases, norms, activations, pooling and additions are
-    not counted, as is usual, nor is work done once per batch, such as resizing positions or merging LoRA matrices.
-    Layers of this package and the common ones of Keras are known: Dense, Conv, DepthwiseConv, norms, activations,
-    pooling, reshapes and augmentation. Of all others, which `not_counted` names, only the parameters and outputs count.
+    Multiply-adds are those of matrix products and convolutions, without work done once per batch, such as resizing
+    positions or merging LoRA matrices. They are known for the layers of this package, and for Keras' Dense, Conv,
+    DepthwiseConv, norms, activations, pooling, reshapes and augmentation; `not_counted` names all other layers.
 
     Activation memory is that of the outputs of all layers and of the steps inside blocks: about what training keeps for
     one image, within 15% of PyTorch for ViTs, hybrids and BiT, with the attention weights, which a fused kernel does
@@ -357,17 +356,16 @@ def _transformer_block(layer, x, output):
             Part("match", pairs * head_dim, pairs),
             Part("merge", output[0] * tokens * hidden_dim, output[0] * tokens + size),
         ]
-    scale = 0 if layer.layer_scale_1 is None else 1
+    # The scaled branch, and the sum.
+    copies = 1 if layer.layer_scale_1 is None else 2
     return [
         Part("norm_1", 0, math.prod(x)),
         *_inside("attention", _attention(layer.attention, x, attended)),
-        *scale * [Part("layer_scale_1", 0, math.prod(attended))],
-        Part("residual_1", 0, math.prod(attended)),
+        Part("residual_1", 0, copies * math.prod(attended)),
         *merging,
         Part("norm_2", 0, size),
         *_inside("mlp", _mlp(layer.mlp, output, output)),
-        *scale * [Part("layer_scale_2", 0, size)],
-        Part("residual_2", 0, size),
+        Part("residual_2", 0, copies * size),
     ]
 
 

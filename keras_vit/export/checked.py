@@ -80,25 +80,26 @@ def write_checked(
     return parity.ExportReport(path, precision, size, difference, num_checked, change)
 
 
+def refuse_existing(path, overwrite):
+    """Raises if a path exists and may not be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"Expected a path that does not exist. Received: {str(path)!r}, which exists. Pass overwrite=True to "
+            "replace it."
+        )
+
+
 @contextlib.contextmanager
 def _draft(path, overwrite):
     """Gives a path of the same name in a folder beside `path`, and moves that folder's files to their place."""
-
-    def refuse_existing(target):
-        if target.exists() and not overwrite:
-            raise FileExistsError(
-                f"Expected a path where there is nothing. Received: {str(target)!r}, which exists. Pass overwrite=True "
-                "to replace it."
-            )
-
-    refuse_existing(path)
+    refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with draft_folder(path) as folder:
         yield folder / path.name
         # A format may write other files beside the one named; that one is moved last.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
-            refuse_existing(path.with_name(file.name))
+            refuse_existing(path.with_name(file.name), overwrite)
         for file in files:
             os.replace(file, path.with_name(file.name))
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import keras
 
 # Exports run on the CPU: the parent may hold all of a GPU's memory.
-HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
-HIDDEN_GPUS |= {"JAX_PLATFORMS": "cpu"}
+CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 # The search path comes first: it may be what makes this package importable.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "
@@ -36,37 +35,33 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
             f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
             f'pip install "keras-vit[{backend}]"'
         )
-    objects = custom_objects(model, custom_module)
-    name = f"{function.__module__}:{function.__qualname__}"
+    job = {
+        "path": sys.path,
+        "function": f"{function.__module__}:{function.__qualname__}",
+        "arguments": arguments,
+        "objects": custom_objects(model, custom_module),
+        "image_data_format": keras.config.image_data_format(),
+        "floatx": keras.config.floatx(),
+    }
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        job = {
-            "path": sys.path,
-            "function": name,
-            "arguments": arguments,
-            "model": str(Path(folder, "model.keras")),
-            "objects": objects,
-            "result": str(Path(folder, "result.json")),
-            "image_data_format": keras.config.image_data_format(),
-            "floatx": keras.config.floatx(),
-        }
-        model.save(job["model"])
-        environment = {**os.environ, **HIDDEN_GPUS, "KERAS_BACKEND": backend}
-        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        model_file, result = Path(folder, "model.keras"), Path(folder, "result.json")
+        model.save(model_file)
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **CPU, "KERAS_BACKEND": backend}
         # -P: the current folder must not hide a module of the standard library before the path is set.
         process = subprocess.run(
             [sys.executable, "-P", "-c", START],
-            input=json.dumps(job, default=os.fspath),
+            input=json.dumps({**job, "model": model_file, "result": result}, default=os.fspath),
             env=environment,
             capture_output=True,
             text=True,
             errors="replace",
         )
-        if process.returncode or not Path(job["result"]).is_file():
+        if process.returncode or not result.is_file():
             raise RuntimeError(
-                f"{name} failed in a process with KERAS_BACKEND={backend} (exit status {process.returncode}). "
-                f"Its stderr:\n{process.stderr.strip()[-4000:]}"
+                f"{job['function']} failed in a process with KERAS_BACKEND={backend} (exit status "
+                f"{process.returncode}). Its stderr:\n{process.stderr.strip()[-4000:]}"
             )
-        return json.loads(Path(job["result"]).read_text(encoding="utf-8"))
+        return json.loads(result.read_text(encoding="utf-8"))
 
 
 def custom_objects(model, custom_module=None):

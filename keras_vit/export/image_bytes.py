@@ -65,8 +65,9 @@ class ImageReader:
             return checked(tf.image.extract_jpeg_shape(data)[:2], decode_jpeg)
 
         def png():
-            width, height = (_big_endian(tf.strings.substr(data, i, 4)) for i in (len(PNG), len(PNG) + 4))
-            return checked(tf.stack([height, width]), decode_png)
+            # Of an unsigned number above 2**31 this makes a negative one, which is not allowed either.
+            sides = tf.io.decode_raw(tf.strings.substr(data, len(PNG), 8), "int32", little_endian=False)
+            return checked(tf.ensure_shape(sides, (2,))[::-1], decode_png)
 
         def other():
             return tf.cond(_starts(data, PNG), png, black(UNKNOWN_FORMAT))
@@ -78,9 +79,3 @@ class ImageReader:
 def _starts(data, magic):
     # substr of a shorter string gives what there is.
     return tf.strings.substr(data, 0, len(magic)) == magic
-
-
-def _big_endian(data):
-    """The unsigned number of four bytes."""
-    values = tf.cast(tf.io.decode_raw(data, "uint8")[:4], "int64")
-    return tf.tensordot(tf.ensure_shape(values, (4,)), tf.constant([1 << 24, 1 << 16, 1 << 8, 1], "int64"), 1)

@@ -19,16 +19,10 @@ class ParityError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """The size of an export and the differences between its outputs and the model's.
+    """The size of an export in bytes, and the differences between its outputs and the model's.
 
-    Attributes:
-        path: Path of the file.
-        precision: "float32", "float16", "bfloat16" or "int8".
-        size: Int, bytes of all its files.
-        difference: Float, the largest absolute difference from the model of the same precision, over `num_checked`
-            images.
-        num_checked: Int, number of images in the comparison.
-        change: `precision.AccuracyChange` from the original model, on the caller's images; None without images.
+    `difference` is the largest absolute difference from the model of the same precision, over `num_checked` images;
+    `change` the `precision.AccuracyChange` from the original model on the caller's images, None without images.
     """
 
     path: Path

@@ -64,15 +64,9 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyChange:
-    """The difference between a smaller model's outputs and the original model's on some images.
+    """The largest and mean absolute change of the outputs, and the number of images whose top-1 class is the same.
 
-    Attributes:
-        num_images: Int.
-        largest: Float, the largest absolute change of an output.
-        mean: Float, the mean absolute change.
-        same_top1: Int, the number of images whose largest output is the same.
-        before: Float, the accuracy of the model in [0, 1]; None without labels.
-        after: Float, the accuracy of the export; None without labels.
+    `before` and `after` are the accuracies of the model and of the export, in [0, 1]; None without labels.
     """
 
     num_images: int
@@ -94,14 +88,13 @@ def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | 
     """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints, (batch,)."""
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))
-    accuracies = (None, None)
-    if labels is not None:
-        labels = np.asarray(labels)
-        if labels.shape != ours.shape:
-            raise ValueError(
-                f"Expected `labels` to hold one int for each of the {len(ours)} images. Received: shape {labels.shape}"
-            )
-        accuracies = tuple(float((y == labels).mean()) for y in (ours, theirs))
-    return AccuracyChange(
-        len(ours), float(difference.max()), float(difference.mean()), int((ours == theirs).sum()), *accuracies
-    )
+    same = int((ours == theirs).sum())
+    change = AccuracyChange(len(ours), float(difference.max()), float(difference.mean()), same)
+    if labels is None:
+        return change
+    labels = np.asarray(labels)
+    if labels.shape != ours.shape:
+        raise ValueError(
+            f"Expected `labels` to hold one int for each of the {len(ours)} images. Received: shape {labels.shape}"
+        )
+    return dataclasses.replace(change, before=float((ours == labels).mean()), after=float((theirs == labels).mean()))

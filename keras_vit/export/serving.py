@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.export import parity
+from keras_vit.export.checked import refuse_existing
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.parity import ExportReport
 from keras_vit.export.saved_files import write_saved_model
@@ -118,10 +119,10 @@ def saved_model(
         raise ValueError(
             f"Expected `warm_up` of at most max_batch_size={max_batch_size} images. Received: {tuple(warm_up)}"
         )
-    if image_size is not None and None not in (height, width):
-        raise ValueError(f"Expected image_size=None with a model for {height} x {width} pixels. Received: {image_size}")
     size = (height or DEFAULT_SIZE, width or DEFAULT_SIZE)
     if image_size is not None:
+        if None not in (height, width):
+            raise ValueError(f"Expected image_size=None with a model for {size} pixels. Received: {image_size}")
         size = arguments.pair("image_size", image_size)
     if None in (height, width) and size[0] * size[1] > max_input_pixels:
         raise ValueError(
@@ -136,11 +137,7 @@ def saved_model(
         settings["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
     elif labels is not None:
         raise ValueError('Expected postprocess="classify" or "multi_label" with `labels`. Received: postprocess=None')
-    if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"Expected a path where there is nothing. Received: {str(path)!r}, which exists. Take the next version's "
-            "number, or pass overwrite=True."
-        )
+    refuse_existing(path, overwrite)
     here = keras.backend.backend() == "tensorflow"
     if not here:
         custom_objects(model, custom_module)
@@ -166,9 +163,8 @@ def saved_model(
         if here:
             difference = write_saved_model(model, **task)
         else:
-            difference = run_in_child(
-                write_saved_model, model, backend="tensorflow", custom_module=custom_module, **task
-            )
+            task |= {"backend": "tensorflow", "custom_module": custom_module}
+            difference = run_in_child(write_saved_model, model, **task)
         parity.check(difference, model, outputs, None, "the SavedModel")
         stored = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         put_folder(draft, path)
