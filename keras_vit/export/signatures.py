@@ -15,16 +15,7 @@ class Server(tf.Module):
     """
 
     def __init__(
-        self,
-        model,
-        names,
-        normalization,
-        image_size,
-        postprocess=None,
-        *,
-        max_batch_size,
-        max_pixels,
-        max_input_pixels,
+        self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
     ):
         super().__init__()
         self._model, self._normalization = _Untracked(model), _Untracked(normalization)
