@@ -10,19 +10,27 @@ from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
 class MAE(MaskedImageModel):
-    """Pre-trains a ViT as a masked autoencoder: it sees the few visible patches, and a small decoder draws the rest.
+    """Pre-trains a ViT as a masked autoencoder: it sees the visible patches alone, and a decoder predicts the others.
 
-    After positions are added, 75% of the patches are left out, so that a step costs a fraction of a full one. The
+    After positions are added, 75% of the patches are left out, so that a step costs a fraction of a full one. A small
     decoder gets the encoder's tokens in their places, a learned mask token in all others, and fixed sine-cosine
-    positions. Its target is each patch's pixels, by default scaled to mean 0 and variance 1 within the patch. The loss
-    is the mean squared difference over the masked patches.
+    positions. Its target is the pixels of each patch, by default scaled to mean 0 and variance 1 within the patch. The
+    loss is the mean squared difference over the masked patches.
+
+    Compile this model with an optimizer and without a loss, and fit it on images; labels are ignored. `evaluate` gives
+    the loss on new random masks, and `reconstruct` pictures of the predictions.
+
+    `plain_model`, the given backbone, is trained in place, without its head and other layers that take no part. `save`,
+    `export` and `keras.callbacks.ModelCheckpoint` write it alone; `save_weights` keeps all that a run needs to go on,
+    also the optimizer and the state of the masks. Fine-tune the backbone as it is, put a new head on it,
+    `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`, or load its weights into a ViT with another
+    head or size: `keras_vit.save_weights(backbone, path)`, then `keras_vit.ViT(..., num_classes=10, weights=path)`.
 
     Args:
         backbone: A ViT of this package's builders, for images of a fixed size, with a head or without. Relative
-            positions and hybrids are refused: the former would count over gaps, the ResNet of the latter sees pixels of
-            masked patches.
+            positions, which would count over gaps, and hybrids, whose ResNet sees pixels of masked patches, are
+            refused.
         mask_ratio: Float in (0, 1), the share of the patches that is masked, rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
         decoder_hidden_dim: Int, a multiple of 4, the width of the decoder; by default half of the encoder's, rounded up
@@ -35,14 +43,14 @@ class MAE(MaskedImageModel):
     Call arguments:
         images: (batch, height, width, channels), as the backbone takes them.
         training: Bool.
-        hidden: What is masked, as `draw` returns it; drawn anew by default.
+        hidden: The masked patches, as `draw` returns them; drawn anew by default.
 
     Returns:
         A dict: "prediction" in float32, (batch, num_patches, patch_height * patch_width * channels); "mask", (batch,
         num_patches), True for masked patches; "kept" and "restore" as in `masking.shuffle`.
 
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is no plain ViT of a fixed size.
+        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
 
     Example:
 
@@ -60,14 +68,14 @@ class MAE(MaskedImageModel):
 
     def __init__(
         self,
-        backbone,
-        mask_ratio=0.75,
-        decoder_num_layers=4,
-        decoder_hidden_dim=None,
-        decoder_num_heads=None,
-        decoder_mlp_dim=None,
-        norm_pixels=True,
-        seed=None,
+        backbone: keras.Model,
+        mask_ratio: float = 0.75,
+        decoder_num_layers: int = 4,
+        decoder_hidden_dim: int | None = None,
+        decoder_num_heads: int | None = None,
+        decoder_mlp_dim: int | None = None,
+        norm_pixels: bool = True,
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
@@ -82,7 +90,7 @@ class MAE(MaskedImageModel):
                 "Expected a `backbone` without a ResNet below its patches, which would see pixels of masked ones. "
                 f"Received: model {backbone.name!r}"
             )
-        # In binary 1 - 0.9 is a little less than 0.1.
+        # 1 - 0.9 is a little less than 0.1 in binary.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
             raise ValueError(
@@ -96,12 +104,7 @@ class MAE(MaskedImageModel):
             decoder_num_heads = max(1, width // 32)
         num_heads = arguments.positive_int("decoder_num_heads", decoder_num_heads)
         mlp_dim = arguments.positive_int("decoder_mlp_dim", 4 * width if decoder_mlp_dim is None else decoder_mlp_dim)
-        self.decoder = {
-            "decoder_num_layers": arguments.positive_int("decoder_num_layers", decoder_num_layers),
-            "decoder_hidden_dim": width,
-            "decoder_num_heads": num_heads,
-            "decoder_mlp_dim": mlp_dim,
-        }
+        num_layers = arguments.positive_int("decoder_num_layers", decoder_num_layers)
         self.norm_pixels = bool(norm_pixels)
 
         policy = {"dtype": self.dtype_policy}
@@ -110,22 +113,20 @@ class MAE(MaskedImageModel):
         self.decoder_embedding = dense(width, name="decoder_embedding", **policy)
         self.decoder_embedding.build((None, None, encoder.hidden_dim))
         self.decoder_positions = PositionEmbedding(
-            encoder.grid,
+            encoder.grid_size,
             method="sincos2d",
             num_prefix_tokens=encoder.num_prefix_tokens,
             name="decoder_positions",
             **policy,
         )
         self.decoder_blocks = [
-            TransformerBlock(num_heads, mlp_dim, name=f"decoder_block_{i:02d}", **policy)
-            for i in range(decoder_num_layers)
+            TransformerBlock(num_heads, mlp_dim, name=f"decoder_block_{i:02d}", **policy) for i in range(num_layers)
         ]
         self.decoder_norm = keras.layers.LayerNormalization(epsilon=1e-6, name="decoder_norm", **policy)
         for layer in (self.decoder_positions, *self.decoder_blocks, self.decoder_norm):
             layer.build((None, length, width))
-        self.head = dense(
-            encoder.patch_size[0] * encoder.patch_size[1] * encoder.channels, dtype="float32", name="pixel_head"
-        )
+        num_pixels = encoder.patch_size[0] * encoder.patch_size[1]
+        self.head = dense(num_pixels * encoder.channels, dtype="float32", name="pixel_head")
         self.head.build((None, length, width))
         self.built = True
 
@@ -154,7 +155,7 @@ class MAE(MaskedImageModel):
         return self.head(self.decoder_norm(tokens)[:, num_prefix:])
 
     def targets(self, images):
-        """What the decoder is to draw, (batch, num_patches, patch_height * patch_width * channels), in float32."""
+        """The target of the decoder, (batch, num_patches, patch_height * patch_width * channels), in float32."""
         patches = self.encoder.cut(self.encoder.normalized(images))
         if not self.norm_pixels:
             return patches
@@ -166,24 +167,14 @@ class MAE(MaskedImageModel):
         mask = ops.cast(outputs["mask"], "float32")
         return ops.sum(squares * mask) / ops.sum(mask)
 
-    def reconstruct(self, images, seed=0):
-        """Hides patches of images and predicts them, as `MaskedImageModel.reconstruct`.
-
-        Where the target was scaled within each patch, the drawn patches get back the originals' mean and spread, which
-        were never predicted.
-        """
-        return super().reconstruct(images, seed)
-
     def predicted_pixels(self, images, outputs):
         patches = outputs["prediction"]
         if self.norm_pixels:
+            # The mean and the spread within a patch are the original's: they are not predicted.
             moments = _moments(self.encoder.cut(self.encoder.normalized(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean
         return self.encoder.raw_patches(patches)
-
-    def get_config(self):
-        return {**super().get_config(), **self.decoder, "norm_pixels": self.norm_pixels}
 
 
 def _moments(patches):

@@ -10,22 +10,22 @@ BITS = 3
 LEVELS = 2**BITS
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
 class MaskedPatchPrediction(MaskedImageModel):
     """Pre-trains a ViT by the mean colour of corrupted patches: the self-supervision of the ViT paper.
 
-    Half of the patch embeddings are corrupted, before positions are added: 80% of those become a learned mask
-    embedding, 10% the embedding of another patch of the image, 10% stay. For each corrupted patch, also those that
-    stay, the mean colour is predicted, 3 bits a channel, 512 classes in all. The loss is the mean cross-entropy over
-    the corrupted patches.
+    Half of the patch embeddings are corrupted before positions are added: 80% of those become a learned mask embedding,
+    10% the embedding of another patch of the image, 10% stay as they are. The mean colour of each corrupted patch is
+    predicted, also of those that stay, with 3 bits for each channel: 512 classes. The loss is the mean cross-entropy
+    over the corrupted patches. How it is used and saved is described in `MAE`.
 
-    Images of C channels have 8 ** C classes up to three channels. Above that, where these would be too many, there is
-    one classification of 8 levels for each channel, and the loss is the mean over the channels.
+    Images of C channels have 8 ** C classes up to three channels. With more channels there is one classification into
+    8 levels for each channel, and the loss is the mean over the channels.
 
     Args:
-        backbone: A ViT of this package's builders, for images of a fixed size, with a head or without. Its
-            `normalization` layer tells how to undo the scaling of the images, from which the colours are taken.
-        mask_ratio: Float in (0, 1), the share of the patches that is corrupted (see `masking.corruption`).
+        backbone: As in `SimMIM`. The colours are those of its images with the scaling of its `normalization` layer
+            undone.
+        mask_ratio: Float in (0, 1), the share of the patches that is corrupted. The number of an image's corrupted
+            patches is exact, or rounded up or down at random.
         masked_share: Float in [0, 1], the share of the corrupted patches that become the mask embedding.
         swapped_share: Float in [0, 1], the share of those that become another patch; the rest stays.
         seed: Int or None, the random seed of the corruption.
@@ -33,7 +33,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     Call arguments:
         images: (batch, height, width, channels), as the backbone takes them.
         training: Bool.
-        hidden: What is corrupted, as `draw` returns it; drawn anew by default.
+        hidden: The corrupted patches, as `draw` returns them; drawn anew by default.
 
     Returns:
         A dict: "prediction", logits in float32 of shape (batch, num_patches, 1, classes), or (batch, num_patches,
@@ -41,7 +41,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         "source" as in `masking.corruption`.
 
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is no plain ViT of a fixed size.
+        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
 
     Example:
 
@@ -49,14 +49,22 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> model = MaskedPatchPrediction(backbone)
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
-    >>> backbone.predict(np.zeros((1, 32, 32, 3)), verbose=0).shape
-    (1, 192)
+    >>> model.plain_model is backbone
+    True
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The bits of a colour are the upper
     three of the mean of 8-bit pixels: 0 to below 32, 32 to below 64, and so on.
     """
 
-    def __init__(self, backbone, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1, seed=None, **kwargs):
+    def __init__(
+        self,
+        backbone: keras.Model,
+        mask_ratio: float = 0.5,
+        masked_share: float = 0.8,
+        swapped_share: float = 0.1,
+        seed: int | None = None,
+        **kwargs,
+    ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         shares = [arguments.number("masked_share", masked_share), arguments.number("swapped_share", swapped_share)]
         if min(shares) < 0 or sum(shares) > 1 + 1e-6:
@@ -66,17 +74,13 @@ class MaskedPatchPrediction(MaskedImageModel):
             )
         self.masked_share, self.swapped_share = shares
         if self.encoder.num_patches < 2:
-            raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1, which has no other to become")
+            raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1 patch")
         channels = self.encoder.channels
-        # (classifications, classes) of a patch.
+        # (classifications, classes) for each patch.
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
         hidden_dim = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = dense(
-            self.head_shape[0] * self.head_shape[1],
-            dtype="float32",
-            name="colour_head",
-        )
+        self.head = dense(self.head_shape[0] * self.head_shape[1], dtype="float32", name="colour_head")
         self.head.build((None, None, hidden_dim))
         self.built = True
 
@@ -101,11 +105,11 @@ class MaskedPatchPrediction(MaskedImageModel):
     def colours(self, images):
         """The classes of the patches' mean colours, (batch, num_patches, classifications), as int32.
 
-        The first channel counts most: of three it is 64 * red + 8 * green + blue.
+        For three channels they are 64 * red + 8 * green + blue.
         """
         encoder = self.encoder
         patches = ops.reshape(encoder.cut(encoder.raw(images)), (-1, encoder.num_patches, *self._patch_shape()))
-        # Of whole numbers, as pixels are before they are scaled, the sum is exact: no colour depends on rounding.
+        # The sum of whole numbers is exact, so that no colour depends on rounding.
         pixels = ops.clip(ops.round(patches), 0, 255)
         mean = ops.sum(pixels, axis=2) / pixels.shape[2]
         levels = ops.cast(ops.floor(mean / (256 // LEVELS)), "int32")
@@ -135,6 +139,3 @@ class MaskedPatchPrediction(MaskedImageModel):
         # The middle of a level's range.
         colours = (levels + 0.5) * (256 // LEVELS)
         return np.tile(colours, (1, 1, self._patch_shape()[0]))
-
-    def get_config(self):
-        return {**super().get_config(), "masked_share": self.masked_share, "swapped_share": self.swapped_share}

@@ -6,34 +6,34 @@ from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
 class SimMIM(MaskedImageModel):
     """Pre-trains a ViT by the pixels of masked squares, predicted by one linear layer.
 
-    Squares of 32 x 32 pixels are drawn, 60% of them. The embeddings of their patches become a learned mask token,
-    before positions are added. From the encoder's output a linear head predicts the pixels of each patch, as
-    the model takes them after normalization. The loss is the mean absolute difference over the masked pixels.
+    60% of the squares of 32 x 32 pixels are masked: the embeddings of their patches become a learned mask token before
+    positions are added. A linear head predicts the pixels of each patch, after normalization, from the encoder's
+    output. The loss is the mean absolute difference over the masked pixels. How it is used and saved is described in
+    `MAE`.
 
-    In hybrids the ResNet below the patches sees the masked pixels, and tells some of them to their neighbours.
+    In hybrids the ResNet below the patches sees the masked pixels, and passes some of them on to their neighbours.
 
     Args:
         backbone: A ViT of this package's builders, for images of a fixed size, with a head or without.
         mask_ratio: Float in (0, 1), the share of the squares that is masked.
         mask_unit: Int or (height, width), the size of a square in pixels, whole patches. Squares at the right and
-            bottom that the image does not fill are cut off. For small images 32 is large: take a quarter of them or so.
+            bottom that do not fit are cut off. For small images take about a quarter of their size.
         seed: Int or None, the random seed of the masks.
 
     Call arguments:
         images: (batch, height, width, channels), as the backbone takes them.
         training: Bool.
-        hidden: What is masked, as `draw` returns it; drawn anew by default.
+        hidden: The masked patches, as `draw` returns them; drawn anew by default.
 
     Returns:
         A dict: "prediction", normalised pixels in float32, (batch, num_patches, patch_height * patch_width * channels);
         "mask", (batch, num_patches), True for masked patches.
 
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is no plain ViT of a fixed size.
+        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
 
     Example:
 
@@ -41,14 +41,21 @@ class SimMIM(MaskedImageModel):
     >>> model = SimMIM(backbone)
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
-    >>> backbone.predict(np.zeros((1, 64, 64, 3)), verbose=0).shape
-    (1, 192)
+    >>> model.plain_model is backbone
+    True
 
-    Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). The loss is divided as in its official code: by the
+    Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in its official code, the loss is divided by the
     number of masked pixels plus 1e-5, then by the channels.
     """
 
-    def __init__(self, backbone, mask_ratio=0.6, mask_unit=32, seed=None, **kwargs):
+    def __init__(
+        self,
+        backbone: keras.Model,
+        mask_ratio: float = 0.6,
+        mask_unit: int | tuple[int, int] = 32,
+        seed: int | None = None,
+        **kwargs,
+    ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         self.mask_unit = arguments.pair("mask_unit", mask_unit)
         patch_size = self.encoder.patch_size
@@ -59,17 +66,13 @@ class SimMIM(MaskedImageModel):
             )
         hidden_dim = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = dense(
-            patch_size[0] * patch_size[1] * self.encoder.channels,
-            dtype="float32",
-            name="pixel_head",
-        )
+        self.head = dense(patch_size[0] * patch_size[1] * self.encoder.channels, dtype="float32", name="pixel_head")
         self.head.build((None, None, hidden_dim))
         self.built = True
 
     def draw(self, batch_size, seed):
         unit = [side // patch for side, patch in zip(self.mask_unit, self.encoder.patch_size, strict=True)]
-        return {"mask": masking.unit_mask(batch_size, self.encoder.grid, unit, self.mask_ratio, seed)}
+        return {"mask": masking.unit_mask(batch_size, self.encoder.grid_size, unit, self.mask_ratio, seed)}
 
     def predict_hidden(self, images, hidden, training=None):
         patches = self.encoder.embed(images, training)
@@ -86,6 +89,3 @@ class SimMIM(MaskedImageModel):
 
     def predicted_pixels(self, images, outputs):
         return self.encoder.raw_patches(outputs["prediction"])
-
-    def get_config(self):
-        return {**super().get_config(), "mask_unit": list(self.mask_unit)}

@@ -2,14 +2,12 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.training.torch_generators import generator_states, set_generator_states
 
 
 class _Gradients:
-    """Stands in the optimizer's place while Keras' own train step runs, and keeps the gradients it would apply.
-
-    Each backend takes gradients in its own way, and has Keras do it in `train_step`: so no backend is needed here.
-    """
+    """Keeps the gradients of Keras' own train step, which works on each backend, in place of the optimizer."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -33,26 +31,19 @@ class _Gradients:
         return trainable_variables, optimizer_variables
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-class SAM(keras.Model):
-    """Trains a model by sharpness-aware minimization: by the gradient where the loss is worst nearby.
+class SAM(TrainingWrapper):
+    """Trains a model by sharpness-aware minimization: with the gradient at the worst point nearby.
 
     Each step takes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||`, the norm over all
-    weights together, and has the optimizer apply that one at w. A step costs two. Compile and fit this model; the
-    weights are the given model's own, which is the result.
+    weights together, and applies that one at w. A step costs two. The loss and the metrics are those at w, and both
+    gradients see the same dropout. Compile and fit this model; a call gives the model's outputs.
 
-    Metrics and the loss shown are those at w. The second gradient sees the same dropout as the first.
+    `plain_model`, the given model, is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write it
+    alone; `save_weights` keeps the optimizer too.
 
     Args:
         model: The `keras.Model` to train.
-        rho: Float, the radius of the neighbourhood; 0.05 for ResNets, 0.1 to 0.2 for ViTs.
-
-    Call arguments:
-        inputs: The model's.
-        training: Bool.
-
-    Returns:
-        The model's outputs.
+        rho: Float above 0, the radius of the neighbourhood: 0.05 for ResNets, 0.1 to 0.2 for ViTs.
 
     Raises:
         ValueError: If `rho` is not above 0.
@@ -69,17 +60,22 @@ class SAM(keras.Model):
         neighbourhood (the former's m-sharpness).
     """
 
-    def __init__(self, model, rho=0.05, **kwargs):
+    def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):
         super().__init__(**kwargs)
         self.model = model
         self.rho = arguments.positive_number("rho", rho)
+        self.built = model.built
+
+    @property
+    def plain_model(self):
+        return self.model
 
     def call(self, inputs, training=None):
         return self.model(inputs, training=training)
 
     @property
     def optimizer(self):
-        """The optimizer given to `compile`; while gradients are taken, what keeps them."""
+        """The optimizer given to `compile`, or its stand-in while gradients are taken."""
         return self._optimizer if self._recorder is None else self._recorder
 
     @optimizer.setter
@@ -87,7 +83,7 @@ class SAM(keras.Model):
         self._optimizer, self._recorder = value, None
 
     def train_step(self, *args):
-        # On JAX a step takes the state and returns the next one.
+        # On JAX a step takes the state and returns the next state.
         return self._stateless_train_step(*args) if len(args) == 2 else self._stateful_train_step(*args)
 
     def _stateless_train_step(self, state, data):
@@ -110,7 +106,7 @@ class SAM(keras.Model):
             if step is not None:
                 weight.assign(value + ops.cast(step, value.dtype))
         _assign(others, before)
-        # What the second gradient draws is what the first one drew, so both leave them alike.
+        # The second gradient draws the same numbers as the first.
         set_generator_states(generators)
         gradients, _ = self._gradients(data)
         _assign(weights, centre)
@@ -128,27 +124,15 @@ class SAM(keras.Model):
         return recorder.gradients, result
 
     def _steps(self, gradients):
-        """How far each weight goes to the worst point nearby; None where it has no gradient."""
+        """The step of each weight to the worst point nearby; None if it has no gradient."""
         squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
-        # No gradient, no step: 0 and not 0 / 0.
+        # A norm of 0 gives a step of 0.
         scale = self.rho / ops.maximum(ops.sqrt(sum(squares)), 1e-12)
         return [None if g is None else ops.cast(g, "float32") * scale for g in gradients]
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "model": keras.saving.serialize_keras_object(self.model),
-            "rho": self.rho,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        model = keras.saving.deserialize_keras_object(config["model"], custom_objects)
-        return cls(**{**config, "model": model})
-
 
 def _values(variables):
-    # Copies, since on PyTorch a variable changes under the tensor that was read from it.
+    # Copies: on PyTorch a tensor that was read changes with its variable.
     return [ops.copy(ops.stop_gradient(v)) for v in variables]
 
 

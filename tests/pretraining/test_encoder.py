@@ -32,7 +32,8 @@ def test_encoder_computes_what_the_backbone_does(changes):
     np.testing.assert_allclose(*(keras.ops.convert_to_numpy(x) for x in (tokens, expected)), atol=1e-5)
     assert tokens.shape[1] == encoder.num_prefix_tokens + encoder.num_patches
     assert encoder.cut(images).shape[1] == encoder.num_patches
-    unused = {v.path.split("/")[0] for v in encoder.unused_variables}
+    used = {id(v) for v in encoder.model.variables}
+    unused = {v.path.split("/")[0] for v in backbone.variables if id(v) not in used}
     assert "head" in unused and unused <= {"head", "head_dist", "pooling", "fc_norm"}
     assert encoder.has_stem == ("stages" in changes)
 
@@ -54,9 +55,9 @@ def test_encoder_of_a_model_that_goes_on_and_of_a_clone(kind):
 
 def test_patch_size_is_in_pixels_of_the_image():
     encoder = Encoder(tiny.build(stages=(1,), width_factor=0.5, image_size=(64, 32), patch_size=2))
-    assert encoder.patch_size == (8, 8) and encoder.grid == (8, 4)
+    assert encoder.patch_size == (8, 8) and encoder.grid_size == (8, 4)
     encoder = Encoder(tiny.build(image_size=(18, 27)))
-    assert encoder.patch_size == (4, 4) and encoder.grid == (4, 6)
+    assert encoder.patch_size == (4, 4) and encoder.grid_size == (4, 6)
 
 
 @pytest.mark.parametrize("include_preprocessing", [False, True])
@@ -84,5 +85,5 @@ def test_refuses_what_it_cannot_walk_through():
         Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match=r"Received: 'B/16'"):
         Encoder("B/16")
-    with pytest.raises(ValueError, match="divides into equal parts"):
+    with pytest.raises(ValueError, match="ResNet divides into equal parts"):
         Encoder(tiny.build(stages=(1,), width_factor=0.5, image_size=(63, 32), patch_size=2))

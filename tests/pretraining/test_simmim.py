@@ -55,4 +55,4 @@ def test_reconstruction_shows_pixels():
 def test_units_are_whole_patches():
     with pytest.raises(ValueError, match=r"`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"):
         SimMIM(tiny.build(), mask_unit=6)
-    assert SimMIM(tiny.build(), mask_unit=(4, 8)).get_config()["mask_unit"] == [4, 8]
+    assert SimMIM(tiny.build(), mask_unit=(4, 8)).mask_unit == (4, 8)
