@@ -1,5 +1,6 @@
-"""Figures without pyplot's global state, and arrays as pictures: what every room that draws needs."""
+"""Figures without pyplot's global state, and arrays as pictures."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,36 +9,33 @@ from keras_vit.files import replacing
 
 
 def new_figure(width, height):
-    """Makes an empty `matplotlib.figure.Figure`.
-
-    Args:
-        width: Float, in inches.
-        height: Float, in inches.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """An empty `matplotlib.figure.Figure`, in inches. Raises ImportError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('Plots need matplotlib: pip install "keras-vit[inspect]"') from error
-    # A Figure of its own, unlike pyplot, needs no display and leaves no state behind.
+    # Unlike pyplot it needs no display and leaves no state behind.
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def new_panels(number, across, size):
+    """A figure of (width, height) inches and its panels, an array of `number` axes in rows of `across`."""
+    figure = new_figure(*size)
+    panels = figure.subplots(math.ceil(number / across), across, squeeze=False).ravel()
+    for axes in panels[number:]:
+        axes.remove()
+    return figure, panels[:number]
+
+
+def show(axes, image, vmax=255, **options):
+    """Draws an image, (height, width, 1 or 3), without ticks."""
+    image = image[..., 0] if image.shape[-1] == 1 else image
+    axes.imshow(image, cmap="gray", vmin=0, vmax=vmax, **options)
+    axes.set(xticks=[], yticks=[])
+
+
 def finish(figure, path):
-    """Writes a figure where a path is given, under another name first, so that the file appears whole or not.
-
-    Args:
-        figure: A `matplotlib.figure.Figure`.
-        path: Path of a .png file to write, or None.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ValueError: If `path` does not end in .png.
-    """
+    """Writes a figure to a .png file, complete or not at all, unless the path is None. Returns the figure."""
     if path is None:
         return figure
     path = Path(path)
@@ -49,6 +47,6 @@ def finish(figure, path):
 
 
 def displayable(images):
-    """Images of 0..255 as uint8 with one channel or three: of more the first three, of two the first."""
+    """Images of 0..255 as uint8 with one channel or three: the first three of more, the first of two."""
     images = np.clip(np.round(images), 0, 255).astype("uint8")
     return images[..., :3] if images.shape[-1] >= 3 else images[..., :1]

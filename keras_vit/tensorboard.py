@@ -1,4 +1,4 @@
-"""Pictures in TensorBoard's logs: what every callback that draws during training needs."""
+"""Pictures in TensorBoard's logs during training."""
 
 import keras
 
@@ -6,11 +6,12 @@ from keras_vit import arguments
 
 
 class TensorBoardPictures(keras.callbacks.Callback):
-    """Writes pictures every few epochs, and after the last one in any case. A subclass says which.
+    """The base of callbacks that write pictures every few epochs, and after the last one.
 
     Args:
-        log_dir: Path of the folder of logs.
-        every: Int, the number of epochs between pictures.
+        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
+        images: A few images, as the model is trained on them.
+        every: Int, the number of epochs between pictures. The last epoch always has one, also if training stops early.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
@@ -19,9 +20,10 @@ class TensorBoardPictures(keras.callbacks.Callback):
 
     name: str
 
-    def __init__(self, log_dir, every=1):
+    def __init__(self, log_dir, images, every=1):
         super().__init__()
         self.log_dir = str(log_dir)
+        self.images = images
         self.every = arguments.positive_int("every", every)
 
     def pictures(self):
@@ -30,7 +32,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         try:
-            import tensorflow as tf  # noqa: TID251  TensorBoard's logs are written by TensorFlow alone.
+            import tensorflow as tf  # noqa: TID251  Only TensorFlow writes TensorBoard's logs.
         except ImportError as error:
             raise ImportError('TensorBoard logs need TensorFlow: pip install "keras-vit[tensorflow]"') from error
         self._summary = tf.summary
@@ -38,15 +40,15 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = None
 
     def get_state(self):
-        """What `keras_vit.training.Resume` saves."""
+        """Returns the state that `keras_vit.training.Resume` saves."""
         return {"left_out": self._left_out}
 
     def set_state(self, state):
-        """Takes back what `get_state` gave."""
+        """Restores a state of `get_state`."""
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # Which epoch is the last is known when no other comes: training may be stopped before its time.
+        # Only the end of training tells which epoch was the last.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

@@ -1,22 +1,22 @@
-"""Figures of what a model has learned and how, each first as an array."""
+"""Figures of what a model has learned and how it looks at images, each first as an array."""
 
-from keras_vit.inspection.attention_distance import attention_distance
-from keras_vit.inspection.attention_maps import attention_maps
+from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import (
-    attention_overlay,
     plot_attention_distance,
     plot_attention_maps,
     plot_attention_rollout,
 )
-from keras_vit.inspection.filters import embedding_filters
-from keras_vit.inspection.gradient_rollout import gradient_rollout
+from keras_vit.inspection.gradients import gradient_rollout
+from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
 from keras_vit.inspection.plots import plot_history, plot_predictions
-from keras_vit.inspection.position_similarity import position_similarity
 from keras_vit.inspection.report import write_report
-from keras_vit.inspection.rollout import attention_rollout
-from keras_vit.inspection.tensorboard import TensorBoardAttention
 from keras_vit.inspection.watch import PatchLayout, patch_layout
-from keras_vit.inspection.weight_plots import plot_embedding_filters, plot_position_similarity
+from keras_vit.inspection.weights import (
+    embedding_filters,
+    plot_embedding_filters,
+    plot_position_similarity,
+    position_similarity,
+)
 
 __all__ = [
     "PatchLayout",

@@ -1,61 +1,29 @@
-"""Pictures of where a model looks."""
+"""Figures of where a model looks."""
 
 import math
 
 import numpy as np
 from keras import ops
 
-from keras_vit.pictures import displayable, finish, new_figure
-
-
-def attention_overlay(images, attention) -> np.ndarray:
-    """Lays attention over images: each pixel keeps as much of its brightness as the patch gets of the highest share.
-
-    Args:
-        images: (number, height, width, channels), of 0..255. Of more than three channels the first three are shown, of
-            two the first.
-        attention: (number, rows, columns), of at least 0, as `attention_rollout` returns it. It is stretched over the
-            whole image, bilinearly.
-
-    Returns:
-        uint8 images, (number, height, width, 1 or 3).
-
-    Raises:
-        ValueError: If the shapes do not belong together.
-
-    Example:
-
-    >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()
-    np.uint8(200)
-
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.
-    """
-    images, attention = _images_and_attention(images, attention)
-    highest = np.maximum(attention.max(axis=(1, 2), keepdims=True), 1e-30)
-    mask = ops.image.resize(
-        (attention / highest)[..., None].astype("float32"),
-        images.shape[1:3],
-        interpolation="bilinear",
-        data_format="channels_last",
-    )
-    return np.round(images * np.clip(ops.convert_to_numpy(mask), 0, 1)).astype("uint8")
+from keras_vit.inspection.overlays import attention_overlay, images_and_attention
+from keras_vit.pictures import finish, new_figure, new_panels, show
 
 
 def plot_attention_rollout(images, attention, path=None, titles=None):
-    """Draws images, each beside itself darkened where the model does not look, and beside the attention as numbers.
+    """Draws each image beside its `attention_overlay` and the attention by patch.
 
     Args:
-        images: (number, height, width, channels), of 0..255, as in `attention_overlay`.
+        images: As in `attention_overlay`.
         attention: (number, rows, columns), as `attention_rollout` or `gradient_rollout` returns it.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
-        titles: A string an image, drawn over it, or None.
+        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
+        titles: A string for each image, drawn over it, or None.
 
     Returns:
-        A `matplotlib.figure.Figure` with a row of three panels an image.
+        A `matplotlib.figure.Figure` with a row of three panels for each image.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not belong together, or `path` does not end in .png.
+        ValueError: If the shapes do not match, or `path` does not end in .png.
 
     Example:
 
@@ -65,13 +33,12 @@ def plot_attention_rollout(images, attention, path=None, titles=None):
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.
     """
     overlays = attention_overlay(images, attention)
-    images, attention = _images_and_attention(images, attention)
+    images, attention = images_and_attention(images, attention)
     if titles is not None and len(titles) != len(images):
-        raise ValueError(f"Expected {len(images)} `titles`, one an image. Received: {len(titles)}")
+        raise ValueError(f"Expected {len(images)} `titles`, one for each image. Received: {len(titles)}")
     height, width = images.shape[1:3]
-    figure = new_figure(9.2, (2.9 * height / width + 0.35) * len(images))
-    panels = figure.subplots(len(images), 3, squeeze=False)
-    for i, (left, middle, right) in enumerate(panels):
+    figure, panels = new_panels(3 * len(images), 3, (9.2, (2.9 * height / width + 0.35) * len(images)))
+    for i, (left, middle, right) in enumerate(panels.reshape(-1, 3)):
         _show(left, images[i], titles[i] if titles else "input")
         _show(middle, overlays[i], "attention")
         heat = right.imshow(attention[i], cmap="viridis", vmin=0, extent=(0, width, height, 0))
@@ -83,26 +50,26 @@ def plot_attention_rollout(images, attention, path=None, titles=None):
     return finish(figure, path)
 
 
-def plot_attention_maps(image, attention, path=None, *, grid=None, query=None):
+def plot_attention_maps(image, attention, path=None, *, grid_size=None, query=None):
     """Draws where each head of one block looks from one token, laid over the image.
 
     Args:
         image: (height, width, channels), of 0..255, as in `attention_overlay`.
         attention: (num_heads, num_tokens, num_tokens), as `attention_maps` returns it for one image.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
-        grid: (rows, columns) of patches, the last tokens, as `patch_layout` tells it. None is for a square of
-            patches, alone or after one class token: it takes 9 tokens for 3 x 3 patches, though they may be 4 x 2 after
-            a class token.
-        query: Int, the token that looks. None takes the first, the class token, where there are tokens before the
-            patches, and the mean of all patches where there are none.
+        path: As in `plot_attention_rollout`.
+        grid_size: (rows, columns) of patches, the last tokens, as in `patch_layout`. None is for a square of patches,
+            alone or after one class token: it takes 9 tokens for 3 x 3 patches, though they may be 4 x 2 after a class
+            token.
+        query: Int, the token that looks. None takes the first, the class token, if there are tokens before the patches,
+            and otherwise the mean of all patches.
 
     Returns:
-        A `matplotlib.figure.Figure` with one panel a head. Each has a scale of its own, whose end is in its title.
+        A `matplotlib.figure.Figure` with one panel for each head. The title of a panel has the end of its scale.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not belong together, the number of tokens tells no `grid`, there is no such token,
-            or `path` does not end in .png.
+        ValueError: If the shapes do not match, `grid_size` is needed, there is no such token, or `path` does not end in
+            .png.
 
     Example:
 
@@ -115,47 +82,48 @@ def plot_attention_maps(image, attention, path=None, *, grid=None, query=None):
             f"Expected `attention` of shape (num_heads, num_tokens, num_tokens). Received: shape {attention.shape}"
         )
     num_heads, num_tokens, _ = attention.shape
-    if grid is None:
-        side = math.isqrt(num_tokens)
-        if num_tokens - side**2 not in (0, 1):
-            raise ValueError(
-                "Expected `grid`, since neither all tokens nor all but the first make a square. "
-                f"Received: grid=None for {num_tokens} tokens"
-            )
-        grid = side, side
-    rows, columns = grid
+    rows, columns = grid_size or _square(num_tokens)
     num_prefix = num_tokens - rows * columns
     if num_prefix < 0:
-        raise ValueError(f"Expected `grid` of at most {num_tokens} patches. Received: grid={grid}")
+        raise ValueError(f"Expected `grid_size` of at most {num_tokens} patches. Received: grid_size={grid_size}")
     if query is not None and not 0 <= query < num_tokens:
         raise ValueError(f"Expected `query` to be one of {num_tokens} tokens. Received: query={query}")
-    if query is None and not num_prefix:
-        looks, name = attention.mean(axis=1), "mean of all patches"
+    if query is None and num_prefix:
+        query = 0
+    looks = attention.mean(axis=1) if query is None else attention[:, query]
+    # The row and column of the patch that looks.
+    place = None if query is None or query < num_prefix else divmod(query - num_prefix, columns)
+    if query is None:
+        name = "mean of all patches"
+    elif place:
+        name = f"patch at row {place[0]}, column {place[1]}"
     else:
-        query = query or 0
-        looks = attention[:, query]
-        place = divmod(query - num_prefix, columns)
-        name = f"token {query}" if query < num_prefix else f"patch at row {place[0]}, column {place[1]}"
-        name = "class token" if not query and num_prefix else name
+        name = f"token {query}" if query else "class token"
     maps = looks[:, num_prefix:].reshape(num_heads, rows, columns)
-    images, _ = _images_and_attention(np.asarray(ops.convert_to_numpy(image))[None], maps[:1])
+    images, _ = images_and_attention(np.asarray(ops.convert_to_numpy(image))[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(num_heads, 6 if num_heads > 4 else 4)
     down = math.ceil(num_heads / across)
-    figure = new_figure(2.2 * across, (2.2 * height / width + 0.35) * down + 0.4)
-    panels = figure.subplots(down, across, squeeze=False).ravel()
-    for axes in panels[num_heads:]:
-        axes.remove()
-    for head, (axes, weights) in enumerate(zip(panels, maps, strict=False)):
+    figure, panels = new_panels(num_heads, across, (2.2 * across, (2.2 * height / width + 0.35) * down + 0.4))
+    for head, (axes, weights) in enumerate(zip(panels, maps, strict=True)):
         _show(axes, images[0].mean(axis=-1, keepdims=True), f"head {head} (up to {weights.max():.2g})")
         extent = (0, width, height, 0)
         axes.imshow(weights, cmap="inferno", alpha=0.65, vmin=0, extent=extent, interpolation="bilinear")
-        if query is not None and query >= num_prefix:
-            row, column = divmod(query - num_prefix, columns)
-            axes.plot((column + 0.5) * width / columns, (row + 0.5) * height / rows, "c+", markersize=9)
+        if place:
+            axes.plot((place[1] + 0.5) * width / columns, (place[0] + 0.5) * height / rows, "c+", markersize=9)
         axes.set(xlim=(0, width), ylim=(height, 0))
     figure.suptitle(f"Attention from the {name}", fontsize=11)
     return finish(figure, path)
+
+
+def _square(num_tokens):
+    side = math.isqrt(num_tokens)
+    if num_tokens - side**2 not in (0, 1):
+        raise ValueError(
+            "Expected `grid_size`, since neither all tokens nor all but the first make a square. "
+            f"Received: grid_size=None for {num_tokens} tokens"
+        )
+    return side, side
 
 
 def plot_attention_distance(distance, path=None):
@@ -163,14 +131,14 @@ def plot_attention_distance(distance, path=None):
 
     Args:
         distance: (num_blocks, num_heads), in pixels, as `attention_distance` returns it.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
+        path: As in `plot_attention_rollout`.
 
     Returns:
-        A `matplotlib.figure.Figure` with a dot a head and a line through the blocks' means.
+        A `matplotlib.figure.Figure` with a dot for each head and a line through the blocks' means.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the array is of another shape, or `path` does not end in .png.
+        ValueError: If the array has another shape, or `path` does not end in .png.
 
     Example:
 
@@ -195,25 +163,8 @@ def plot_attention_distance(distance, path=None):
     return finish(figure, path)
 
 
-def _images_and_attention(images, attention):
-    images = np.asarray(ops.convert_to_numpy(images))
-    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
-    if images.ndim != 4 or not len(images):
-        raise ValueError(
-            f"Expected images of shape (number, height, width, channels), at least one. Received: shape {images.shape}"
-        )
-    if attention.ndim != 3 or len(attention) != len(images):
-        raise ValueError(
-            f"Expected `attention` of shape ({len(images)}, rows, columns), for as many images. "
-            f"Received: shape {attention.shape}"
-        )
-    return displayable(images), attention
-
-
 def _show(axes, image, title):
-    height, width, channels = image.shape
-    shown = image[..., 0] if channels == 1 else image
-    axes.imshow(shown, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
-    axes.set(xticks=[], yticks=[])
+    height, width, _ = image.shape
+    show(axes, image, extent=(0, width, height, 0))
     # Long class names would run into the next panel.
     axes.set_title(title if len(title) <= 34 else f"{title[:33]}…", fontsize=10)

@@ -1,33 +1,136 @@
+"""Attention rollout weighted by the gradient of a class, and gradients on each backend."""
+
 import keras
+import numpy as np
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.inspection.watch import Watch, batches, scores_of, to_numpy
 
-def gradients(function, *values):
-    """Differentiates a function of tensors.
 
-    Keras has no such function of its own, so this is where each backend's is called.
+def gradient_rollout(
+    model: keras.Model, images, classes=None, batch_size: int = 8, readout: str | None = None
+) -> np.ndarray:
+    """Follows the attention that supports a class through all blocks, to the patches where it comes from.
+
+    Each block's attention weights A are multiplied by the gradient of the class' output with respect to them, negative
+    products are dropped and the heads averaged: B. The product of the matrices I + B over the blocks, minus the
+    identity, tells how each patch bears on each token. The class token's row of it is returned, or a mean of the
+    patches' rows if the head reads them, as in `attention_rollout`. It takes the memory of a training step on
+    `batch_size` images.
 
     Args:
-        function: Takes as many tensors as there are values, and returns a scalar tensor.
-        *values: Float tensors of the backend, at which to differentiate.
+        model: As in `attention_maps`, with an output of (batch, classes).
+        images: As in `attention_maps`.
+        classes: The class to explain: its index, or one index for each image. None takes each image's most probable
+            one.
+        batch_size: Int, the number of images that run at a time.
+        readout: As in `attention_rollout`.
 
     Returns:
-        A list of one tensor a value: the function's gradient, zero where it does not depend on the value.
+        (batch, rows, columns), float32, not below 0.
 
     Raises:
-        ValueError: If the backend has no gradients.
+        ValueError: As in `attention_maps`, or if the output is not (batch, classes), there is no such class, or the
+            attention is quantized.
 
     Example:
 
-    >>> gradient, nothing = gradients(lambda x, y: keras.ops.sum(x**2), keras.ops.array([1.0, 2.0]), keras.ops.ones(1))
-    >>> keras.ops.convert_to_numpy(gradient).tolist(), keras.ops.convert_to_numpy(nothing).tolist()
-    ([2.0, 4.0], [0.0])
+    >>> model = keras_vit.ViTTi16(image_size=(48, 32), num_classes=3, head_init="glorot_uniform")
+    >>> gradient_rollout(model, np.zeros((2, 48, 32, 3)), classes=1).shape
+    (2, 3, 2)
+
+    Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not treat pooled
+    patches; there the last step is the pooling's own weights.
+    """
+    arguments.positive_int("batch_size", batch_size)
+    watch = Watch(model, readout)
+    if mode := quantization_of_attention(watch):
+        raise ValueError(
+            "Expected a model without quantized attention, which has no gradient. "
+            f"Received: model {model.name!r}, quantized to {mode!r}"
+        )
+    number = len(keras.tree.flatten(images)[0])
+    if classes is not None:
+        classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
+        if classes.shape not in ((), (number,)):
+            raise ValueError(
+                f"Expected `classes` to be one integer, or one for each of {number} images. Received: shape "
+                f"{classes.shape}"
+            )
+        classes = np.broadcast_to(classes, number)
+    grids = []
+    for start, batch in zip(range(0, number, batch_size), batches(images, batch_size), strict=True):
+        chosen = None if classes is None else classes[start : start + batch_size]
+        grids.append(_of_batch(watch, batch, chosen))
+    return np.concatenate(grids)
+
+
+def quantization_of_attention(watch):
+    """The quantization mode of a model's attention, or None. Keras replaces the call of quantized layers."""
+    modes = (getattr(block.attention.out, "quantization_mode", None) for block in watch.blocks)
+    return next((mode for mode in modes if mode), None)
+
+
+def _of_batch(watch, inputs, classes):
+    seen = []
+
+    def keep(i, block, tokens):
+        seen.append((block, ops.stop_gradient(tokens)))
+
+    weights = _weights_of_class(watch.run(inputs, keep), classes)
+    batch, length, _ = seen[0][1].shape
+    row = start = watch.read_out(np.broadcast_to(np.eye(length, dtype="float32"), (batch, length, length)))
+
+    def output_of_class(*changes):
+        """The output of the class if these are added to the output of each block's attention."""
+
+        def add_change(i, block, tokens):
+            attended = block.attention(block.norm_1(tokens)) + changes[i]
+            return block.add_mlp(block.add_attention(tokens, attended))
+
+        (logits,) = watch.run(inputs, add_change)
+        return ops.sum(ops.cast(logits, "float32") * weights)
+
+    found = gradients(output_of_class, *(ops.zeros_like(tokens) for _, tokens in seen))
+    for (block, tokens), gradient in zip(reversed(seen), reversed(found), strict=True):
+        of_scores = _of_scores(block.attention, block.norm_1(tokens), gradient)
+        weighted = np.maximum(scores_of(block, tokens) * of_scores, 0).mean(axis=1)
+        row = row + np.einsum("bq,bqk->bk", row, weighted)
+    return watch.to_grid(row - start)
+
+
+def _weights_of_class(outputs, classes):
+    """1 at each image's class, (batch, classes)."""
+    shapes = [tuple(y.shape) for y in outputs]
+    if len(shapes) != 1 or len(shapes[0]) != 2:
+        raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
+    (logits,), num_classes = outputs, shapes[0][1]
+    if classes is None:
+        classes = to_numpy(logits).argmax(axis=1)
+    if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= num_classes:
+        raise ValueError(f"Expected `classes` to be integers of 0..{num_classes - 1}. Received: {classes.tolist()}")
+    return ops.convert_to_tensor(np.eye(num_classes, dtype="float32")[classes])
+
+
+def _of_scores(attention, tokens, gradient):
+    """The gradient of the attention weights, given that of the attention layer's output, in NumPy."""
+    value = to_numpy(attention.project(tokens)[2])
+    # The output projection takes the joined heads A V.
+    of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
+    return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
+
+
+def gradients(function, *values) -> list:
+    """The gradient of a scalar function of tensors with respect to each, 0 where it does not depend on it.
+
+    Keras has no such function.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
 
-        # Else it would keep what the gradients of all weights need.
+        # Watching variables would keep the activations that their gradients need.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y = function(*values)

@@ -1,21 +1,21 @@
-"""Pictures of a training run and of its predictions."""
+"""Figures of a training run and of its predictions."""
 
 import math
 
 import numpy as np
 from keras import ops
 
-from keras_vit.pictures import finish, new_figure
+from keras_vit.pictures import finish, new_panels, show
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
 
 def plot_history(history, path=None):
-    """Draws the loss and each accuracy of a training run by epoch, of the training and of the validation data.
+    """Draws the loss and each accuracy of a training run by epoch, on the training and the validation data.
 
     Args:
-        history: What `model.fit` returns, or its `history` dict of lists, one number an epoch.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
+        history: The return value of `model.fit`, or its `history`, a dict of lists with one number for each epoch.
+        path: As in `plot_attention_rollout`.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel for the loss and one for each accuracy.
@@ -32,8 +32,8 @@ def plot_history(history, path=None):
     names = ["loss"] + [name for name in curves if "accuracy" in name and not name.startswith("val_")]
     if not curves.get("loss"):
         raise ValueError(f"Expected a history with at least one epoch of `loss`. Received: {list(curves)}")
-    figure = new_figure(5.2 * len(names), 3.8)
-    for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
+    figure, panels = new_panels(len(names), len(names), (5.2 * len(names), 3.8))
+    for name, axes in zip(names, panels, strict=True):
         for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
             if key in curves:
                 epochs = range(1, len(curves[key]) + 1)
@@ -53,18 +53,18 @@ def plot_predictions(images, labels, probabilities, class_names, path=None):
     """Draws images in a grid, each with its true class, the predicted one and its probability; wrong ones in red.
 
     Args:
-        images: (number, height, width, channels), of 0..255, with one channel or three.
+        images: (number, height, width, 1 or 3), of 0..255.
         labels: (number,), the indices of the true classes.
         probabilities: (number, classes), as `keras.ops.softmax(logits)` returns them.
         class_names: The classes' names, in the order of the logits.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves nothing behind.
+        path: As in `plot_attention_rollout`.
 
     Returns:
-        A `matplotlib.figure.Figure` with one panel an image.
+        A `matplotlib.figure.Figure` with one panel for each image.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not belong together, the rows are no probabilities, or `path` does not end in .png.
+        ValueError: If the shapes do not match, the rows are not probabilities, or `path` does not end in .png.
 
     Example:
 
@@ -78,16 +78,11 @@ def plot_predictions(images, labels, probabilities, class_names, path=None):
     _check_predictions(images, labels, probabilities, class_names)
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)
-    figure = new_figure(1.9 * columns, 2.3 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in panels[len(images) :]:
-        axes.remove()
-    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=False):
+    figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
+    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=True):
         best = int(p.argmax())
         wrong = best != label
-        shown = np.clip(image, 0, 255).astype("uint8")
-        axes.imshow(shown[..., 0] if shown.shape[-1] == 1 else shown, cmap="gray", vmin=0, vmax=255)
-        axes.set(xticks=[], yticks=[])
+        show(axes, np.clip(image, 0, 255).astype("uint8"))
         axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
         axes.set_title(
             f"{_short(class_names[best])} ({p[best]:.0%})\ntrue: {_short(class_names[label])}",
@@ -123,5 +118,5 @@ def _check_predictions(images, labels, probabilities, class_names):
         raise ValueError(
             "Expected `probabilities` to be rows of non-negative numbers that sum to 1. Received: numbers from "
             f"{probabilities.min():.4g} to {probabilities.max():.4g}. "
-            "Where these are logits, apply keras.ops.softmax first."
+            "If these are logits, apply keras.ops.softmax first."
         )

@@ -1,4 +1,4 @@
-"""One page about a model and some images: everything this room draws, beside the predictions and the summary."""
+"""One page about a model and some images: all figures, the predictions and the summary."""
 
 import base64
 import html
@@ -11,19 +11,16 @@ import keras
 import numpy as np
 
 from keras_vit.files import replacing
-from keras_vit.inspection.attention_distance import attention_distance
-from keras_vit.inspection.attention_maps import attention_maps
-from keras_vit.inspection.attention_plots import (
-    plot_attention_distance,
-    plot_attention_maps,
-    plot_attention_rollout,
-)
-from keras_vit.inspection.filters import embedding_filters
-from keras_vit.inspection.gradient_rollout import gradient_rollout, quantization_of_attention
-from keras_vit.inspection.position_similarity import position_similarity
-from keras_vit.inspection.rollout import attention_rollout
+from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
+from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
+from keras_vit.inspection.gradients import gradient_rollout, quantization_of_attention
 from keras_vit.inspection.watch import Watch, patch_layout, sublayers
-from keras_vit.inspection.weight_plots import plot_embedding_filters, plot_position_similarity
+from keras_vit.inspection.weights import (
+    embedding_filters,
+    plot_embedding_filters,
+    plot_position_similarity,
+    position_similarity,
+)
 from keras_vit.layers import PositionEmbedding
 from keras_vit.models.classify import classify, read_image
 from keras_vit.models.predictions import gives_features
@@ -50,19 +47,19 @@ def write_report(
     title: str | None = None,
     notes: str = "",
 ) -> Path:
-    """Writes a page that shows what a model sees in images, as one HTML file that needs nothing besides itself.
+    """Writes a page that shows how a model sees images, as one self-contained HTML file.
 
-    For each image: the most probable classes, the attention rollout, the same weighted by the gradient of the most
-    probable class, and the last block's heads. Of all images: the mean attention distance. Of the model: the
-    similarities of its position embeddings, its embedding filters and Keras' summary.
+    For each image: the most probable classes, the attention rollout, the gradient rollout of the most probable class,
+    and the heads of the last block. For all images: the mean attention distance. For the model: the similarities of its
+    position embeddings, its embedding filters and Keras' summary.
 
     Args:
-        model: Any model that holds one ViT of this package and takes images alone.
-        images: Paths of image files, at least one. They are read as the model's evaluation would.
-        path: Path of the .html file to write. An existing file is replaced; a failed write leaves nothing behind.
-        top: Int, how many classes to name, or as many as there are.
+        model: As in `attention_maps`, with images as its only input.
+        images: Paths of image files, at least one. They are read with the model's evaluation transform.
+        path: Path of the .html file to write. An existing file is replaced; a failed write leaves no file.
+        top: Int, the number of classes to name, or all if there are fewer.
         title: The page's title. None takes the model's name.
-        notes: Text to show before the model's summary, as `keras_vit.profile` may give it.
+        notes: Text to show before the model's summary, for example from `keras_vit.profile`.
 
     Returns:
         The path.
@@ -70,8 +67,8 @@ def write_report(
     Raises:
         FileNotFoundError: If an image, or the folder of `path`, does not exist.
         ImportError: If matplotlib is not installed.
-        ValueError: If a file is no image, there is none, `path` ends in neither .html nor .htm, or the model holds no
-            ViT, or several.
+        ValueError: As in `attention_maps`, or if there is no image, a file is not an image, or `path` ends in neither
+            .html nor .htm.
 
     Example:
 
@@ -83,32 +80,30 @@ def write_report(
         raise ValueError(f"Invalid value received for argument `path`. Expected a .html file. Received: {str(path)!r}")
     if not images:
         raise ValueError("Expected `images` to hold at least one path. Received: none")
-    Watch(model)
-    title = title or f"What {model.name} sees"
-    # Before minutes of computing: a folder that is not there, or an image that cannot be read.
+    watch = Watch(model)
+    title = html.escape(title or f"What {model.name} sees")
+    # A missing folder or an unreadable image is found before minutes of computing.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
-        body = "\n".join(_sections(model, images, arrays, top, notes))
+        body = "\n".join([*_of_images(watch, images, arrays, top), *_of_model(model, notes)])
         temporary.write_text(
-            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-            f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n",
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+            f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n",
             encoding="utf-8",
         )
     return path
 
 
-def _sections(model, paths, arrays, top, notes):
-    distances = []
-    watch = Watch(model)
-    num_blocks = len(watch.blocks)
+def _of_images(watch, paths, arrays, top):
+    model, distances = watch.model, []
     yield "<h2>Images</h2>"
-    # One by one: images of a model of any size differ in theirs.
+    # One by one: a model of any size takes images of different sizes.
     for path, array in zip(paths, arrays, strict=True):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
         distances.append(attention_distance(model, inputs))
         yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
-        yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid)} patches.</p>"
+        yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
         # A list of two shapes has a length of 2 as well.
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
@@ -117,7 +112,7 @@ def _sections(model, paths, arrays, top, notes):
             best = classes[0][1]
             yield _predictions(classes)
         else:
-            yield "<p>The model has no head with one output, so what it gives is not taken for classes.</p>"
+            yield "<p>The model has no head with one output, so its outputs are not taken for classes.</p>"
         yield _figure(
             plot_attention_rollout(array[None], attention_rollout(model, inputs)),
             "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "
@@ -130,10 +125,9 @@ def _sections(model, paths, arrays, top, notes):
                 plot_attention_rollout(array[None], gradient_rollout(model, inputs)),
                 f"The same for the class {best} alone: attention weighted by that class' gradient.",
             )
-        heads = attention_maps(model, inputs)[0]
         yield _figure(
-            plot_attention_maps(array, heads, grid=layout.grid),
-            f"Attention in the last block, {num_blocks - 1} counted from 0, head by head, each on its own scale.",
+            plot_attention_maps(array, attention_maps(model, inputs)[0], grid_size=layout.grid_size),
+            f"Attention in the last block, {len(watch.blocks) - 1} counted from 0, for each head on its own scale.",
         )
     yield "<h2>Attention distance</h2>"
     yield _figure(
@@ -141,6 +135,9 @@ def _sections(model, paths, arrays, top, notes):
         f"How far each head looks on average over {len(arrays)} image{'s' if len(arrays) > 1 else ''}. Prefix tokens "
         "are left out.",
     )
+
+
+def _of_model(model, notes):
     yield "<h2>Position embeddings</h2>"
     if sublayers(model, PositionEmbedding):
         yield _figure(
@@ -149,8 +146,8 @@ def _sections(model, paths, arrays, top, notes):
         )
     else:
         yield "<p>The model has no position embeddings to compare, or relative ones in its attention.</p>"
-    yield "<h2>Embedding filters</h2>"
     filters = embedding_filters(model)
+    yield "<h2>Embedding filters</h2>"
     yield _figure(
         plot_embedding_filters(filters),
         f"The first {len(filters)} principal components of the filters that see the pixels, "
@@ -160,7 +157,7 @@ def _sections(model, paths, arrays, top, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # At its own width: wider lines it would cut off where there is no terminal.
+    # At its default width: without a terminal it would cut wider lines off.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
@@ -175,7 +172,6 @@ def _predictions(classes):
 
 
 def _figure(figure, caption):
-    """A figure as part of the page's text, so that it goes wherever the file goes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     source = base64.b64encode(buffer.getvalue()).decode("ascii")

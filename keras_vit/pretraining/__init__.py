@@ -3,9 +3,8 @@
 from keras_vit.pretraining.mae import MAE
 from keras_vit.pretraining.masked_image_model import Reconstruction
 from keras_vit.pretraining.masked_patch import MaskedPatchPrediction
-from keras_vit.pretraining.plots import plot_reconstructions
+from keras_vit.pretraining.reconstructions import TensorBoardReconstructions, plot_reconstructions
 from keras_vit.pretraining.simmim import SimMIM
-from keras_vit.pretraining.tensorboard import TensorBoardReconstructions
 
 __all__ = [
     "MAE",

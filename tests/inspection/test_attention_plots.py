@@ -62,7 +62,7 @@ def test_maps_have_a_panel_a_head(grid, prefix, query, title, tmp_path):
     rows, columns = grid or (3, 3)
     attention = RNG.uniform(size=(5, *(prefix + rows * columns,) * 2))
     image = RNG.integers(0, 256, (16, 24, 3))
-    figure = plot_attention_maps(image, attention, tmp_path / "maps.png", grid=grid, query=query)
+    figure = plot_attention_maps(image, attention, tmp_path / "maps.png", grid_size=grid, query=query)
     assert figure.get_suptitle() == f"Attention from the {title}"
     assert len(figure.axes) == 5
     looks = attention.mean(axis=1) if title.startswith("mean") else attention[:, query or 0]
@@ -94,17 +94,17 @@ def test_what_is_wrong_is_said(tmp_path):
             attention_overlay(images, bad)
     with pytest.raises(ValueError, match="Expected images of shape"):
         plot_attention_rollout(images[0], attention)
-    with pytest.raises(ValueError, match="2 `titles`, one an image. Received: 1"):
+    with pytest.raises(ValueError, match="2 `titles`, one for each image. Received: 1"):
         plot_attention_rollout(images, attention, titles=["one"])
     with pytest.raises(ValueError, match="Expected a .png file"):
         plot_attention_rollout(images, attention, tmp_path / "rollout.pdf")
     with pytest.raises(ValueError, match=r"\(num_heads, num_tokens, num_tokens\)"):
         plot_attention_maps(images[0], np.zeros((2, 5, 4)))
-    with pytest.raises(ValueError, match=r"`grid` of at most 5 patches. Received: grid=\(2, 3\)"):
-        plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid=(2, 3))
+    with pytest.raises(ValueError, match=r"`grid_size` of at most 5 patches. Received: grid_size=\(2, 3\)"):
+        plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid_size=(2, 3))
     # A square floored would take the first patches of 2 x 3 for other tokens.
     for num_tokens in (6, 7, 8, 12):
-        with pytest.raises(ValueError, match=rf"Expected `grid`, .* Received: grid=None for {num_tokens} tokens"):
+        with pytest.raises(ValueError, match=rf"`grid_size`, .* Received: grid_size=None for {num_tokens} tokens"):
             plot_attention_maps(images[0], np.zeros((2, num_tokens, num_tokens)))
     with pytest.raises(ValueError, match="one of 5 tokens. Received: query=5"):
         plot_attention_maps(images[0], np.zeros((2, 5, 5)), query=5)

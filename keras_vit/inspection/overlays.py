@@ -1,0 +1,94 @@
+"""Images darkened where a model does not look, and as pictures for TensorBoard."""
+
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.inspection.attention import FUSIONS, attention_rollout
+from keras_vit.inspection.watch import pictures_of
+from keras_vit.pictures import displayable
+from keras_vit.tensorboard import TensorBoardPictures
+
+
+def attention_overlay(images, attention) -> np.ndarray:
+    """Darkens images where there is little attention: a pixel's brightness is scaled by its patch's share of the most.
+
+    Args:
+        images: (number, height, width, channels), of 0..255. The first three channels are shown, or the first of two.
+        attention: (number, rows, columns), not below 0, as `attention_rollout` returns it. It is resized to the image,
+            bilinearly.
+
+    Returns:
+        uint8 images, (number, height, width, 1 or 3).
+
+    Raises:
+        ValueError: If the shapes do not match.
+
+    Example:
+
+    >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()
+    np.uint8(200)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.
+    """
+    images, attention = images_and_attention(images, attention)
+    highest = np.maximum(attention.max(axis=(1, 2), keepdims=True), 1e-30)
+    mask = ops.image.resize(
+        (attention / highest)[..., None].astype("float32"),
+        images.shape[1:3],
+        interpolation="bilinear",
+        data_format="channels_last",
+    )
+    return np.round(images * np.clip(ops.convert_to_numpy(mask), 0, 1)).astype("uint8")
+
+
+def images_and_attention(images, attention):
+    """Both as NumPy arrays, the images displayable, or a ValueError if their shapes do not match."""
+    images = np.asarray(ops.convert_to_numpy(images))
+    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
+    if images.ndim != 4 or not len(images):
+        raise ValueError(
+            f"Expected images of shape (number, height, width, channels), at least one. Received: shape {images.shape}"
+        )
+    if attention.ndim != 3 or len(attention) != len(images):
+        raise ValueError(
+            f"Expected `attention` of shape ({len(images)}, rows, columns), for as many images. "
+            f"Received: shape {attention.shape}"
+        )
+    return displayable(images), attention
+
+
+class TensorBoardAttention(TensorBoardPictures):
+    """Writes the `attention_overlay` of a few images by `attention_rollout` to TensorBoard's logs during training.
+
+    Args:
+        log_dir: As in `TensorBoardPictures`, and so is `every`.
+        images: A few images, as the model is trained on them.
+        every: Int, the number of epochs between pictures.
+        head_fusion: "mean", "max" or "min", as in `attention_rollout`.
+        model: The model to look into if it is a part of the one that is fitted, for example a distillation's student.
+
+    Raises:
+        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
+        ValueError: If an argument is out of its range, or the model holds no ViT or several.
+
+    Example:
+
+    >>> callback = TensorBoardAttention("logs/attention", images[:8], every=10)  # doctest: +SKIP
+    >>> model.fit(images, labels, epochs=100, callbacks=[callback])  # doctest: +SKIP
+    """
+
+    name = "attention"
+
+    def __init__(self, log_dir, images, every=1, head_fusion="mean", model=None):
+        super().__init__(log_dir, images, every)
+        self.head_fusion = arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
+        self.watched = model
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._pictures = pictures_of(self.watched or self.model, self.images)
+
+    def pictures(self):
+        attention = attention_rollout(self.watched or self.model, self.images, self.head_fusion)
+        return attention_overlay(self._pictures, attention)

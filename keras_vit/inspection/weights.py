@@ -1,0 +1,176 @@
+"""What the weights alone show, as arrays and as pictures: embedding filters and position embeddings."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.inspection.watch import only_one, sublayers
+from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding, StandardizedConv2D
+from keras_vit.pictures import finish, new_figure, new_panels, show
+
+FIGURE_7 = 28
+
+
+def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
+    """Returns the principal components of the filters that are applied to the image's pixels.
+
+    They are the patch embedding's filters, or, in a hybrid, those of the ResNet's first convolution, standardized as it
+    applies them.
+
+    Args:
+        model: As in `attention_maps`.
+        number: Int, the number of components. None gives the paper's 28, or all if there are fewer.
+
+    Returns:
+        (number, height, width, channels), float32, each of length 1, by falling variance. The sign of a component has
+        no meaning; its largest number is made positive.
+
+    Raises:
+        ValueError: If the model holds no patch embedding or several, has fewer components than `number`, or its
+            preprocessing is folded.
+
+    Example:
+
+    >>> embedding_filters(keras_vit.ViTTi16(), number=8).shape
+    (8, 16, 16, 3)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 left.
+    """
+    embedding = only_one(model, PatchEmbedding)
+    if any(layer.folded for layer in sublayers(model, ImageNormalization)):
+        raise ValueError(
+            "Expected a model whose preprocessing is not folded into its filters. Received: model "
+            f"{model.name!r}; pass the one that fold_preprocessing was called on."
+        )
+    root = next((layer for layer in sublayers(model, StandardizedConv2D) if layer.name == "root_conv"), None)
+    kernel = ops.convert_to_numpy(embedding.kernel if root is None else root.standardized_kernel())
+    *shape, num_filters = kernel.shape
+    filters = kernel.reshape(-1, num_filters).T.astype("float32")
+    most = min(filters.shape)
+    number = min(FIGURE_7, most) if number is None else arguments.positive_int("number", number)
+    if number > most:
+        raise ValueError(f"Expected `number` of at most {most}, the number of components. Received: {number}")
+    components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)[2][:number]
+    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
+    return (components * np.sign(largest)).reshape(number, *shape)
+
+
+def position_similarity(model: keras.Model) -> np.ndarray:
+    """Returns the cosine similarity of each patch's position embedding to every other's.
+
+    Args:
+        model: As in `attention_maps`, with position embeddings "learned", "learned2d" or "sincos2d".
+
+    Returns:
+        (rows, columns, rows, columns), float32: `[i, j]` compares the patch in row i and column j with each other. The
+        grid is the stored one. Prefix tokens are left out.
+
+    Raises:
+        ValueError: If the model holds no table of positions, or several.
+
+    Example:
+
+    >>> position_similarity(keras_vit.ViTTi16(image_size=(48, 32))).shape
+    (3, 2, 3, 2)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 centre.
+    """
+    if not sublayers(model, PositionEmbedding):
+        raise ValueError(
+            'Expected a model with position embeddings ("learned", "learned2d" or "sincos2d"). Received: model '
+            f"{model.name!r} without, or with relative ones in its attention, which have no vector for each patch."
+        )
+    layer = only_one(model, PositionEmbedding)
+    rows, columns = layer.grid_size
+    shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)
+    # `call` itself: a layer in mixed precision would round its weights first.
+    positions = ops.convert_to_numpy(layer.call(ops.zeros(shape, dtype="float32")))[0, layer.num_prefix_tokens :]
+    positions = positions / np.maximum(np.linalg.norm(positions, axis=1, keepdims=True), 1e-12)
+    return (positions @ positions.T).reshape(rows, columns, rows, columns)
+
+
+def plot_embedding_filters(filters, path=None):
+    """Draws the principal components of the embedding filters as small images.
+
+    Args:
+        filters: (number, height, width, channels), as `embedding_filters` returns them. The first three channels are
+            shown, or the first of two. Zero is middle grey, and each component fills the scale.
+        path: As in `plot_attention_rollout`.
+
+    Returns:
+        A `matplotlib.figure.Figure` with one panel for each component.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the array has another shape, or `path` does not end in .png.
+
+    Example:
+
+    >>> filters = keras_vit.inspection.embedding_filters(model)  # doctest: +SKIP
+    >>> keras_vit.inspection.plot_embedding_filters(filters, "filters.png")  # doctest: +SKIP
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.
+    """
+    filters = np.asarray(ops.convert_to_numpy(filters), "float32")
+    if filters.ndim != 4 or not filters.size:
+        raise ValueError(
+            f"Expected `filters` of shape (number, height, width, channels). Received: shape {filters.shape}"
+        )
+    shown = filters[..., :3] if filters.shape[-1] >= 3 else filters[..., :1]
+    shown = 0.5 + 0.5 * shown / np.maximum(np.abs(shown).max(axis=(1, 2, 3), keepdims=True), 1e-30)
+    across = min(7, len(filters))
+    down = math.ceil(len(filters) / across)
+    figure, panels = new_panels(len(filters), across, (1.0 * across + 0.2, 1.2 * down + 0.5))
+    for i, (axes, image) in enumerate(zip(panels, shown, strict=True)):
+        show(axes, image, vmax=1)
+        axes.set_title(str(i + 1), fontsize=8, pad=2)
+    figure.suptitle("Embedding filters: principal components", fontsize=11)
+    return finish(figure, path)
+
+
+def plot_position_similarity(similarity, path=None):
+    """Draws the similarity of each position embedding to all others: at each patch's place a map of the whole grid.
+
+    Args:
+        similarity: (rows, columns, rows, columns), as `position_similarity` returns it.
+        path: As in `plot_attention_rollout`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the array has another shape, or `path` does not end in .png.
+
+    Example:
+
+    >>> similarity = keras_vit.inspection.position_similarity(model)  # doctest: +SKIP
+    >>> keras_vit.inspection.plot_position_similarity(similarity, "positions.png")  # doctest: +SKIP
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 centre.
+    """
+    similarity = np.asarray(ops.convert_to_numpy(similarity), "float32")
+    if similarity.ndim != 4 or similarity.shape[:2] != similarity.shape[2:] or not similarity.size:
+        raise ValueError(
+            f"Expected `similarity` of shape (rows, columns, rows, columns). Received: shape {similarity.shape}"
+        )
+    rows, columns = similarity.shape[:2]
+    # One picture of all maps with gaps between them: hundreds of panels would take matplotlib a minute.
+    gap = max(1, round(max(rows, columns) / 7))
+    tiles = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
+    mosaic = tiles.transpose(0, 2, 1, 3).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
+    scale = min(6.6 / columns, 6.6 / rows)
+    figure = new_figure(max(scale * columns, 2.0) + 1.6, max(scale * rows, 1.2) + 0.8)
+    axes = figure.subplots()
+    picture = axes.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    for number, set_ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
+        chosen = np.arange(0, number, max(1, math.ceil(number / 16)))
+        set_ticks(chosen * (number + gap) + (number - 1) / 2, chosen)
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    axes.set(title="Position embedding similarity", xlabel="column of the patch", ylabel="row of the patch")
+    figure.colorbar(picture, ax=axes, shrink=0.8, label="cosine similarity")
+    return finish(figure, path)

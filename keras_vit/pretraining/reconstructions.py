@@ -1,0 +1,71 @@
+"""Pictures of the patches that a masked image model predicts, as figures and during training."""
+
+import numpy as np
+
+from keras_vit.pictures import displayable, finish, new_panels, show
+from keras_vit.tensorboard import TensorBoardPictures
+
+TITLES = ("original", "masked", "prediction")
+
+
+def plot_reconstructions(reconstruction, path=None):
+    """Draws original images, masked ones and predictions side by side, one image in a row.
+
+    Args:
+        reconstruction: The return value of `reconstruct` of `MaskedPatchPrediction`, `SimMIM` or `MAE`: three arrays of
+            0..255, (number, height, width, channels). The first three channels are shown, or the first of two.
+        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
+
+    Returns:
+        A `matplotlib.figure.Figure` with three panels for each image.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the arrays are not images of one shape, or `path` does not end in .png.
+
+    Example:
+
+    >>> plot_reconstructions(model.reconstruct(images[:8]), "reconstructions.png")  # doctest: +SKIP
+    """
+    parts = [np.asarray(part) for part in reconstruction]
+    shapes = [part.shape for part in parts]
+    if len(parts) != 3 or len(set(shapes)) != 1 or parts[0].ndim != 4 or not len(parts[0]):
+        raise ValueError(
+            "Expected `reconstruction` to be three arrays of one shape, (number, height, width, channels), with at "
+            f"least one image. Received: shapes {shapes}"
+        )
+    number, height, width, _ = shapes[0]
+    figure, panels = new_panels(3 * number, 3, (4.8, 1.6 * number * height / width + 0.3))
+    panels = panels.reshape(number, 3)
+    for column, (title, part) in enumerate(zip(TITLES, parts, strict=True)):
+        panels[0, column].set_title(title, fontsize=9)
+        for axes, image in zip(panels[:, column], displayable(part), strict=True):
+            show(axes, image)
+            axes.set_axis_off()
+    return finish(figure, path)
+
+
+class TensorBoardReconstructions(TensorBoardPictures):
+    """Writes reconstructions of the same images, with the same masks, to TensorBoard's logs during training.
+
+    Each picture is original, masked and prediction side by side.
+
+    Args:
+        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
+        images: A few images, as the model is trained on them.
+        every: Int, the number of epochs between pictures. The last epoch always has one.
+
+    Raises:
+        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
+        ValueError: If `every` is not a positive integer.
+
+    Example:
+
+    >>> callback = TensorBoardReconstructions("logs/pictures", images[:8], every=10)  # doctest: +SKIP
+    >>> model.fit(images, epochs=100, callbacks=[callback])  # doctest: +SKIP
+    """
+
+    name = "reconstructions"
+
+    def pictures(self):
+        return np.concatenate([displayable(part) for part in self.model.reconstruct(self.images)], axis=2)
