@@ -1,4 +1,4 @@
-"""Distillation: a student that learns from a teacher's answers as well as from the labels, as DeiT does."""
+"""Distillation: a student learns from the labels and from a teacher, as in DeiT."""
 
 from keras_vit.distillation.distiller import Distiller
 from keras_vit.distillation.losses import (

@@ -1,5 +1,6 @@
 import contextlib
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import keras
@@ -9,61 +10,51 @@ from keras_vit import arguments
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
 from keras_vit.distillation.teacher import FrozenTeacher, gives_probabilities
 from keras_vit.models.backbone import HEADS
-
-KINDS = ("hard", "soft")
+from keras_vit.models.wrapper import TrainingWrapper
 
 
 class _Running(threading.local):
-    """Which step runs, in each thread by itself: TensorFlow gives each replica of a strategy its own."""
+    """The running step, by thread: TensorFlow gives each replica of a strategy its own."""
 
     step = None
 
 
-# Not on keras.distillation.Distiller, which Keras 3.10, the oldest for this package, has not. It wants teacher and
-# student to take images of one size and type and to give outputs alike, knows no heads, drops sample weights, asks the
-# teacher in evaluation too, sets its `trainable`, and tracks it, so that it comes into files of weights.
-class Distiller(keras.Model):
-    """Trains a student on the labels and on a teacher's answers: DeiT's distillation.
+# Not on keras.distillation.Distiller: Keras 3.10 does not have it. It also needs a teacher with the student's input and
+# output shapes, supports neither two heads nor sample weights, calls the teacher in evaluation, and saves its weights.
+class Distiller(TrainingWrapper):
+    """Trains a student on the labels and on a teacher's outputs: DeiT's distillation.
 
-    Compile and fit this model; the weights are the given student's own, and `distiller.student` is the result. In
-    training the loss given to `compile` is that of the class head to the labels, and the distillation loss that of the
-    distillation head to the teacher. `evaluate`, `predict` and a call answer as the student does: by the mean of its
-    heads, and without the teacher.
+    Compile and fit this model. In training the loss given to `compile` is that of the class head to the labels, and the
+    distillation loss that of the distillation head to the teacher. `evaluate`, `predict` and a call use the student's
+    outputs, the mean of its heads, without the teacher.
 
-    A student with two heads is one built with `distillation_token=True`. Any other classifier is a plain student, whose
-    one head learns from both.
+    A student with two heads is built with `distillation_token=True`. Any other classifier is a plain student, whose one
+    head learns from both.
 
-    The teacher computes with copies of its weights, made here and anew at the start of each `fit`; its own weights,
-    statistics and `trainable` flags stay as they are, and it comes into no file: `save`, `export` and with them
-    `keras.callbacks.ModelCheckpoint` write the student alone, and `save_weights` the student and the optimizer.
+    `plain_model`, the given student, is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write
+    it alone; `save_weights` keeps the student and the optimizer. The teacher computes with copies of its weights, made
+    here and at the start of each `fit`; it is not changed and comes into no file.
 
-    Metrics beside those given to `compile`, which are of the student's answer: `class_loss` and `distillation_loss` in
-    training, and, of a student with two heads, `class_accuracy` and `distillation_accuracy`, each head's share of the
-    labels; of mixed labels that of the largest part.
+    Metrics in addition to those given to `compile`: `class_loss` and `distillation_loss` in training, and, for a
+    student with two heads, `class_accuracy` and `distillation_accuracy`, each head's accuracy on the labels; for mixed
+    labels on the class with the largest part.
 
     Args:
         student: A built `keras.Model` from images, (batch, height, width, channels), to logits, (batch, num_classes).
         teacher: Any built `keras.Model` that classifies images, channels last, into the same classes.
         kind: "hard" (the cross entropy to the teacher's most likely class) or "soft" (the divergence from the teacher's
             distribution).
-        alpha: Float in [0, 1], the share of the distillation loss. With 1 neither labels nor a loss are needed,
-            and a class head of its own learns nothing.
+        alpha: Float in [0, 1], the share of the distillation loss. With 1 neither labels nor a loss are needed, and
+            the class head of a student with two learns nothing.
         temperature: Float above 0, for "soft" only.
         teacher_preprocessing: Function from a batch of the student's images to the teacher's, of `keras.ops`. By
-            default the constants of the student's `normalization` layer are undone and the teacher's applied where both
-            are models of this package, and the teacher gets the student's images as they are otherwise: a model of
-            `keras.applications` wants its own `preprocess_input`, of `raw_images(images, student)`. Gray images are
-            repeated for a teacher of three channels. In any case images are resized, bilinearly, where the teacher
-            has an input size of its own.
-        teacher_from_logits: Bool; False for a teacher that gives probabilities, as those of `keras.applications` do.
+            default the constants of the student's `normalization` layer are undone and the teacher's applied if both
+            are models of this package, and otherwise the teacher gets the student's images: a model of
+            `keras.applications` needs its own `preprocess_input` of `raw_images(images, student)`. Grey images are
+            repeated for a teacher of three channels. Images are always resized, bilinearly, if the teacher has a fixed
+            input size.
+        teacher_from_logits: Bool; False for a teacher that returns probabilities, as those of `keras.applications` do.
         **kwargs: Other arguments of `keras.Model`.
-
-    Call arguments:
-        inputs: The student's.
-        training: Bool.
-
-    Returns:
-        The student's outputs.
 
     Raises:
         ValueError: If an argument is out of its range, or the models do not fit each other.
@@ -79,28 +70,27 @@ class Distiller(keras.Model):
     ['class_accuracy', 'class_loss', 'distillation_accuracy', 'distillation_loss', 'loss']
 
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4. Hard distillation of a plain student is
-        its table 3's, of the class token alone, which the official code has not.
+    that of the class token alone in its table 3, which the official code does not have.
     """
 
     def __init__(
         self,
-        student,
-        teacher,
-        kind="hard",
-        alpha=0.5,
-        temperature=3.0,
-        teacher_preprocessing=None,
-        teacher_from_logits=True,
+        student: keras.Model,
+        teacher: keras.Model,
+        kind: str = "hard",
+        alpha: float = 0.5,
+        temperature: float = 3.0,
+        teacher_preprocessing: Callable | None = None,
+        teacher_from_logits: bool = True,
         **kwargs,
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise ValueError(
                 f"Expected `student` to be a functional or sequential keras.Model with Input. Received: {student!r}"
             )
-        # The student's policy, by which `compile` decides on scaling the loss; but images are the student's to cast,
-        # which would otherwise be rounded before they are centred.
+        # `compile` decides by the student's policy on scaling the loss. The student itself casts its images.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
-        self.kind = arguments.one_of("kind", kind, KINDS)
+        self.kind = arguments.one_of("kind", kind, ("hard", "soft"))
         self.alpha = arguments.number("alpha", alpha)
         if not 0 <= self.alpha <= 1:
             raise ValueError(
@@ -108,10 +98,9 @@ class Distiller(keras.Model):
             )
         self.temperature = arguments.positive_number("temperature", temperature)
         self.student = student
-        heads = _two_heads(student)
+        heads, distilled = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
-        # In a namespace Keras tracks neither: the teacher comes into no file, and no weight of the student in twice. A
-        # property `teacher` would undo that, since Keras saves the weights of whatever a model has as an attribute.
+        # Keras would track them, and save the teacher, if they were attributes or properties.
         self._hidden = SimpleNamespace(heads=heads, teacher=teacher)
         self.num_classes = int(student.outputs[0].shape[-1])
         outputs = getattr(teacher.model, "outputs", None)
@@ -122,27 +111,25 @@ class Distiller(keras.Model):
             )
         self._distillation = HardDistillation() if kind == "hard" else SoftDistillation(self.temperature)
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
-        names = ("class", "distillation") if heads is not None else ()
+        names = ("class", "distillation") if distilled else ()
         self._accuracies = {n: keras.metrics.SparseCategoricalAccuracy(name=f"{n}_accuracy") for n in names}
         self._running = _Running()
-        self.build(student.inputs[0].shape)
-
-    def build(self, images_shape):
-        # The student is built already.
         self.built = True
 
     @property
+    def plain_model(self):
+        return self.student
+
+    @property
     def non_trainable_variables(self):
-        """With the copies of the teacher's, thereby arguments of JAX's compiled step; `variables` has none of them."""
+        """With the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` is without."""
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
-        step = self._running.step
-        if step is None or self._hidden.heads is None:
-            answer = self.student(inputs, training=training)
-            return answer if step is None else {"answer": answer, "class": answer, "distillation": answer}
-        first, second, answer = self._hidden.heads(inputs, training=training)
-        return {"answer": answer, "class": first, "distillation": second}
+        if self._running.step is None:
+            return self.student(inputs, training=training)
+        class_logits, distillation_logits, answer = self._hidden.heads(inputs, training=training)
+        return {"answer": answer, "class": class_logits, "distillation": distillation_logits}
 
     def fit(self, *args, **kwargs):
         self._hidden.teacher.refresh()
@@ -159,7 +146,7 @@ class Distiller(keras.Model):
 
     @contextlib.contextmanager
     def _within(self, step):
-        """Makes `call` give the heads, and not only the answer, while a step runs or is traced."""
+        """Makes `call` return the heads too while a step runs or is traced."""
         self._running.step = step
         try:
             yield
@@ -169,7 +156,7 @@ class Distiller(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if self._running.step != "training":
             return super().compute_loss(x, y, _answer(y_pred), sample_weight, training=training)
-        # Under a strategy of TensorFlow Keras divides each loss, to sum the gradients of the replicas.
+        # With a strategy of TensorFlow Keras divides each loss and sums the gradients of the replicas.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
@@ -180,7 +167,7 @@ class Distiller(keras.Model):
         distillation_loss = self._distillation(teacher_logits, y_pred["distillation"], sample_weight)
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
-            # Each image counts alike, as in Keras' own tracker, also in a last batch that is smaller.
+            # As in Keras' own tracker each image counts the same, also in a smaller last batch.
             tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
@@ -191,43 +178,30 @@ class Distiller(keras.Model):
                 accuracy.update_state(labels, y_pred[name], sample_weight)
         results = super().compute_metrics(x, y, _answer(y_pred), sample_weight)
         if self._running.step != "training":
-            # Nobody asks the teacher in evaluation.
+            # Evaluation does not call the teacher.
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)
         return results
 
-    def save(self, *args, **kwargs):
-        """Saves the student, as `student.save` does: neither the teacher nor the optimizer."""
-        return self.student.save(*args, **kwargs)
 
-    def export(self, *args, **kwargs):
-        """Exports the student, as `student.export` does."""
-        return self.student.export(*args, **kwargs)
-
-    def get_config(self):
-        raise NotImplementedError("A Distiller has no config, since its teacher may be any model: save the student.")
-
-
-def _two_heads(student):
-    """A model of the student's layers from images to [class logits, distillation logits, answer], or None."""
+def _heads(student):
+    """A model from images to [class logits, distillation logits, answer], and whether the student has two heads."""
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
         raise ValueError(
             f"Expected a student with a distillation head itself, and not within another model. Received: {student!r}"
         )
     distilled = _has_two_heads(student)
-    heads = [student.get_layer(name) for name in HEADS] if distilled else []
+    layers = [student.get_layer(name) for name in HEADS] if distilled else []
     if len(student.outputs) > 1 and not distilled:
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
-    if gives_probabilities(student, heads):
+    if gives_probabilities(student, layers):
         raise ValueError(
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"
         )
-    if not distilled:
-        return None
-    logits = [head.output for head in heads]
+    logits = [layer.output for layer in layers] or student.outputs * 2
     answer = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
-    return keras.Model(student.input, [*logits, answer])
+    return keras.Model(student.inputs[0], [*logits, answer]), distilled
 
 
 def _has_two_heads(model):
@@ -235,7 +209,7 @@ def _has_two_heads(model):
 
 
 def _answer(y_pred):
-    """The student's answer out of what a step, or a call of a student that returns both heads, has given."""
+    """The student's answer, from the outputs of a step or from those of a student that returns both heads."""
     if isinstance(y_pred, dict):
         return y_pred["answer"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

@@ -1,7 +1,7 @@
-"""DeiT's two distillation losses, as pure functions and as Keras losses.
+"""DeiT's two distillation losses, as functions and as Keras losses.
 
-Keras' `keras.distillation.LogitsDistillation` is another loss: its divergence is not divided by the number of classes,
-takes probabilities clipped at 1e-7, and knows no hard labels.
+`keras.distillation.LogitsDistillation` is another loss: its divergence is not divided by the number of classes, takes
+probabilities clipped at 1e-7, and has no hard labels.
 
 Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4.
 """
@@ -13,11 +13,11 @@ from keras_vit import arguments
 
 
 def hard_distillation(teacher_logits, logits):
-    """The cross entropy of each image to the class that the teacher holds most likely.
+    """Returns the cross entropy of each image to the teacher's most likely class.
 
     Args:
         teacher_logits: Floats, (batch, num_classes).
-        logits: The student's, likewise.
+        logits: The student's, of the same shape.
 
     Returns:
         Float32, (batch,).
@@ -31,24 +31,24 @@ def hard_distillation(teacher_logits, logits):
     Reference: arXiv 2012.12877, equation 3.
     """
     teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
-    # As a product with one-hot labels, since gathering by index is slow in XLA.
+    # A product with one-hot labels: gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
 
 
-def soft_distillation(teacher_logits, logits, temperature=3.0):
-    """The divergence of the student's softened distribution from the teacher's, of each image.
+def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
+    """Returns the divergence of the student's softened distribution from the teacher's for each image.
 
     Args:
-        teacher_logits: Floats, (batch, num_classes).
-        logits: The student's, likewise.
-        temperature: Float above 0, by which both are divided; its square multiplies the loss, which keeps the size of
-            the gradients.
+        teacher_logits: As in `hard_distillation`, and so is `logits`.
+        logits: The student's.
+        temperature: Float above 0. Both logits are divided by it, and the loss is multiplied by its square, which keeps
+            the size of the gradients.
 
     Returns:
         Float32, (batch,): the Kullback-Leibler divergence in nats, times the square of the temperature, divided by the
-        number of classes. The division is that of the official code, whose mean is over all numbers of the logits; the
-        paper's equation 2 has none.
+        number of classes. The division is that of the official code, which takes the mean over all logits; the paper's
+        equation 2 does not have it.
 
     Example:
 
@@ -64,23 +64,20 @@ def soft_distillation(teacher_logits, logits, temperature=3.0):
     return divergence * (temperature**2 / logits.shape[-1])
 
 
-def weighted_loss(base_loss, distillation_loss, alpha):
-    """The whole loss: `(1 - alpha) * base_loss + alpha * distillation_loss`.
+def weighted_loss(base_loss, distillation_loss, alpha: float):
+    """Returns the whole loss: `(1 - alpha) * base_loss + alpha * distillation_loss`.
 
     Args:
         base_loss: The loss on the labels.
-        distillation_loss: The loss on the teacher's answers.
+        distillation_loss: The loss on the teacher's logits.
         alpha: Float in [0, 1], the share of the latter.
-
-    Returns:
-        The sum, of the same type.
 
     Example:
 
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
-    Reference: arXiv 2012.12877, equation 2, whose lambda alpha is; equation 3 has 0.5.
+    Reference: arXiv 2012.12877, equation 2, where alpha is lambda; equation 3 has 0.5.
     """
     return (1 - alpha) * base_loss + alpha * distillation_loss
 
@@ -89,17 +86,11 @@ def weighted_loss(base_loss, distillation_loss, alpha):
 class HardDistillation(keras.losses.Loss):
     """`hard_distillation` as a Keras loss: the mean over the batch, with sample weights.
 
+    It is called as `loss(teacher_logits, logits, sample_weight)`.
+
     Args:
         name: String.
         **kwargs: Other arguments of `keras.losses.Loss`.
-
-    Call arguments:
-        y_true: The teacher's logits, (batch, num_classes).
-        y_pred: The student's, likewise.
-        sample_weight: Floats, (batch,), or None.
-
-    Returns:
-        A float32 scalar.
 
     Example:
 
@@ -107,7 +98,7 @@ class HardDistillation(keras.losses.Loss):
     0.6931
     """
 
-    def __init__(self, name="hard_distillation", **kwargs):
+    def __init__(self, name: str = "hard_distillation", **kwargs):
         super().__init__(name=name, **kwargs)
 
     def call(self, y_true, y_pred):
@@ -116,20 +107,12 @@ class HardDistillation(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SoftDistillation(keras.losses.Loss):
-    """`soft_distillation` as a Keras loss: the mean over the batch, with sample weights.
+    """`soft_distillation` as a Keras loss, called like `HardDistillation`.
 
     Args:
         temperature: Float above 0.
         name: String.
         **kwargs: Other arguments of `keras.losses.Loss`.
-
-    Call arguments:
-        y_true: The teacher's logits, (batch, num_classes).
-        y_pred: The student's, likewise.
-        sample_weight: Floats, (batch,), or None.
-
-    Returns:
-        A float32 scalar.
 
     Raises:
         ValueError: If the temperature is not above 0.
@@ -141,7 +124,7 @@ class SoftDistillation(keras.losses.Loss):
     0.0
     """
 
-    def __init__(self, temperature=3.0, name="soft_distillation", **kwargs):
+    def __init__(self, temperature: float = 3.0, name: str = "soft_distillation", **kwargs):
         super().__init__(name=name, **kwargs)
         self.temperature = arguments.positive_number("temperature", temperature)
 

@@ -5,14 +5,15 @@ import numpy as np
 from keras import ops
 
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.preprocessing import carrier_of
 
 
-def raw_images(images, model):
+def raw_images(images, model: keras.Model):
     """Turns a model's input images back into images of 0..255.
 
     Args:
         images: Images as the model takes them: a NumPy array or a tensor of the backend.
-        model: A model of this package. Where it takes raw images itself, they stay as they are.
+        model: A model of this package. If it takes raw images, they stay as they are.
 
     Returns:
         Float32 images of the same shape and kind.
@@ -34,21 +35,12 @@ def raw_images(images, model):
 
 
 class FrozenTeacher:
-    """A teacher's logits for the student's images, and nothing that a Keras model would track, train or save.
+    """A teacher's logits for the student's images, without anything that a Keras model would track, train or save.
 
-    The teacher computes with copies of its weights, in inference mode, under stop_gradient, and what it would write,
-    as statistics of a batch, is dropped: whatever the student's training does, the teacher's own weights, statistics
-    and `trainable` flags are as they were. On JAX the copies are passed to the compiled step, which would otherwise
-    hold all weights as constants; and they, not the teacher's own, are given away there when a step is interrupted.
-
-    Args:
-        teacher: A built `keras.Model` from images, channels last, to one answer, (batch, num_classes).
-        student: The `keras.Model` whose images come.
-        preprocessing: Function from the student's images to the teacher's; None: as `Distiller` describes.
-        from_logits: Bool, whether the teacher gives logits; False takes probabilities.
-
-    Raises:
-        ValueError: If the teacher cannot take the images, or does not give what is said.
+    The teacher computes with copies of its weights, in inference mode and without gradients, and updates to its state
+    are dropped: its own weights, statistics and `trainable` flags do not change. On JAX the copies are arguments of the
+    compiled step, which would otherwise hold all weights as constants. They, and not the teacher's own, are donated
+    there when a step is interrupted.
     """
 
     def __init__(self, teacher, student, preprocessing=None, from_logits=True):
@@ -67,11 +59,9 @@ class FrozenTeacher:
                 f"Expected `teacher_from_logits=False`, since {teacher.name!r} ends in a softmax or sigmoid. Received: "
                 f"teacher_from_logits={from_logits!r}"
             )
-        self.input_shape = input_shape(teacher)
-        if preprocessing is None:
-            preprocessing = self._default_preprocessing(student)
-        self._preprocessing = preprocessing
-        # A model whose `call` is its user's own may have no such argument.
+        self.input_shape = _input_shape(teacher)
+        self._preprocessing = preprocessing or self._default_preprocessing(student)
+        # A `call` written by the user may not have this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
         self.copies = [
@@ -81,7 +71,7 @@ class FrozenTeacher:
     def refresh(self):
         """Copies the teacher's weights again, which may have been loaded or trained since."""
         for copy, variable in zip(self.copies, self.model.variables, strict=True):
-            # Keras on JAX would share the array, and give it away with the copy.
+            # Without ops.copy Keras on JAX would share the array, and donate it with the copy.
             copy.assign(ops.copy(variable))
 
     def logits(self, images):
@@ -91,26 +81,27 @@ class FrozenTeacher:
         with keras.StatelessScope(state_mapping=list(zip(self.model.variables, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
         if not self.from_logits:
-            # Where a softmax has come out as 0 its logarithm shall be low and finite.
+            # The logarithm of a softmax that is 0 must be finite.
             logits = ops.log(ops.maximum(logits, keras.config.epsilon()))
         return ops.stop_gradient(logits)
 
     def _default_preprocessing(self, student):
-        channels, expected = (s and s[-1] for s in (input_shape(student), self.input_shape))
-        if channels and expected and channels != expected and (channels, expected) != (1, 3):
+        channels, expected = (s and s[-1] for s in (_input_shape(student), self.input_shape))
+        repeat = (channels, expected) == (1, 3)
+        if channels and expected and channels != expected and not repeat:
             raise ValueError(
                 f"Expected `teacher_preprocessing`, since the student's images have {channels} channels and the "
                 f"teacher's {expected}. Received: teacher_preprocessing=None"
             )
-        theirs, ours = _normalization(self.model), _normalization(student)
+        theirs, ours = carrier_of(self.model), carrier_of(student)
+        rescale = None not in (theirs, ours) and _constants(theirs) != _constants(ours)
 
         def convert(images):
-            convert_range = theirs is not None and ours is not None and _constants(theirs) != _constants(ours)
-            if convert_range:
+            if rescale:
                 images = raw_images(images, student)
-            if channels != expected and (channels, expected) == (1, 3):
+            if repeat:
                 images = ops.repeat(images, 3, axis=-1)
-            return theirs.normalize(images) if convert_range and not theirs.apply else images
+            return theirs.normalize(images) if rescale and not theirs.apply else images
 
         return convert
 
@@ -121,14 +112,8 @@ class FrozenTeacher:
         return ops.image.resize(ops.cast(images, "float32"), size, "bilinear", data_format="channels_last")
 
 
-def input_shape(model):
-    """The shape of a model's images, (None, height, width, channels), or None where the model does not tell."""
-    inputs = getattr(model, "inputs", None)
-    return tuple(inputs[0].shape) if inputs and len(inputs) == 1 and len(inputs[0].shape) == 4 else None
-
-
 def gives_probabilities(model, layers=()):
-    """Whether one of the layers, or else a model's last, is surely a softmax or a sigmoid."""
+    """Whether one of the layers, by default the model's last, is a softmax or a sigmoid."""
     for layer in layers or model.layers[-1:]:
         activation = getattr(layer, "activation", None)
         if isinstance(layer, keras.layers.Softmax):
@@ -138,11 +123,10 @@ def gives_probabilities(model, layers=()):
     return False
 
 
-def _normalization(model):
-    try:
-        return normalization_of(model)
-    except ValueError:
-        return None
+def _input_shape(model):
+    """(None, height, width, channels), or None if the model does not tell."""
+    inputs = getattr(model, "inputs", None)
+    return tuple(inputs[0].shape) if inputs and len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
 
 def _constants(layer):

@@ -259,7 +259,7 @@ def test_bad_arguments():
     inputs = keras.Input((6, 6, 3))
     with pytest.raises(ValueError, match="`student` to have one output. Received: 2"):
         Distiller(keras.Model(inputs, [student(inputs), student(inputs)]), teacher)
-    with pytest.raises(NotImplementedError, match="save the student"):
+    with pytest.raises(NotImplementedError, match="save its `plain_model`"):
         Distiller(student, teacher).get_config()
 
 
