@@ -6,16 +6,9 @@ from keras_vit import arguments
 
 
 class TensorBoardPictures(keras.callbacks.Callback):
-    """The base of callbacks that write pictures every few epochs, and after the last one.
+    """The base of callbacks that write pictures every few epochs, and after the last one also if training stops early.
 
-    Args:
-        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
-        images: A few images, as the model is trained on them.
-        every: Int, the number of epochs between pictures. The last epoch always has one, also if training stops early.
-
-    Raises:
-        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
-        ValueError: If `every` is not a positive integer.
+    The arguments are described in `keras_vit.inspection.TensorBoardAttention`.
     """
 
     name: str

@@ -8,8 +8,9 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
-from keras_vit.distillation.teacher import FrozenTeacher, gives_probabilities
+from keras_vit.distillation.teacher import FrozenTeacher
 from keras_vit.models.backbone import HEADS
+from keras_vit.models.predictions import activation_of
 from keras_vit.models.wrapper import TrainingWrapper
 
 
@@ -191,16 +192,15 @@ def _heads(student):
             f"Expected a student with a distillation head itself, and not within another model. Received: {student!r}"
         )
     distilled = _has_two_heads(student)
-    layers = [student.get_layer(name) for name in HEADS] if distilled else []
     if len(student.outputs) > 1 and not distilled:
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
-    if gives_probabilities(student, layers):
+    logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
+    answer = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
+    if activation_of(keras.Model(student.inputs, answer)) is None:
         raise ValueError(
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"
         )
-    logits = [layer.output for layer in layers] or student.outputs * 2
-    answer = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
     return keras.Model(student.inputs[0], [*logits, answer]), distilled
 
 

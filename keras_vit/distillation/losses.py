@@ -13,22 +13,18 @@ from keras_vit import arguments
 
 
 def hard_distillation(teacher_logits, logits):
-    """Returns the cross entropy of each image to the teacher's most likely class.
+    """Returns the cross entropy of each image to the teacher's most likely class, float32, (batch,).
 
     Args:
         teacher_logits: Floats, (batch, num_classes).
         logits: The student's, of the same shape.
 
-    Returns:
-        Float32, (batch,).
-
     Example:
 
-    >>> loss = hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))
-    >>> round(float(loss[0]), 4)
+    >>> round(float(hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))[0]), 4)
     0.6931
 
-    Reference: arXiv 2012.12877, equation 3.
+    Reference: equation 3.
     """
     teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
     # A product with one-hot labels: gathering by index is slow in XLA.
@@ -37,26 +33,23 @@ def hard_distillation(teacher_logits, logits):
 
 
 def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
-    """Returns the divergence of the student's softened distribution from the teacher's for each image.
+    """Returns the divergence of the student's softened distribution from the teacher's, float32, (batch,).
+
+    It is the Kullback-Leibler divergence in nats, times the square of the temperature, divided by the number of
+    classes. The division is that of the official code, which takes the mean over all logits; the paper does not have
+    it.
 
     Args:
-        teacher_logits: As in `hard_distillation`, and so is `logits`.
-        logits: The student's.
-        temperature: Float above 0. Both logits are divided by it, and the loss is multiplied by its square, which keeps
-            the size of the gradients.
-
-    Returns:
-        Float32, (batch,): the Kullback-Leibler divergence in nats, times the square of the temperature, divided by the
-        number of classes. The division is that of the official code, which takes the mean over all logits; the paper's
-        equation 2 does not have it.
+        teacher_logits: Floats, (batch, num_classes).
+        logits: The student's, of the same shape.
+        temperature: Float above 0, by which both logits are divided.
 
     Example:
 
-    >>> logits = np.array([[0.0, 3.0]])
-    >>> float(soft_distillation(logits, logits)[0])
+    >>> float(soft_distillation(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]]))[0])
     0.0
 
-    Reference: arXiv 2012.12877, equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531).
+    Reference: equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531).
     """
     teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
     student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
@@ -65,28 +58,21 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
 
 
 def weighted_loss(base_loss, distillation_loss, alpha: float):
-    """Returns the whole loss: `(1 - alpha) * base_loss + alpha * distillation_loss`.
-
-    Args:
-        base_loss: The loss on the labels.
-        distillation_loss: The loss on the teacher's logits.
-        alpha: Float in [0, 1], the share of the latter.
+    """Returns the whole loss, `(1 - alpha) * base_loss + alpha * distillation_loss`, for an alpha in [0, 1].
 
     Example:
 
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
-    Reference: arXiv 2012.12877, equation 2, where alpha is lambda; equation 3 has 0.5.
+    Reference: equation 2, where alpha is lambda; equation 3 has 0.5.
     """
     return (1 - alpha) * base_loss + alpha * distillation_loss
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class HardDistillation(keras.losses.Loss):
-    """`hard_distillation` as a Keras loss: the mean over the batch, with sample weights.
-
-    It is called as `loss(teacher_logits, logits, sample_weight)`.
+    """`hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`: the mean over the batch.
 
     Args:
         name: String.
@@ -110,17 +96,13 @@ class SoftDistillation(keras.losses.Loss):
     """`soft_distillation` as a Keras loss, called like `HardDistillation`.
 
     Args:
-        temperature: Float above 0.
+        temperature: Float above 0; anything else raises ValueError.
         name: String.
         **kwargs: Other arguments of `keras.losses.Loss`.
 
-    Raises:
-        ValueError: If the temperature is not above 0.
-
     Example:
 
-    >>> logits = np.array([[0.0, 3.0]])
-    >>> float(SoftDistillation(temperature=2.0)(logits, logits))
+    >>> float(SoftDistillation(temperature=2.0)(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]])))
     0.0
     """
 

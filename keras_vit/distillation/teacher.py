@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.models.predictions import activation_of
 from keras_vit.models.preprocessing import normalization_of
 from keras_vit.preprocessing import carrier_of
 
@@ -54,7 +55,7 @@ class FrozenTeacher:
             raise ValueError(
                 f"Expected `teacher` to have one output. Received: {len(teacher.outputs)} outputs of {teacher.name!r}"
             )
-        if from_logits and gives_probabilities(teacher):
+        if from_logits and getattr(teacher, "outputs", None) and activation_of(teacher) is None:
             raise ValueError(
                 f"Expected `teacher_from_logits=False`, since {teacher.name!r} ends in a softmax or sigmoid. Received: "
                 f"teacher_from_logits={from_logits!r}"
@@ -110,17 +111,6 @@ class FrozenTeacher:
         if None in size or tuple(images.shape[1:3]) == size:
             return images
         return ops.image.resize(ops.cast(images, "float32"), size, "bilinear", data_format="channels_last")
-
-
-def gives_probabilities(model, layers=()):
-    """Whether one of the layers, by default the model's last, is a softmax or a sigmoid."""
-    for layer in layers or model.layers[-1:]:
-        activation = getattr(layer, "activation", None)
-        if isinstance(layer, keras.layers.Softmax):
-            return True
-        if activation in (keras.activations.softmax, keras.activations.sigmoid):
-            return True
-    return False
 
 
 def _input_shape(model):

@@ -66,11 +66,10 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
     Class, distillation and register tokens have no place in the image. They are left out as queries and as keys, and
     the remaining rows are normalised. A query that attends to those tokens alone is left out of the mean; a head with
-    only such queries gets 0. The distance of two patches is that of their corners. Only one block's attention is in
-    memory at a time.
+    only such queries gets 0. Only one block's attention is in memory at a time.
 
     Args:
-        model: As in `attention_maps`.
+        model: As in `attention_maps`, with the same number of heads in each block.
         images: As in `attention_maps`. The mean is over all images and patches.
         batch_size: Int, the number of images that run at a time.
 
@@ -78,7 +77,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
         (num_blocks, num_heads), in pixels of the images that reach the ViT.
 
     Raises:
-        ValueError: As in `attention_maps`, or if the blocks differ in their number of heads.
+        ValueError: As in `attention_maps`, or if the numbers of heads differ.
 
     Example:
 
@@ -128,9 +127,9 @@ def attention_rollout(
 
     In each block the heads' weights are fused, an identity matrix is added for the residual branch, and the rows are
     normalised. The product over the blocks is what goes from each patch to each token. The class token's row of it is
-    returned. If the head reads the mean of the patches (`pooling="gap"`, or no class token), it is the mean of the
-    patches' rows; with attention pooling (`pooling="map"`) their mean weighted by the pooling's attention, with its
-    heads fused in the same way. Only one block's attention is in memory at a time.
+    returned, or the mean of the patches' rows if the head reads the patches (`pooling="gap"`, or no class token). With
+    `pooling="map"` that mean is weighted by the pooling's own attention. Only one block's attention is in memory at a
+    time.
 
     Args:
         model: As in `attention_maps`.

@@ -27,8 +27,7 @@ def plot_attention_rollout(images, attention, path=None, titles=None):
 
     Example:
 
-    >>> rollout = keras_vit.inspection.attention_rollout(model, images)  # doctest: +SKIP
-    >>> keras_vit.inspection.plot_attention_rollout(raw_images, rollout, "rollout.png")  # doctest: +SKIP
+    >>> plot_attention_rollout(raw_images, attention_rollout(model, images), "rollout.png")  # doctest: +SKIP
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.
     """
@@ -56,7 +55,7 @@ def plot_attention_maps(image, attention, path=None, *, grid_size=None, query=No
     Args:
         image: (height, width, channels), of 0..255, as in `attention_overlay`.
         attention: (num_heads, num_tokens, num_tokens), as `attention_maps` returns it for one image.
-        path: As in `plot_attention_rollout`.
+        path: As in `plot_attention_rollout`, and so are the errors.
         grid_size: (rows, columns) of patches, the last tokens, as in `patch_layout`. None is for a square of patches,
             alone or after one class token: it takes 9 tokens for 3 x 3 patches, though they may be 4 x 2 after a class
             token.
@@ -66,15 +65,9 @@ def plot_attention_maps(image, attention, path=None, *, grid_size=None, query=No
     Returns:
         A `matplotlib.figure.Figure` with one panel for each head. The title of a panel has the end of its scale.
 
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not match, `grid_size` is needed, there is no such token, or `path` does not end in
-            .png.
-
     Example:
 
-    >>> heads = keras_vit.inspection.attention_maps(model, images, blocks=11)[0]  # doctest: +SKIP
-    >>> keras_vit.inspection.plot_attention_maps(raw_images[0], heads, "heads.png")  # doctest: +SKIP
+    >>> plot_attention_maps(raw_images[0], attention_maps(model, images)[0], "heads.png")  # doctest: +SKIP
     """
     attention = np.asarray(ops.convert_to_numpy(attention), "float32")
     if attention.ndim != 3 or attention.shape[1] != attention.shape[2]:
@@ -127,18 +120,14 @@ def _square(num_tokens):
 
 
 def plot_attention_distance(distance, path=None):
-    """Draws the mean attention distance of each head by the depth of its block.
+    """Draws the mean attention distance of each head by the depth of its block, and a line through the blocks' means.
 
     Args:
         distance: (num_blocks, num_heads), in pixels, as `attention_distance` returns it.
-        path: As in `plot_attention_rollout`.
+        path: As in `plot_attention_rollout`, and so are the errors.
 
     Returns:
-        A `matplotlib.figure.Figure` with a dot for each head and a line through the blocks' means.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the array has another shape, or `path` does not end in .png.
+        A `matplotlib.figure.Figure`.
 
     Example:
 

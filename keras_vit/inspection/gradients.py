@@ -15,12 +15,11 @@ def gradient_rollout(
 
     Each block's attention weights A are multiplied by the gradient of the class' output with respect to them, negative
     products are dropped and the heads averaged: B. The product of the matrices I + B over the blocks, minus the
-    identity, tells how each patch bears on each token. The class token's row of it is returned, or a mean of the
-    patches' rows if the head reads them, as in `attention_rollout`. It takes the memory of a training step on
-    `batch_size` images.
+    identity, tells how each patch bears on each token. The result is read from it as in `attention_rollout`. It takes
+    the memory of a training step on `batch_size` images.
 
     Args:
-        model: As in `attention_maps`, with an output of (batch, classes).
+        model: As in `attention_maps`, with an output of (batch, classes). Quantized attention has no gradient.
         images: As in `attention_maps`.
         classes: The class to explain: its index, or one index for each image. None takes each image's most probable
             one.
@@ -31,8 +30,7 @@ def gradient_rollout(
         (batch, rows, columns), float32, not below 0.
 
     Raises:
-        ValueError: As in `attention_maps`, or if the output is not (batch, classes), there is no such class, or the
-            attention is quantized.
+        ValueError: As in `attention_maps`, or if the model or the classes are not as described.
 
     Example:
 

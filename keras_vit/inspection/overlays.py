@@ -28,8 +28,6 @@ def attention_overlay(images, attention) -> np.ndarray:
 
     >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()
     np.uint8(200)
-
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.
     """
     images, attention = images_and_attention(images, attention)
     highest = np.maximum(attention.max(axis=(1, 2), keepdims=True), 1e-30)
@@ -62,9 +60,9 @@ class TensorBoardAttention(TensorBoardPictures):
     """Writes the `attention_overlay` of a few images by `attention_rollout` to TensorBoard's logs during training.
 
     Args:
-        log_dir: As in `TensorBoardPictures`, and so is `every`.
+        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
         images: A few images, as the model is trained on them.
-        every: Int, the number of epochs between pictures.
+        every: Int, the number of epochs between pictures. The last epoch always has one.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.
         model: The model to look into if it is a part of the one that is fitted, for example a distillation's student.
 
@@ -75,7 +73,6 @@ class TensorBoardAttention(TensorBoardPictures):
     Example:
 
     >>> callback = TensorBoardAttention("logs/attention", images[:8], every=10)  # doctest: +SKIP
-    >>> model.fit(images, labels, epochs=100, callbacks=[callback])  # doctest: +SKIP
     """
 
     name = "attention"

@@ -15,14 +15,10 @@ def plot_history(history, path=None):
 
     Args:
         history: The return value of `model.fit`, or its `history`, a dict of lists with one number for each epoch.
-        path: As in `plot_attention_rollout`.
+        path: As in `plot_attention_rollout`, and so are the errors.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel for the loss and one for each accuracy.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the history holds no loss, or `path` does not end in .png.
 
     Example:
 
@@ -55,20 +51,15 @@ def plot_predictions(images, labels, probabilities, class_names, path=None):
     Args:
         images: (number, height, width, 1 or 3), of 0..255.
         labels: (number,), the indices of the true classes.
-        probabilities: (number, classes), as `keras.ops.softmax(logits)` returns them.
+        probabilities: (number, classes), as `keras.ops.softmax(logits)` returns them. Logits are refused.
         class_names: The classes' names, in the order of the logits.
-        path: As in `plot_attention_rollout`.
+        path: As in `plot_attention_rollout`, and so are the errors.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel for each image.
 
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not match, the rows are not probabilities, or `path` does not end in .png.
-
     Example:
 
-    >>> images, labels = next(iter(test_data))  # doctest: +SKIP
     >>> probabilities = keras.ops.softmax(model.predict(images))  # doctest: +SKIP
     >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, ["cat", "dog"])  # doctest: +SKIP
     """

@@ -17,8 +17,7 @@ FIGURE_7 = 28
 def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
     """Returns the principal components of the filters that are applied to the image's pixels.
 
-    They are the patch embedding's filters, or, in a hybrid, those of the ResNet's first convolution, standardized as it
-    applies them.
+    They are the patch embedding's filters, or, in a hybrid, those of the ResNet's first convolution, standardized.
 
     Args:
         model: As in `attention_maps`.
@@ -93,24 +92,16 @@ def position_similarity(model: keras.Model) -> np.ndarray:
 
 
 def plot_embedding_filters(filters, path=None):
-    """Draws the principal components of the embedding filters as small images.
+    """Draws the principal components of the embedding filters, each in one panel of a `matplotlib.figure.Figure`.
 
     Args:
         filters: (number, height, width, channels), as `embedding_filters` returns them. The first three channels are
             shown, or the first of two. Zero is middle grey, and each component fills the scale.
-        path: As in `plot_attention_rollout`.
-
-    Returns:
-        A `matplotlib.figure.Figure` with one panel for each component.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the array has another shape, or `path` does not end in .png.
+        path: As in `plot_attention_rollout`, and so are the errors.
 
     Example:
 
-    >>> filters = keras_vit.inspection.embedding_filters(model)  # doctest: +SKIP
-    >>> keras_vit.inspection.plot_embedding_filters(filters, "filters.png")  # doctest: +SKIP
+    >>> plot_embedding_filters(embedding_filters(model), "filters.png")  # doctest: +SKIP
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.
     """
@@ -136,19 +127,14 @@ def plot_position_similarity(similarity, path=None):
 
     Args:
         similarity: (rows, columns, rows, columns), as `position_similarity` returns it.
-        path: As in `plot_attention_rollout`.
+        path: As in `plot_attention_rollout`, and so are the errors.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the array has another shape, or `path` does not end in .png.
-
     Example:
 
-    >>> similarity = keras_vit.inspection.position_similarity(model)  # doctest: +SKIP
-    >>> keras_vit.inspection.plot_position_similarity(similarity, "positions.png")  # doctest: +SKIP
+    >>> plot_position_similarity(position_similarity(model), "positions.png")  # doctest: +SKIP
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 centre.
     """

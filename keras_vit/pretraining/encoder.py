@@ -1,3 +1,5 @@
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -26,7 +28,6 @@ class Encoder:
                 f"... Received: {backbone!r}. If one of its layers holds the ViT, pass that: model.get_layer(...)."
             )
         self.backbone = backbone
-        self.patch_embedding = layers[start]
         self.normalization = normalization_of(backbone)
         config = config_of(backbone)
         # The user's own layers may follow. If the pooled vector is normalised, there is no `norm` after the blocks.
@@ -36,61 +37,39 @@ class Encoder:
         self._check(config, any(isinstance(layer, PatchDropout) for layer in layers))
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
         self.block_layers = [layer for layer in chain if layer not in self.token_layers]
-        self.stem = keras.Model(backbone.inputs[0], self.patch_embedding.input, name="stem")
+        self.embedding = keras.Model(backbone.inputs[0], layers[start].output, name="embedding")
         self.model = keras.Model(backbone.inputs[0], chain[-1].output, name="encoder")
+        self.dtype_policy = layers[start].dtype_policy
+        self.is_hybrid = config.stages is not None
         self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
         self.channels, self.grid_size = config.in_channels, config.grid
         # In pixels of the image, also in hybrids.
         self.patch_size = tuple(config.stride * side for side in config.patch_size)
-        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self.patch_dim = math.prod(self.patch_size) * self.channels
+        self.num_patches = math.prod(self.grid_size)
 
     def _check(self, config, has_patch_dropout):
-        refused = (
-            (
-                config.any_size,
-                "for images of a fixed size",
-                "takes any size. Build it with an image_size; its weights load into a ViT of any size",
-            ),
-            (
-                has_patch_dropout,
-                "with patch_dropout_rate=0",
-                "would leave out patches that are to be predicted",
-            ),
-            (
-                any(block.token_merging for block in self.blocks),
-                "with token_merging=0",
-                "would not have a token for each patch. Its weights load into a ViT that merges tokens",
-            ),
-            (
-                self.blocks[-1].num_outputs is not None,
-                "with skip_unused_tokens=False",
-                "leaves the patches out of its last block. Its weights load into a ViT that does so",
-            ),
-            (
-                self.normalization.folded,
-                "that scales its images before its patches",
-                "whose preprocessing is folded, which is for inference",
-            ),
+        each_patch = "which leaves no token for some patches. Its weights load into a ViT with another value"
+        checks = (
+            (config.any_size, "for images of a fixed size", "for any size. Build it with an image_size"),
+            (has_patch_dropout, "with patch_dropout_rate=0", each_patch),
+            (any(block.token_merging for block in self.blocks), "with token_merging=0", each_patch),
+            (self.blocks[-1].num_outputs is not None, "with skip_unused_tokens=False", each_patch),
+            (self.normalization.folded, "without folded preprocessing", "whose preprocessing is folded, for inference"),
             (
                 not config.any_size and any(side % config.stride for side in config.image_size),
-                "whose ResNet divides into equal parts the images that it takes",
-                f"takes images of {config.image_size} pixels and reduces them by {config.stride}",
+                "whose ResNet divides its images into equal parts",
+                f"for images of {config.image_size} pixels, which it reduces by {config.stride}",
             ),
         )
-        for is_so, expected, received in refused:
-            if is_so:
-                raise ValueError(
-                    f"Expected a `backbone` {expected}. Received: model {self.backbone.name!r}, {received}."
-                )
-
-    @property
-    def has_stem(self):
-        """Whether there is a ResNet below the patches, which mixes the pixels of neighbouring patches."""
-        return bool(self.stem.variables)
+        for refused, expected, received in checks:
+            if refused:
+                name = self.backbone.name
+                raise ValueError(f"Expected a `backbone` {expected}. Received: model {name!r}, {received}.")
 
     def embed(self, images, training=None):
         """Patch embeddings of images, (batch, num_patches, hidden_dim), without positions."""
-        return self.patch_embedding(self.stem(images, training=training))
+        return self.embedding(images, training=training)
 
     def add_positions(self, patches):
         """Puts the prefix tokens before patches and adds positions, (batch, prefix + num_patches, hidden_dim)."""
@@ -109,7 +88,7 @@ class Encoder:
         return self.run_blocks(self.add_positions(patches), training)[:, self.num_prefix_tokens :]
 
     def cut(self, images):
-        """Flattened patches of pixels, (batch, num_patches, patch_height * patch_width * channels)."""
+        """Flattened patches of pixels, (batch, num_patches, patch_dim)."""
         return unfold(images, self.patch_size)
 
     def normalized(self, images):
@@ -123,9 +102,8 @@ class Encoder:
 
     def raw_patches(self, patches):
         """Flattened normalised patches as 0..255, in NumPy."""
-        num_pixels = self.patch_size[0] * self.patch_size[1]
         offset, scale = (
-            np.tile(np.broadcast_to(constants, self.channels), num_pixels)
+            np.resize(np.broadcast_to(constants, self.channels), self.patch_dim)
             for constants in self.normalization.preprocessing.offset_and_scale
         )
         return patches * scale + offset

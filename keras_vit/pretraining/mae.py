@@ -85,7 +85,7 @@ class MAE(MaskedImageModel):
                 'Expected a `backbone` without position_embedding="relative", which would count over the patches that '
                 f"are left out. Received: model {backbone.name!r}"
             )
-        if encoder.has_stem:
+        if encoder.is_hybrid:
             raise ValueError(
                 "Expected a `backbone` without a ResNet below its patches, which would see pixels of masked ones. "
                 f"Received: model {backbone.name!r}"
@@ -125,8 +125,7 @@ class MAE(MaskedImageModel):
         self.decoder_norm = keras.layers.LayerNormalization(epsilon=1e-6, name="decoder_norm", **policy)
         for layer in (self.decoder_positions, *self.decoder_blocks, self.decoder_norm):
             layer.build((None, length, width))
-        num_pixels = encoder.patch_size[0] * encoder.patch_size[1]
-        self.head = dense(num_pixels * encoder.channels, dtype="float32", name="pixel_head")
+        self.head = dense(encoder.patch_dim, dtype="float32", name="pixel_head")
         self.head.build((None, length, width))
         self.built = True
 

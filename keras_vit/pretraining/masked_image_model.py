@@ -19,12 +19,19 @@ class Reconstruction(NamedTuple):
 
 
 class MaskedImageModel(TrainingWrapper):
-    """The base of pre-training by hidden patches: a subclass says what is hidden and predicted, and gives the loss."""
+    """The base of pre-training by hidden patches.
+
+    A subclass adds a `mask_token` and
+        draw(batch_size, seed): the hidden patches, a dict of tensors with "mask", (batch_size, num_patches);
+        predict_hidden(images, hidden, training): the prediction for all patches, (batch, num_patches, ...), float32;
+        prediction_loss(images, outputs): the loss for the outputs of `call`, a scalar in float32;
+        predicted_pixels(images, outputs): predicted patches of 0..255, flattened as by `Encoder.cut`, in NumPy.
+    """
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(backbone)
         # As in the backbone itself, images reach the `normalization` layer without a cast.
-        super().__init__(**{"dtype": encoder.patch_embedding.dtype_policy, **kwargs}, autocast=False)
+        super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
         # Keras trains and decays the variables of what it tracks: not the whole backbone.
         self.encoder_model = encoder.model
@@ -45,21 +52,13 @@ class MaskedImageModel(TrainingWrapper):
     def plain_model(self):
         return self.backbone
 
-    def draw(self, batch_size, seed):
-        """The hidden patches of a batch: a dict of tensors with "mask", (batch_size, num_patches). See `masking`."""
-        raise NotImplementedError
-
-    def predict_hidden(self, images, hidden, training=None):
-        """The prediction for all patches, (batch, num_patches, ...), in float32; `hidden` is as `draw` returns it."""
-        raise NotImplementedError
-
-    def prediction_loss(self, images, outputs):
-        """The loss, a scalar in float32, for the outputs of `call`."""
-        raise NotImplementedError
-
-    def predicted_pixels(self, images, outputs):
-        """Predicted patches of 0..255, flattened as by `Encoder.cut`; `outputs` are those of `call`, in NumPy."""
-        raise NotImplementedError
+    def add_linear_head(self, units, name):
+        """Adds a mask token and a head that take the encoder's width."""
+        width = self.encoder.hidden_dim
+        self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
+        self.head = dense(units, dtype="float32", name=name)
+        self.head.build((None, None, width))
+        self.built = True
 
     def masked_pixels(self, patches, outputs):
         """The patches of 0..255 with the hidden ones grey, in NumPy."""

@@ -1,10 +1,12 @@
+import math
+
 import keras
 import numpy as np
 from keras import ops
 
 from keras_vit import arguments
 from keras_vit.pretraining import masking
-from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
+from keras_vit.pretraining.masked_image_model import MaskedImageModel
 
 BITS = 3
 LEVELS = 2**BITS
@@ -16,10 +18,12 @@ class MaskedPatchPrediction(MaskedImageModel):
     Half of the patch embeddings are corrupted before positions are added: 80% of those become a learned mask embedding,
     10% the embedding of another patch of the image, 10% stay as they are. The mean colour of each corrupted patch is
     predicted, also of those that stay, with 3 bits for each channel: 512 classes. The loss is the mean cross-entropy
-    over the corrupted patches. How it is used and saved is described in `MAE`.
+    over the corrupted patches. Images with more than three channels have one classification into 8 levels for each
+    channel instead of 8 ** channels classes.
 
-    Images of C channels have 8 ** C classes up to three channels. With more channels there is one classification into
-    8 levels for each channel, and the loss is the mean over the channels.
+    How it is trained and saved, and its call are described in `MAE`. The call returns a dict: "prediction", logits in
+    float32, (batch, num_patches, 1, classes), or (batch, num_patches, channels, 8) above three channels; "mask",
+    (batch, num_patches), True for corrupted patches; "kind" and "source" as in `masking.corruption`.
 
     Args:
         backbone: As in `SimMIM`. The colours are those of its images with the scaling of its `normalization` layer
@@ -30,16 +34,6 @@ class MaskedPatchPrediction(MaskedImageModel):
         swapped_share: Float in [0, 1], the share of those that become another patch; the rest stays.
         seed: Int or None, the random seed of the corruption.
 
-    Call arguments:
-        images: (batch, height, width, channels), as the backbone takes them.
-        training: Bool.
-        hidden: The corrupted patches, as `draw` returns them; drawn anew by default.
-
-    Returns:
-        A dict: "prediction", logits in float32 of shape (batch, num_patches, 1, classes), or (batch, num_patches,
-        channels, 8) above three channels; "mask", (batch, num_patches), True for corrupted patches; "kind" and
-        "source" as in `masking.corruption`.
-
     Raises:
         ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
 
@@ -49,8 +43,6 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> model = MaskedPatchPrediction(backbone)
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
-    >>> model.plain_model is backbone
-    True
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The bits of a colour are the upper
     three of the mean of 8-bit pixels: 0 to below 32, 32 to below 64, and so on.
@@ -78,11 +70,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         channels = self.encoder.channels
         # (classifications, classes) for each patch.
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
-        hidden_dim = self.encoder.hidden_dim
-        self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = dense(self.head_shape[0] * self.head_shape[1], dtype="float32", name="colour_head")
-        self.head.build((None, None, hidden_dim))
-        self.built = True
+        self.add_linear_head(self.head_shape[0] * self.head_shape[1], "colour_head")
 
     def draw(self, batch_size, seed):
         kind, source = masking.corruption(
@@ -108,7 +96,8 @@ class MaskedPatchPrediction(MaskedImageModel):
         For three channels they are 64 * red + 8 * green + blue.
         """
         encoder = self.encoder
-        patches = ops.reshape(encoder.cut(encoder.raw(images)), (-1, encoder.num_patches, *self._patch_shape()))
+        patches = encoder.cut(encoder.raw(images))
+        patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))
         # The sum of whole numbers is exact, so that no colour depends on rounding.
         pixels = ops.clip(ops.round(patches), 0, 255)
         mean = ops.sum(pixels, axis=2) / pixels.shape[2]
@@ -117,9 +106,6 @@ class MaskedPatchPrediction(MaskedImageModel):
             return levels
         weights = LEVELS ** np.arange(encoder.channels - 1, -1, -1, dtype="int32")
         return ops.sum(levels * ops.convert_to_tensor(weights, "int32"), axis=-1, keepdims=True)
-
-    def _patch_shape(self):
-        return self.encoder.patch_size[0] * self.encoder.patch_size[1], self.encoder.channels
 
     def prediction_loss(self, images, outputs):
         losses = ops.sparse_categorical_crossentropy(self.colours(images), outputs["prediction"], from_logits=True)
@@ -138,4 +124,4 @@ class MaskedPatchPrediction(MaskedImageModel):
             levels = levels // shifts % LEVELS
         # The middle of a level's range.
         colours = (levels + 0.5) * (256 // LEVELS)
-        return np.tile(colours, (1, 1, self._patch_shape()[0]))
+        return np.tile(colours, (1, 1, math.prod(self.encoder.patch_size)))

@@ -46,9 +46,7 @@ def plot_reconstructions(reconstruction, path=None):
 
 
 class TensorBoardReconstructions(TensorBoardPictures):
-    """Writes reconstructions of the same images, with the same masks, to TensorBoard's logs during training.
-
-    Each picture is original, masked and prediction side by side.
+    """Writes original, masked and predicted images side by side to TensorBoard's logs, always with the same masks.
 
     Args:
         log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
@@ -62,7 +60,6 @@ class TensorBoardReconstructions(TensorBoardPictures):
     Example:
 
     >>> callback = TensorBoardReconstructions("logs/pictures", images[:8], every=10)  # doctest: +SKIP
-    >>> model.fit(images, epochs=100, callbacks=[callback])  # doctest: +SKIP
     """
 
     name = "reconstructions"

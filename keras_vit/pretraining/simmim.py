@@ -3,7 +3,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.pretraining import masking
-from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
+from keras_vit.pretraining.masked_image_model import MaskedImageModel
 
 
 class SimMIM(MaskedImageModel):
@@ -11,10 +11,10 @@ class SimMIM(MaskedImageModel):
 
     60% of the squares of 32 x 32 pixels are masked: the embeddings of their patches become a learned mask token before
     positions are added. A linear head predicts the pixels of each patch, after normalization, from the encoder's
-    output. The loss is the mean absolute difference over the masked pixels. How it is used and saved is described in
-    `MAE`.
+    output. The loss is the mean absolute difference over the masked pixels. In hybrids the ResNet below the patches
+    sees the masked pixels, and passes some of them on to their neighbours.
 
-    In hybrids the ResNet below the patches sees the masked pixels, and passes some of them on to their neighbours.
+    How it is trained and saved, its call and its "prediction" and "mask" are described in `MAE`.
 
     Args:
         backbone: A ViT of this package's builders, for images of a fixed size, with a head or without.
@@ -22,15 +22,6 @@ class SimMIM(MaskedImageModel):
         mask_unit: Int or (height, width), the size of a square in pixels, whole patches. Squares at the right and
             bottom that do not fit are cut off. For small images take about a quarter of their size.
         seed: Int or None, the random seed of the masks.
-
-    Call arguments:
-        images: (batch, height, width, channels), as the backbone takes them.
-        training: Bool.
-        hidden: The masked patches, as `draw` returns them; drawn anew by default.
-
-    Returns:
-        A dict: "prediction", normalised pixels in float32, (batch, num_patches, patch_height * patch_width * channels);
-        "mask", (batch, num_patches), True for masked patches.
 
     Raises:
         ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
@@ -41,8 +32,6 @@ class SimMIM(MaskedImageModel):
     >>> model = SimMIM(backbone)
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
-    >>> model.plain_model is backbone
-    True
 
     Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in its official code, the loss is divided by the
     number of masked pixels plus 1e-5, then by the channels.
@@ -64,11 +53,7 @@ class SimMIM(MaskedImageModel):
                 "Invalid value received for argument `mask_unit`. Expected whole patches, which are "
                 f"{patch_size[0]} x {patch_size[1]} pixels. Received: {mask_unit!r}"
             )
-        hidden_dim = self.encoder.hidden_dim
-        self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, hidden_dim), initializer=token_initializer())
-        self.head = dense(patch_size[0] * patch_size[1] * self.encoder.channels, dtype="float32", name="pixel_head")
-        self.head.build((None, None, hidden_dim))
-        self.built = True
+        self.add_linear_head(self.encoder.patch_dim, "pixel_head")
 
     def draw(self, batch_size, seed):
         unit = [side // patch for side, patch in zip(self.mask_unit, self.encoder.patch_size, strict=True)]

@@ -35,7 +35,7 @@ def test_encoder_computes_what_the_backbone_does(changes):
     used = {id(v) for v in encoder.model.variables}
     unused = {v.path.split("/")[0] for v in backbone.variables if id(v) not in used}
     assert "head" in unused and unused <= {"head", "head_dist", "pooling", "fc_norm"}
-    assert encoder.has_stem == ("stages" in changes)
+    assert encoder.is_hybrid == ("stages" in changes)
 
 
 @pytest.mark.parametrize("kind", ["head", "clone"])
@@ -85,5 +85,5 @@ def test_refuses_what_it_cannot_walk_through():
         Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match=r"Received: 'B/16'"):
         Encoder("B/16")
-    with pytest.raises(ValueError, match="ResNet divides into equal parts"):
+    with pytest.raises(ValueError, match="ResNet divides its images into equal parts"):
         Encoder(tiny.build(stages=(1,), width_factor=0.5, image_size=(63, 32), patch_size=2))
