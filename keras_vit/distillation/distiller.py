@@ -129,8 +129,8 @@ class Distiller(TrainingWrapper):
     def call(self, inputs, training=None):
         if self._running.step is None:
             return self.student(inputs, training=training)
-        class_logits, distillation_logits, answer = self._hidden.heads(inputs, training=training)
-        return {"answer": answer, "class": class_logits, "distillation": distillation_logits}
+        class_logits, distillation_logits, output = self._hidden.heads(inputs, training=training)
+        return {"output": output, "class": class_logits, "distillation": distillation_logits}
 
     def fit(self, *args, **kwargs):
         self._hidden.teacher.refresh()
@@ -156,7 +156,7 @@ class Distiller(TrainingWrapper):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if self._running.step != "training":
-            return super().compute_loss(x, y, _answer(y_pred), sample_weight, training=training)
+            return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
         # With a strategy of TensorFlow Keras divides each loss and sums the gradients of the replicas.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -177,7 +177,7 @@ class Distiller(TrainingWrapper):
             labels = ops.argmax(y, axis=-1) if tuple(y.shape[1:]) == (self.num_classes,) else ops.reshape(y, (-1,))
             for name, accuracy in self._accuracies.items():
                 accuracy.update_state(labels, y_pred[name], sample_weight)
-        results = super().compute_metrics(x, y, _answer(y_pred), sample_weight)
+        results = super().compute_metrics(x, y, _output(y_pred), sample_weight)
         if self._running.step != "training":
             # Evaluation does not call the teacher.
             for tracker in self._loss_trackers:
@@ -186,7 +186,7 @@ class Distiller(TrainingWrapper):
 
 
 def _heads(student):
-    """A model from images to [class logits, distillation logits, answer], and whether the student has two heads."""
+    """A model from images to [class logits, distillation logits, output], and whether the student has two heads."""
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
         raise ValueError(
             f"Expected a student with a distillation head itself, and not within another model. Received: {student!r}"
@@ -195,21 +195,21 @@ def _heads(student):
     if len(student.outputs) > 1 and not distilled:
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
     logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
-    answer = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
-    if activation_of(keras.Model(student.inputs, answer)) is None:
+    output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
+    if activation_of(keras.Model(student.inputs, output)) is None:
         raise ValueError(
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"
         )
-    return keras.Model(student.inputs[0], [*logits, answer]), distilled
+    return keras.Model(student.inputs[0], [*logits, output]), distilled
 
 
 def _has_two_heads(model):
     return set(HEADS) <= {layer.name for layer in model.layers}
 
 
-def _answer(y_pred):
-    """The student's answer, from the outputs of a step or from those of a student that returns both heads."""
+def _output(y_pred):
+    """The student's output, from the outputs of a step or from those of a student that returns both heads."""
     if isinstance(y_pred, dict):
-        return y_pred["answer"]
+        return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

@@ -13,6 +13,8 @@ from keras_vit.inspection import write_report
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+# All that the page shows has tests on each backend.
+pytestmark = pytest.mark.tried_on("torch")
 
 
 class Page(html.parser.HTMLParser):

@@ -106,36 +106,33 @@ def test_a_weight_without_gradient_and_a_flat_loss():
 def test_it_trains_a_vit_and_saves_it_alone(tmp_path):
     model = tiny.build(num_layers=1, dropout_rate=0.1)
     trainer = SAM(model, rho=0.1)
-    assert trainer.plain_model is model
     trainer.compile(optimizers.adamw(0.01), LOSS)
-    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
     history = trainer.fit(
-        IMAGES,
-        LABELS,
-        batch_size=8,
-        epochs=20,
-        verbose=0,
-        validation_data=(IMAGES, LABELS),
-        shuffle=False,
-        callbacks=[checkpoint],
+        IMAGES, LABELS, batch_size=8, epochs=20, verbose=0, validation_data=(IMAGES, LABELS), shuffle=False
     )
     assert history.history["loss"][-1] < 0.6 * history.history["loss"][0]
     assert history.history["val_loss"][-1] < 0.6 * history.history["loss"][0]
+    trainer.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
     assert type(reloaded) is type(model)
     np.testing.assert_allclose(reloaded.predict(IMAGES, verbose=0), trainer.predict(IMAGES, verbose=0), atol=1e-5)
 
 
-def test_a_run_goes_on_from_its_weights(tmp_path):
-    trainer, again = (SAM(tiny.build(num_layers=1), rho=0.1) for _ in range(2))
+def test_checkpoints_hold_the_plain_model_and_weights_the_whole_run(tmp_path):
+    trainer, again = SAM(linear(), rho=0.1), SAM(linear(), rho=0.1)
     for t in (trainer, again):
-        t.compile(optimizers.sgd(0.01), LOSS)
-    trainer.fit(IMAGES, LABELS, verbose=0)
+        t.compile(optimizers.sgd(0.01), "mse")
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
+    trainer.fit(X, Y, verbose=0, callbacks=[checkpoint])
+    reloaded = keras.models.load_model(tmp_path / "m.keras")
+    assert type(reloaded) is keras.Sequential and trainer.plain_model is trainer.model
+    for a, b in zip(trainer.model.get_weights(), reloaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
     trainer.save_weights(tmp_path / "m.weights.h5")
     again.optimizer.build(again.trainable_variables)
     again.load_weights(tmp_path / "m.weights.h5")
     for t in (trainer, again):
-        t.fit(IMAGES, LABELS, shuffle=False, verbose=0)
+        t.fit(X, Y, shuffle=False, verbose=0)
     for a, b in zip(trainer.model.get_weights(), again.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
