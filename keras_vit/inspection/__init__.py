@@ -1,11 +1,7 @@
 """Figures of what a model has learned and how it looks at images, each first as an array."""
 
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
-from keras_vit.inspection.attention_plots import (
-    plot_attention_distance,
-    plot_attention_maps,
-    plot_attention_rollout,
-)
+from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
 from keras_vit.inspection.gradients import gradient_rollout
 from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
 from keras_vit.inspection.plots import plot_history, plot_predictions

@@ -87,13 +87,7 @@ class Watch:
             )
         embedding = only_one(model, PatchEmbedding)
         self.config = config_of(next(inner for inner in sublayers(model, keras.Model) if embedding in inner.layers))
-        self.readout = arguments.one_of("readout", readout, (None, "token", "gap")) or self._default_readout()
-
-    def _default_readout(self):
-        pooling = self.config.pooling
-        if pooling == "map" and not sublayers(self.model, AttentionPooling):
-            pooling = None
-        return pooling or ("token" if self.config.class_token else "gap")
+        self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
 
     def run(self, inputs, on_block: Callable | None = None) -> list:
         """Runs the model on a batch and returns its outputs as a list. Sets `layout`, `images` and `pooled`.
@@ -148,18 +142,20 @@ class Watch:
         `fuse`.
         """
         num_prefix = self.layout.num_prefix_tokens
-        if self.readout == "token" and not num_prefix:
+        readout = self.readout or ("map" if self.pooled else self.config.pooling)
+        if readout == "token" and not num_prefix:
             raise ValueError(
                 "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
                 f"Received: 'token' for {_named(self.model)}"
             )
-        if self.readout == "token":
+        if readout == "token" or (readout is None and self.config.class_token):
             return rows[:, 0]
-        if self.readout == "gap":
-            return rows[:, num_prefix:].mean(axis=1)
+        rows = rows[:, num_prefix:]
+        if readout != "map" or not self.pooled:
+            return rows.mean(axis=1)
         layer, tokens = self.pooled
         weights = fuse(to_numpy(layer(tokens, return_attention_scores=True)[1]), axis=1)[:, 0]
-        return np.einsum("bp,bpt->bt", weights / weights.sum(axis=-1, keepdims=True), rows[:, num_prefix:])
+        return np.einsum("bp,bpt->bt", weights / weights.sum(axis=-1, keepdims=True), rows)
 
     def to_grid(self, rows):
         """The patches' part of (batch, num_tokens) as (batch, rows, columns)."""
