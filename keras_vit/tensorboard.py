@@ -1,5 +1,7 @@
 """Pictures in TensorBoard's logs during training."""
 
+import os
+
 import keras
 
 from keras_vit import arguments
@@ -13,7 +15,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
 
     name: str
 
-    def __init__(self, log_dir, images, every=1):
+    def __init__(self, log_dir: str | os.PathLike, images, every: int = 1):
         super().__init__()
         self.log_dir = str(log_dir)
         self.images = images

@@ -1,6 +1,8 @@
 """Figures of where a model looks."""
 
 import math
+import os
+from collections.abc import Sequence
 
 import numpy as np
 from keras import ops
@@ -9,7 +11,9 @@ from keras_vit.inspection.overlays import attention_overlay, images_and_attentio
 from keras_vit.pictures import finish, new_figure, new_panels, show
 
 
-def plot_attention_rollout(images, attention, path=None, titles=None):
+def plot_attention_rollout(
+    images, attention, path: str | os.PathLike | None = None, titles: Sequence[str] | None = None
+):
     """Draws each image beside its `attention_overlay` and the attention by patch.
 
     Args:
@@ -49,7 +53,14 @@ def plot_attention_rollout(images, attention, path=None, titles=None):
     return finish(figure, path)
 
 
-def plot_attention_maps(image, attention, path=None, *, grid_size=None, query=None):
+def plot_attention_maps(
+    image,
+    attention,
+    path: str | os.PathLike | None = None,
+    *,
+    grid_size: tuple[int, int] | None = None,
+    query: int | None = None,
+):
     """Draws where each head of one block looks from one token, laid over the image.
 
     Args:
@@ -119,7 +130,7 @@ def _square(num_tokens):
     return side, side
 
 
-def plot_attention_distance(distance, path=None):
+def plot_attention_distance(distance, path: str | os.PathLike | None = None):
     """Draws the mean attention distance of each head by the depth of its block, and a line through the blocks' means.
 
     Args:

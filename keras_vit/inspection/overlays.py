@@ -1,5 +1,8 @@
 """Images darkened where a model does not look, and as pictures for TensorBoard."""
 
+import os
+
+import keras
 import numpy as np
 from keras import ops
 
@@ -11,7 +14,7 @@ from keras_vit.tensorboard import TensorBoardPictures
 
 
 def attention_overlay(images, attention) -> np.ndarray:
-    """Darkens images where there is little attention: a pixel's brightness is scaled by its patch's share of the most.
+    """Darkens images where there is little attention, relative to the highest in the image.
 
     Args:
         images: (number, height, width, channels), of 0..255. The first three channels are shown, or the first of two.
@@ -77,7 +80,14 @@ class TensorBoardAttention(TensorBoardPictures):
 
     name = "attention"
 
-    def __init__(self, log_dir, images, every=1, head_fusion="mean", model=None):
+    def __init__(
+        self,
+        log_dir: str | os.PathLike,
+        images,
+        every: int = 1,
+        head_fusion: str = "mean",
+        model: keras.Model | None = None,
+    ):
         super().__init__(log_dir, images, every)
         self.head_fusion = arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
         self.watched = model

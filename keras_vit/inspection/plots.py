@@ -1,6 +1,8 @@
 """Figures of a training run and of its predictions."""
 
 import math
+import os
+from collections.abc import Sequence
 
 import numpy as np
 from keras import ops
@@ -10,7 +12,7 @@ from keras_vit.pictures import finish, new_panels, show
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
 
-def plot_history(history, path=None):
+def plot_history(history, path: str | os.PathLike | None = None):
     """Draws the loss and each accuracy of a training run by epoch, on the training and the validation data.
 
     Args:
@@ -45,7 +47,7 @@ def plot_history(history, path=None):
     return finish(figure, path)
 
 
-def plot_predictions(images, labels, probabilities, class_names, path=None):
+def plot_predictions(images, labels, probabilities, class_names: Sequence[str], path: str | os.PathLike | None = None):
     """Draws images in a grid, each with its true class, the predicted one and its probability; wrong ones in red.
 
     Args:

@@ -1,6 +1,7 @@
-"""What the weights alone show, as arrays and as pictures: embedding filters and position embeddings."""
+"""Figures of the weights alone, as arrays and as pictures: embedding filters and position embeddings."""
 
 import math
+import os
 
 import keras
 import numpy as np
@@ -91,7 +92,7 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     return (positions @ positions.T).reshape(rows, columns, rows, columns)
 
 
-def plot_embedding_filters(filters, path=None):
+def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
     """Draws the principal components of the embedding filters, each in one panel of a `matplotlib.figure.Figure`.
 
     Args:
@@ -122,7 +123,7 @@ def plot_embedding_filters(filters, path=None):
     return finish(figure, path)
 
 
-def plot_position_similarity(similarity, path=None):
+def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
     """Draws the similarity of each position embedding to all others: at each patch's place a map of the whole grid.
 
     Args:

@@ -1,5 +1,7 @@
 """Pictures of the patches that a masked image model predicts, as figures and during training."""
 
+import os
+
 import numpy as np
 
 from keras_vit.pictures import displayable, finish, new_panels, show
@@ -8,7 +10,7 @@ from keras_vit.tensorboard import TensorBoardPictures
 TITLES = ("original", "masked", "prediction")
 
 
-def plot_reconstructions(reconstruction, path=None):
+def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     """Draws original images, masked ones and predictions side by side, one image in a row.
 
     Args:
