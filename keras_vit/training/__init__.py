@@ -1,19 +1,16 @@
-"""Training: what model.fit needs beside Keras' own."""
+"""Training: schedules, optimizers, callbacks and recipes beyond Keras' own."""
 
-from keras_vit.training.callbacks import Resume
-from keras_vit.training.decay_groups import decay_groups
-from keras_vit.training.depth import layer_depths
+from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
-from keras_vit.training.freezing import count_parameters, freeze, unfreeze
-from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
-from keras_vit.training.lora import enable_lora, merge_lora
-from keras_vit.training.optimizers import SGD, AdamW, adam, adamw, sgd
-from keras_vit.training.preflight import preflight
+from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multipliers
+from keras_vit.training.optimizers import SGD, AdamW, adamw, decay_groups, sgd
 from keras_vit.training.recipes import RECIPES, recipe
-from keras_vit.training.run import run
+from keras_vit.training.resume import Resume
+from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.settings import Recipe
+from keras_vit.training.trainable import count_parameters, enable_lora, freeze, merge_lora, unfreeze
 
 __all__ = [
     "RECIPES",
@@ -24,7 +21,6 @@ __all__ = [
     "Recipe",
     "Resume",
     "WarmupDecay",
-    "adam",
     "adamw",
     "count_parameters",
     "decay_groups",

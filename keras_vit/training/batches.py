@@ -1,4 +1,4 @@
-"""A look at the first batches of whatever `model.fit` takes."""
+"""Reads the first batches of anything that `model.fit` takes."""
 
 import itertools
 from typing import NamedTuple
@@ -8,52 +8,26 @@ import numpy as np
 
 from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
 
-# Enough to meet bright and dark images, and few enough to be read in seconds.
+# Enough for bright and dark images, and quick to read.
 BATCHES = 2
 
 
 class Data(NamedTuple):
-    """What is known of a dataset from a look at it.
+    """What the first batches of a dataset tell; None for what they do not."""
 
-    Args:
-        images: Array of the images of the batches looked at; None where the input is no array, as a dict.
-        labels: Array of their labels; None where there are none.
-        first: The first batch, (x, y) or (x, y, sample_weight) of arrays.
-        batch_size: Int, of the first batch.
-        num_images: Int, of an epoch; None where it is not known.
-        steps: Int, batches of an epoch; `math.inf` where it never ends, None where it is not known.
-        class_names: The dataset's own names of the classes; they may be empty.
-        num_classes: Int, by the dataset itself; None where it does not tell.
-        all_labels: Array of the labels of all images, where that is cheap; None otherwise.
-    """
-
-    images: np.ndarray | None
+    images: np.ndarray | None  # of the batches read; None if the input is no array
     labels: np.ndarray | None
-    first: tuple
+    first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int
-    num_images: int | None
-    steps: float | None
-    class_names: list
+    num_images: int | None  # of an epoch
+    steps: float | None  # of an epoch; math.inf if it never ends
+    class_names: list  # may be empty
     num_classes: int | None
-    all_labels: np.ndarray | None
+    all_labels: np.ndarray | None  # of all images, if the dataset has them
 
 
 def look(data, batch_size=32):
-    """Looks at the first batches of a dataset.
-
-    Args:
-        data: (x, y) or (x, y, sample_weight) as arrays; or what gives such batches, anew each time it is asked: a
-            `tf.data.Dataset`, a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader` or another iterable.
-        batch_size: Int, images a batch of arrays.
-
-    Returns:
-        A `Data`.
-
-    Raises:
-        ValueError: If it is none of these, as a generator, of which training would miss what was looked at; or has no
-            batch.
-
-    Example:
+    """Reads the first batches of anything that `model.fit` takes and that can be read again; returns `Data`.
 
     >>> look((np.zeros((5, 8, 8, 3)), np.array([0, 1, 0, 1, 2])), batch_size=2).steps
     3
@@ -79,7 +53,7 @@ def look(data, batch_size=32):
     found = [_parts(batch) for batch in itertools.islice(batches, int(few))]
     if not found or not len(keras.tree.flatten(found[0][0])[0]):
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
-    # As the pipelines of `keras_vit.data` tell.
+    # Attributes of the datasets of `keras_vit.data`.
     num_images = len(parts[0]) if arrays else getattr(data, "num_images", None)
     all_labels = parts[1] if arrays else getattr(data, "file_labels", None)
     return Data(
@@ -102,7 +76,7 @@ def _parts(batch):
 
 
 def _joined(parts):
-    """The batches' arrays as one; None where there are none, or they are no arrays, or of several shapes."""
+    """The batches' arrays as one; the first if shapes differ; None if there are no arrays."""
     if not parts or not all(isinstance(part, np.ndarray) for part in parts):
         return None
     if len({part.shape[1:] for part in parts}) != 1:

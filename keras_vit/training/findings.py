@@ -1,74 +1,69 @@
-"""What a look at a model and its data found, and how it is shown."""
+"""Checks of a model and its data before training, which stop what cannot be right."""
 
 import dataclasses
+import datetime
+import logging
+import math
+import os
 
 import keras
+import numpy as np
 
-from keras_vit.training.costs import size_text, time_text
+from keras_vit.models.value_range import check_values, graph_of, range_of, takes
+from keras_vit.preprocessing import carrier_of
+from keras_vit.training import costs
+from keras_vit.training.batches import look
+from keras_vit.training.labels_and_loss import (
+    counts_of,
+    label_doubts,
+    label_problems,
+    likely_loss,
+    loss_of,
+    loss_problems,
+)
+from keras_vit.training.trainable import count_parameters
+
+logger = logging.getLogger("keras_vit")
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a training will be. `print(result)` shows it on one screen; None is what is not known.
+    """What a training will do, as fields; None where it is not known. `print(findings)` shows it on one screen."""
 
-    Args:
-        model: String, the model's name.
-        num_images: Int, the training images.
-        num_classes: Int, the model's outputs.
-        class_names: The classes' names, a tuple, which may be empty.
-        images_per_class: Ints, a tuple; of the whole data where `counted_all`, else of the batches looked at.
-        counted_all: Bool.
-        batch_shape: The shape of a batch of images.
-        values: (lowest, highest) of the images looked at.
-        expected_values: (lowest, highest) that the model takes.
-        labels: String, what the labels are.
-        loss: String, the loss, as compiled.
-        initial_loss: Float, of a batch, before training.
-        chance_loss: Float, the logarithm of `num_classes`, which a new head's loss of one class an image is near.
-        trainable: Int, parameters that are trained.
-        frozen: Int, parameters that are not.
-        steps: Int, of the whole training.
-        memory: Int, bytes of weights, gradients, optimizer and a batch's activations, estimated from shapes.
-        seconds: Float, of the whole training, estimated from the time of a batch without training.
-        out: String, the folder.
-        checkpoint: Int, bytes of one checkpoint.
-        free_disk: Int, bytes of the disk that the folder is on.
-        warnings: The texts of what may be meant, a tuple.
-    """
-
-    model: str
-    num_images: int | None
-    num_classes: int | None
-    class_names: tuple
-    images_per_class: tuple | None
+    model: str  # its name
+    num_images: int | None  # of an epoch
+    num_classes: int | None  # the model's outputs
+    class_names: tuple  # may be empty
+    images_per_class: tuple | None  # ints: in all of the data if `counted_all`, else in the batches read
     counted_all: bool
     batch_shape: tuple | None
-    values: tuple | None
-    expected_values: tuple | None
-    labels: str | None
-    loss: str | None
-    initial_loss: float | None
-    chance_loss: float | None
-    trainable: int
-    frozen: int
-    steps: int | None
-    memory: int | None
-    seconds: float | None
-    out: str | None
-    checkpoint: int
-    free_disk: int | None
-    warnings: tuple
+    values: tuple | None  # (lowest, highest) of the images read
+    expected_values: tuple | None  # (lowest, highest) that the model takes
+    labels: str | None  # their dtype and shape
+    loss: str | None  # as compiled
+    initial_loss: float | None  # of a batch, before training
+    chance_loss: float | None  # log(num_classes), about the initial loss of a new head with one class an image
+    trainable: int  # parameters
+    frozen: int  # parameters
+    steps: int | None  # of the whole training
+    memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated from shapes
+    seconds: float | None  # of the whole training, estimated from a batch without training
+    out: str | None  # the folder
+    checkpoint: int  # bytes
+    free_disk: int | None  # bytes of the folder's disk
+    warnings: tuple  # texts
 
     def __str__(self):
         unknown = "not known"
-        rows = [("data", f"{self.num_images or 'an unknown number of'} images{self._classes()}")]
+        classes = "" if self.num_classes is None else f", {self.num_classes} outputs"
+        rows = [("data", f"{self.num_images or 'an unknown number of'} images{classes}")]
         if self.images_per_class:
             shown = [
                 f"{self.class_names[i] if i < len(self.class_names) else i} {count}"
                 for i, count in enumerate(self.images_per_class[:6])
             ]
             more = ", ..." if len(self.images_per_class) > 6 else ""
-            rows.append(("", f"{', '.join(shown)}{more}{'' if self.counted_all else ', in the batches looked at'}"))
+            rows.append(("", f"{', '.join(shown)}{more}{'' if self.counted_all else ', in the batches read'}"))
         if self.batch_shape:
             takes = "" if self.expected_values is None else "; the model takes {:.4g} to {:.4g}"
             takes = takes.format(*(self.expected_values or ()))
@@ -82,15 +77,208 @@ class Findings:
         rows.append(("loss", loss))
         rows.append(("parameters", f"{self.trainable:,} trained, {self.frozen:,} frozen"))
         rows.append(("steps", f"{self.steps:,}" if self.steps else unknown))
-        rows.append(("memory", f"about {size_text(self.memory)}, by the layers' shapes" if self.memory else unknown))
-        guess = f"about {time_text(self.seconds)}, three times that of batches without training"
+        rows.append(
+            ("memory", f"about {costs.size_text(self.memory)}, by the layers' shapes" if self.memory else unknown)
+        )
+        guess = f"about {datetime.timedelta(seconds=round(self.seconds))}, three times that of batches without training"
         rows.append(("time", guess if self.seconds else unknown))
         if self.out is not None:
-            rows.append(
-                ("folder", f"{self.out}, {size_text(self.checkpoint)} a checkpoint, {size_text(self.free_disk)} free")
-            )
+            checkpoint, free = costs.size_text(self.checkpoint), costs.size_text(self.free_disk)
+            rows.append(("folder", f"{self.out}, {checkpoint} a checkpoint, {free} free"))
         lines = [f"{self.model} on {keras.backend.backend()}", *(f"  {name:12}{text}" for name, text in rows)]
         return "\n".join(line[:160] for line in lines)
 
-    def _classes(self):
-        return "" if self.num_classes is None else f", {self.num_classes} outputs"
+
+def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, out=None, verbose=1):
+    """Looks at a model and its data before training, and stops at what cannot be right.
+
+    A few batches are read and computed, and no weight changes. What cannot be right is an error that lists all of it;
+    what may be intended is a warning of the logger "keras_vit". `keras_vit.training.run` and `keras-vit train` do this
+    first; before `model.fit` call it with the same arguments.
+
+    Args:
+        model: A `keras.Model`. Compile it before, so that the loss is checked against labels and outputs.
+        data: As `x` of `model.fit`: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a `DataLoader`; or (images, labels)
+            as arrays.
+        validation_data: As `data`; None for none.
+        epochs: Int, passes over the data.
+        steps_per_epoch: Int, batches an epoch; None: those of the data.
+        batch_size: Int, images a batch if `data` is arrays.
+        out: Path of the folder for checkpoints; None for none.
+        verbose: 0 or 1; 1 prints the result.
+
+    Returns:
+        A `Findings`, with a field for each number, which prints as one screen.
+
+    Raises:
+        ValueError: If images have other sizes or values than the model takes, labels do not fit its outputs or its
+            loss, the loss does not fit its outputs, nothing would be trained, the data never ends, the devices cannot
+            share a batch, or the folder cannot be written to.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
+    >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> found = preflight(model, (np.zeros((8, 32, 32, 3)), np.array([0, 1] * 4)), epochs=3, verbose=0)
+    >>> found.steps, found.images_per_class, round(found.initial_loss, 4)
+    (3, (4, 4), 0.6931)
+    >>> preflight(model, (np.zeros((8, 32, 32, 3)), np.array([0, 7] * 4)))
+    Traceback (most recent call last):
+    ValueError: Expected labels from 0 to 1, as the model has 2 outputs. Received: labels from 0 to 7.
+    """
+    seen, graph, replicas = look(data, batch_size), graph_of(model), _replicas()
+    compiled = bool(getattr(model, "compiled", False))
+    loss = loss_of(model) if compiled or seen.labels is None else likely_loss(seen.labels)
+    num_classes = _num_classes(graph)
+    problems, doubts = _of_data(model, graph, seen, num_classes, loss)
+    if validation_data is not None:
+        validation = look(validation_data, batch_size)
+        for texts, more in zip((problems, doubts), _of_data(model, graph, validation, num_classes, loss), strict=True):
+            texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
+        if _differ(validation.class_names, seen.class_names):
+            problems.append(
+                f"Expected the classes of the training data, {seen.class_names[:5]} ..., in `validation_data` as well. "
+                f"Received: {validation.class_names[:5]} ..."
+            )
+    steps = seen.steps if steps_per_epoch is None else steps_per_epoch
+    problems += _of_steps(seen, steps, steps_per_epoch, replicas)
+    parameters, (checkpoint, memory) = count_parameters(model), costs.state_bytes(model)
+    if model.weights and not parameters.trainable:
+        problems.append("Expected weights to train. Received: a model whose weights are all frozen")
+    if out is not None:
+        problems += costs.folder_problems(out, costs.CHECKPOINTS * checkpoint)
+
+    computable = not problems and seen.images is not None and all(isinstance(part, np.ndarray) for part in seen.first)
+    if computable and compiled and loss:
+        few = np.resize(seen.images, (replicas, *seen.images.shape[1:]))
+        problems += loss_problems(loss, graph, lambda: np.asarray(model.predict_on_batch(few), "float32"))
+    if problems:
+        listed = "".join(f"\n{i}. {text}" for i, text in enumerate(problems, 1))
+        raise ValueError(problems[0] if len(problems) == 1 else f"This training cannot be right:{listed}")
+    for text in doubts:
+        logger.warning("%s", text)
+
+    seconds, initial_loss = None, None
+    if computable:
+        seconds, initial_loss = costs.forward(model, seen.first if compiled else seen.first[:1], replicas)
+    total = None if steps is None else round(steps * epochs)
+    activations = None if graph is None else costs.activation_bytes(graph)
+    counts = counts_of(seen.all_labels, num_classes, loss)
+    labels = seen.labels
+    result = Findings(
+        model=model.name,
+        num_images=seen.num_images,
+        num_classes=num_classes,
+        class_names=tuple(map(str, seen.class_names)),
+        images_per_class=counts_of(labels, num_classes, loss) if counts is None else counts,
+        counted_all=counts is not None,
+        batch_shape=None if seen.images is None else (seen.batch_size, *seen.images.shape[1:]),
+        values=None if seen.images is None else (float(seen.images.min()), float(seen.images.max())),
+        expected_values=range_of(model),
+        labels=None if labels is None else f"{labels.dtype} of shape {(seen.batch_size, *labels.shape[1:])}",
+        loss=_loss_text(model, loss) if compiled else None,
+        initial_loss=initial_loss,
+        chance_loss=math.log(num_classes) if loss and loss.kind != "multi_hot" and num_classes else None,
+        trainable=parameters.trainable,
+        frozen=parameters.frozen,
+        steps=total,
+        memory=None if activations is None else memory + activations * seen.batch_size,
+        seconds=None if seconds is None or total is None else seconds * costs.STEP_PER_FORWARD * total,
+        out=None if out is None else os.fspath(out),
+        checkpoint=checkpoint,
+        free_disk=None if out is None else costs.free_bytes(out),
+        warnings=tuple(doubts),
+    )
+    if verbose:
+        print(result)
+    return result
+
+
+def _of_data(model, graph, seen, num_classes, loss):
+    """(problems, doubts) of a dataset's images and labels, two lists of texts."""
+    problems, doubts = [], []
+    if seen.images is not None:
+        problems += _of_size(graph, seen.images)
+        try:
+            strange = check_values(model, seen.images)
+            doubts += [] if strange is None else [strange]
+        except ValueError as error:
+            problems.append(str(error))
+    if len(seen.first) == 1 and loss:
+        problems.append("Expected images with labels to train on. Received: images alone")
+    if seen.labels is not None and num_classes:
+        wrong = list(label_problems(seen.labels, num_classes, loss))
+        if not wrong and seen.all_labels is not None and seen.all_labels.ndim == seen.labels.ndim:
+            wrong = list(label_problems(seen.all_labels, num_classes, loss))
+        problems += wrong
+        doubts += [] if wrong else label_doubts(seen.labels, seen.all_labels, num_classes, loss)
+        if not wrong and seen.num_classes and seen.num_classes > num_classes > 1:
+            problems.append(
+                f"Expected a model of {seen.num_classes} outputs, one for each class of the data. "
+                f"Received: {num_classes}"
+            )
+    carrier = carrier_of(model)
+    named = getattr(carrier, "class_names", None)
+    if _differ(named, seen.class_names):
+        problems.append(
+            f"Expected the model's classes in their order, {named[:5]} ..., in the data as well. Received: "
+            f"{seen.class_names[:5]} ... A new head has new names: set `class_names` of its layer {carrier.name!r}."
+        )
+    return problems, doubts
+
+
+def _differ(names, others):
+    """Whether two lists of class names differ, neither of them empty or just the classes' numbers."""
+    given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
+    return len(given) == 2 and given[0] != given[1]
+
+
+def _of_size(graph, images):
+    """Yields what is wrong with the shape of images."""
+    if graph is None or len(graph.inputs) != 1:
+        return
+    expected, received = graph.inputs[0].shape[1:], images.shape[1:]
+    if not takes(expected, received):
+        shape = " x ".join("any" if size is None else str(size) for size in expected)
+        yield (
+            f"Expected images of {shape}, height, width and channels, as the model takes them. "
+            f"Received: {' x '.join(map(str, received))}"
+        )
+
+
+def _of_steps(seen, steps, steps_per_epoch, replicas):
+    """Yields what is wrong with the number of steps, or with batches that devices share."""
+    if steps == np.inf:
+        yield "Expected `steps_per_epoch` for data that never ends. Received: None"
+    if replicas == 1:
+        return
+    sizes = {seen.batch_size}
+    if steps_per_epoch is None and seen.num_images and steps == -(-seen.num_images // seen.batch_size):
+        sizes.add(seen.num_images % seen.batch_size)
+    if uneven := sorted(size for size in sizes if size % replicas):
+        yield (
+            f"Expected batches that {replicas} devices can share. Received: a batch of {uneven[-1]} images. Choose "
+            f"`batch_size` as a multiple of {replicas}, and leave out a last batch that is not full (drop_remainder)."
+        )
+
+
+def _replicas():
+    """The number of devices that share a batch under a `keras.distribution`."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.batch_dim_name is None:
+        return 1
+    mesh = distribution.device_mesh
+    return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
+
+
+def _num_classes(graph):
+    """The outputs of a model with one vector an image; None for other models."""
+    if graph is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
+        return None
+    return graph.outputs[0].shape[-1]
+
+
+def _loss_text(model, loss):
+    if loss is None:
+        return getattr(model.loss, "name", None) or getattr(model.loss, "__name__", None) or str(model.loss)
+    return f"{loss.name} of {'logits' if loss.from_logits else 'probabilities'}"

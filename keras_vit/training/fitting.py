@@ -1,30 +1,33 @@
+import math
+
 import keras
 
-from keras_vit.training.callbacks import Resume
-from keras_vit.training.processes import check_one_process
+from keras_vit.models.batches import num_batches
+from keras_vit.training.resume import Resume
+from keras_vit.training.torch_generators import check_one_process
 
 
 def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **options):
-    """Trains as `model.fit` does, on a dataset made anew for each epoch, and resumes at the step where it was.
+    """Trains like `model.fit`, on a dataset for each epoch, and resumes at the step where the run was.
 
-    This is the way to train on a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random
-    seeds are set by the epoch's number before the dataset is made, so a resumed run sees the very batches that the
-    uninterrupted one would have, also where the dataset's own seeds are not given. A dataset of `keras_vit.data` is
-    told the epoch, so that `make_dataset` may return the same one each time.
+    Use it for a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random seeds are set by
+    the epoch's number before the dataset is made, so a resumed run sees the same batches as an uninterrupted one, even
+    if the dataset has no seeds. A dataset of `keras_vit.data` is told the epoch, so `make_dataset` may return the same
+    one each time.
 
     Args:
         model: A compiled and built `keras.Model`.
         make_dataset: Function of the epoch's number (int, from 0) that returns one epoch of data: a `tf.data.Dataset`
             or anything else that `model.fit` takes as `x`.
-        epochs: Int, number of epochs of the whole run, counted from its very start.
+        epochs: Int, epochs of the whole run.
         resume: `Resume`, or the path of the folder for one with its defaults.
-        callbacks: Callbacks, as for `model.fit`. They see one run, with one beginning and one end. Their states are
-            saved with the run, as those of the callbacks given to `Resume` are.
+        callbacks: Callbacks, as for `model.fit`. They see one run, with one beginning and one end, and their states are
+            saved as those of the callbacks of `Resume`.
         verbose: As for `model.fit`.
         **options: Other arguments of `model.fit`: validation_data, validation_freq, class_weight, ...
 
     Returns:
-        The `keras.callbacks.History` of the whole run, also of epochs before the last start.
+        The `keras.callbacks.History` of the whole run, with the epochs before a restart.
 
     Raises:
         ValueError: As `Resume` does.
@@ -57,14 +60,14 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
 def _fit(model, make_dataset, epochs, resume, verbose, options):
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
     run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
-    # Where metrics are not built, the first fit of a process looks at the first batch, and a dataset that is shuffled
-    # anew by each iterator would then not give the order that it gives in a later epoch.
+    # Builds the metrics. Otherwise the first fit would do so on a first batch, and a dataset that is shuffled anew by
+    # each iterator would then give another order than in a resumed run.
     resume.set_seeds(0)
     model.evaluate(make_dataset(0), steps=1, verbose=0)
     # fit does so before on_train_begin.
     model.make_train_function()
     optimizer = model.optimizer
-    # Each fit would put the moving average in the weights' place: once is enough, after the last.
+    # Each fit would replace the weights by their moving average: only the end of the run may.
     optimizer.finalize_variable_values = lambda variables: None
     try:
         run.begin()
@@ -73,8 +76,9 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
             dataset = make_dataset(epoch)
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)
-            run.set_params({**params, "steps": _length(dataset)})
-            # Keras warns where it is to shuffle what it cannot, which a tf.data.Dataset is.
+            steps = num_batches(dataset)
+            run.set_params({**params, "steps": None if steps == math.inf else steps})
+            # Keras warns that it cannot shuffle a tf.data.Dataset.
             order = {"shuffle": False} if hasattr(dataset, "element_spec") else {}
             model.fit(
                 dataset,
@@ -94,7 +98,7 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
 
 
 class _OneRun(keras.callbacks.CallbackList):
-    """Callbacks for which several calls of fit are one run."""
+    """Callbacks for which several calls of fit are one run, from `begin` to `end`."""
 
     def begin(self):
         super().on_train_begin()
@@ -103,15 +107,7 @@ class _OneRun(keras.callbacks.CallbackList):
         super().on_train_end()
 
     def on_train_begin(self, logs=None):
-        """Nothing: `begin` has been called."""
+        pass
 
     def on_train_end(self, logs=None):
-        """Nothing: `end` will be called."""
-
-
-def _length(dataset):
-    """The number of batches, or None where it is not known."""
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
+        pass

@@ -1,28 +1,23 @@
-"""The parts of a training run that a recipe says: model, optimizer, loss and metrics."""
+"""The parts of a run that a recipe decides: model, optimizer, loss, metrics and lengths."""
+
+import logging
+import math
+from typing import NamedTuple
 
 import keras
 
 from keras_vit.models import ViT
 from keras_vit.models.preprocessing import normalization_of
-from keras_vit.training.freezing import freeze
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
-from keras_vit.training.lora import enable_lora
-from keras_vit.training.optimizers import adam, adamw, sgd
+from keras_vit.training.optimizers import adamw, sgd
 from keras_vit.training.schedules import WarmupDecay
+from keras_vit.training.trainable import enable_lora, freeze
+
+logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds a recipe's model, with what it does not train frozen; it takes raw images of 0..255.
-
-    Args:
-        recipe: A `Recipe`.
-        num_classes: Int.
-        weights: As for `keras_vit.ViT`.
-        class_names: The names of the classes, which the model carries, or None.
-
-    Returns:
-        A `keras.Model`, not compiled.
-    """
+    """A recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
     model = ViT(
         recipe.variant,
         **{
@@ -44,43 +39,24 @@ def build(recipe, num_classes, weights=None, class_names=None):
 
 
 def optimizer(recipe, model, total_steps, warmup_steps):
-    """Makes a recipe's optimizer.
-
-    Args:
-        recipe: A `Recipe`.
-        model: The model, for the depths of its layers.
-        total_steps: Int.
-        warmup_steps: Int.
-
-    Returns:
-        A `keras.optimizers.Optimizer`.
-    """
+    """A recipe's optimizer; `model` is for `layer_decay`."""
     schedule = WarmupDecay(recipe.learning_rate, total_steps, warmup_steps, recipe.decay)
     options = {"global_clipnorm": recipe.clip}
     if recipe.accumulate > 1:
         options["gradient_accumulation_steps"] = recipe.accumulate
     if recipe.ema:
         options |= {"use_ema": True, "ema_momentum": recipe.ema}
-    if recipe.optimizer != "sgd":
-        options["weight_decay"] = recipe.weight_decay
-    made = {"adam": adam, "adamw": adamw, "sgd": sgd}[recipe.optimizer](schedule, **options)
+    # The paper's Adam decays the weights as AdamW does.
+    made = sgd(schedule, **options) if recipe.optimizer == "sgd" else adamw(schedule, recipe.weight_decay, **options)
     if recipe.layer_decay:
         made = LayerDecay(made, layer_multipliers(model, recipe.layer_decay))
     return made
 
 
 def loss(recipe, one_hot):
-    """Makes a recipe's loss of logits.
-
-    Args:
-        recipe: A `Recipe`.
-        one_hot: Bool, whether labels are numbers for each class; integers otherwise.
-
-    Returns:
-        A `keras.losses.Loss`.
-    """
+    """A recipe's loss of logits; `one_hot` says whether labels have a number for each class."""
     if recipe.loss == "sigmoid":
-        # Summed over the classes and not averaged, as in the source, so that their number does not change the steps.
+        # Summed over the classes, as in the source, so that their number does not change the steps.
         return _SumOverClasses(from_logits=True)
     if one_hot:
         return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing)
@@ -96,18 +72,7 @@ class _SumOverClasses(keras.losses.BinaryCrossentropy):
 
 
 def kind_of_labels(recipe, spec):
-    """Finds what a dataset's labels are.
-
-    Args:
-        recipe: A `Recipe`.
-        spec: The dataset's `element_spec`.
-
-    Returns:
-        "int", or "multi_hot" for several labels an image.
-
-    Raises:
-        ValueError: If there are no labels, or the recipe's loss is not for them.
-    """
+    """The kind of labels in a dataset's `element_spec`: "int", or "multi_hot" for several labels an image."""
     if not isinstance(spec, tuple):
         raise ValueError("Expected images with labels to train and test on. Received: images alone")
     if len(spec[1].shape) == 1:
@@ -118,16 +83,7 @@ def kind_of_labels(recipe, spec):
 
 
 def metrics(num_classes, one_hot, kind):
-    """Makes the metrics of a classifier.
-
-    Args:
-        num_classes: Int.
-        one_hot: Bool, whether labels are numbers for each class.
-        kind: What `kind_of_labels` returns.
-
-    Returns:
-        A list as `compile` takes it.
-    """
+    """The metrics of a classifier, for `compile`; `kind` is from `kind_of_labels`."""
     if kind == "multi_hot":
         return [
             keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0),
@@ -138,3 +94,46 @@ def metrics(num_classes, one_hot, kind):
         top_5 = keras.metrics.TopKCategoricalAccuracy if one_hot else keras.metrics.SparseTopKCategoricalAccuracy
         wanted.append(top_5(5, name="top_5_accuracy"))
     return wanted
+
+
+class Lengths(NamedTuple):
+    """Steps of the whole run, of its warm-up, and from one test and checkpoint to the next."""
+
+    total: int
+    warmup: int
+    epoch: int
+
+    @property
+    def epochs(self):
+        """Epochs of the run; the last may be shorter."""
+        return -(-self.total // self.epoch)
+
+
+def batch_size_for(num_images):
+    """The batch size if a recipe has none: a power of two from 16 to 64, for about 20 batches an epoch or more.
+
+    >>> [batch_size_for(n) for n in (100, 1_000, 100_000)]
+    [16, 32, 64]
+    """
+    return min(64, max(16, 2 ** int(math.log2(max(1, num_images / 20)))))
+
+
+def lengths(recipe, num_images, num_test_images):
+    """The `Lengths` of a recipe with a batch size. A warm-up as long as the run becomes a tenth of it, with a warning.
+
+    >>> lengths(keras_vit.training.RECIPES["finetune_pets"], 3_680, 3_669)
+    Lengths(total=500, warmup=50, epoch=25)
+    """
+    steps = num_images / recipe.batch_size
+    total = recipe.steps or max(1, recipe.min_steps, round(recipe.epochs * steps))
+    warmup = recipe.warmup_steps or round(recipe.warmup_epochs * steps + recipe.warmup_percent / 100 * total)
+    if warmup >= total:
+        logger.warning(
+            "Expected a warm-up shorter than the run, %d steps. Received: %d steps. It takes a tenth, %d steps; "
+            "`warmup_steps` sets another.",
+            *(total, warmup, total // 10),
+        )
+        warmup = total // 10
+    # Short epochs are joined, so that testing and saving after each takes no more time than training.
+    epoch = max(math.ceil(steps), num_test_images // recipe.batch_size, min(25, total // 20))
+    return Lengths(total, warmup, min(total, epoch))

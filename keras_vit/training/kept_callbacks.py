@@ -1,21 +1,28 @@
+"""The callbacks that `Resume` calls, and their states."""
+
 import os
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_vit.training import callback_states
+# What Keras' callbacks remember between epochs. Keras cannot be asked; tests/training/test_kept_callbacks.py finds an
+# attribute that is missing here.
+_ATTRIBUTES = {
+    "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
+    "History": ("epoch", "history"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "OrbaxCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_total_batches_seen"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
+}
 
 
 class KeptCallbacks:
-    """The callbacks that were given to `Resume`, which tells them of the training, and saves their states.
+    """Calls the callbacks given to `Resume`, and saves and restores their states.
 
-    Args:
-        callbacks: Callbacks of Keras or the user's own, in the order in which they are called.
-
-    Attributes: `names`, one for each; `stopper`, the name of the one that stopped the training, or None.
-
-    Raises:
-        ValueError: If one is no callback, or also saves and loads the model.
+    `names` has a name for each; `stopper` is the name of the one that stopped the training, or None.
     """
 
     def __init__(self, callbacks):
@@ -24,7 +31,7 @@ class KeptCallbacks:
         self.stopper = None
         self._model = None
         self._first = []
-        self._told = set()
+        self._warned = set()
         for callback in self.callbacks:
             if not isinstance(callback, keras.callbacks.Callback):
                 raise ValueError(f"Expected `callbacks` to be Keras callbacks. Received: {callback!r}")
@@ -39,7 +46,7 @@ class KeptCallbacks:
     def set_params(self, params):
         self._refuse_twice(params)
         for callback in self.callbacks:
-            # A copy: who has this very dict got it from `fit`.
+            # A copy: a callback that holds this very dict was given to `fit` as well.
             callback.set_params(dict(params))
 
     def set_model(self, model):
@@ -48,22 +55,17 @@ class KeptCallbacks:
             callback.set_model(model)
 
     def begin(self, params, slot):
-        """Calls `on_train_begin`, and says whose states are not in the checkpoint.
-
-        Args:
-            params: Dict, those that `fit` gave to `Resume`.
-            slot: The `Slot` from which the run goes on, or None.
-        """
+        """Calls `on_train_begin`, and names the callbacks whose states the checkpoint `slot` (or None) lacks."""
         self._refuse_twice(params)
         self.stopper = None
-        self._told = set()
+        self._warned = set()
         saved = _saved(slot)
-        for callback, name in zip(self.callbacks, self.names, strict=True):
-            callback_states.begin(callback, saved.get(name, {}))
+        for name, callback in self._named():
+            _begin(callback, saved.get(name, {}))
         self._remember()
         if slot is None:
             return
-        new = [name for name, state in self._states() if state and name not in saved]
+        new = [name for name, callback in self._named() if name not in saved and get_state(callback)]
         if new:
             print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: begun anew here.")
         gone = sorted(name for name, state in saved.items() if state and name not in self.names)
@@ -72,40 +74,36 @@ class KeptCallbacks:
 
     def tell(self, event, *args):
         """Calls a method of each."""
-        for callback, name in zip(self.callbacks, self.names, strict=True):
+        for name, callback in self._named():
             stopped = self._model.stop_training
             getattr(callback, event)(*args)
             if self._model.stop_training and not stopped:
                 self.stopper = name
 
     def pack(self, arrays):
-        """All states: what JSON can hold is returned, and arrays are added to `arrays`.
-
-        Raises:
-            TypeError: If a callback's `get_state` returns what cannot be saved.
-        """
-        self._say_what_is_lost()
+        """The states in JSON's types; their arrays are added to the dict `arrays`."""
+        self._warn_of_lost_state()
         packed = []
-        for name, state in self._states():
+        for name, callback in self._named():
             try:
-                packed.append([name, callback_states.pack(state, arrays, "callbacks")])
+                packed.append([name, pack(get_state(callback), arrays, "callbacks")])
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
         return packed
 
     def unpack(self, slot):
-        """Gives each the state that it has in a checkpoint."""
+        """Gives each callback its state in a checkpoint."""
         saved = _saved(slot)
-        for callback, name in zip(self.callbacks, self.names, strict=True):
+        for name, callback in self._named():
             if name in saved:
-                callback_states.set_state(callback, saved[name])
+                set_state(callback, saved[name])
         self._remember()
 
-    def _states(self):
-        return [(name, callback_states.get_state(c)) for c, name in zip(self.callbacks, self.names, strict=True)]
+    def _named(self):
+        return zip(self.names, self.callbacks, strict=True)
 
     def _refuse_twice(self, params):
-        twice = [name for c, name in zip(self.callbacks, self.names, strict=True) if c.params is params]
+        twice = [name for name, callback in self._named() if callback.params is params]
         if twice:
             raise ValueError(
                 f"Expected {', '.join(twice)} to be given to Resume alone, which calls its callbacks itself. "
@@ -113,45 +111,116 @@ class KeptCallbacks:
             )
 
     def _remember(self):
-        self._first = [_attributes(callback) for callback in self.callbacks]
+        self._first = [_own_attributes(callback) for callback in self.callbacks]
 
-    def _say_what_is_lost(self):
-        """Names each callback that has changed since training began, and has no way to save that."""
-        for callback, name, first in zip(self.callbacks, self.names, self._first, strict=True):
-            if name in self._told or callback_states.has_own_state(callback):
+    def _warn_of_lost_state(self):
+        """Names each callback that has changed since training began and has no way to save that."""
+        for (name, callback), first in zip(self._named(), self._first, strict=True):
+            if name in self._warned or _has_own_state(callback):
                 continue
-            now = _attributes(callback)
-            changed = sorted(key for key in now if now[key] != first.get(key))
+            changed = sorted(key for key, value in _own_attributes(callback).items() if value != first.get(key))
             if changed:
-                self._told.add(name)
+                self._warned.add(name)
                 print(
                     f"The callback {name} changes {', '.join(changed)} while it trains, which no checkpoint holds: a "
                     "resumed run begins with it anew. Give it get_state() and set_state(state) to have it saved."
                 )
 
 
-def _saved(slot):
-    """The states of a checkpoint by name; one of an older version holds none."""
-    states = slot.facts.get("callbacks", []) if slot is not None else []
-    return {name: callback_states.unpack(state, slot.arrays) for name, state in states}
+def get_state(callback):
+    """The state of a callback: what its `get_state` returns, or the known attributes of Keras' own; {} for others."""
+    if _has_own_state(callback):
+        return callback.get_state()
+    state = {name: getattr(callback, name) for name in _attributes(callback) if hasattr(callback, name)}
+    if isinstance(callback, keras.callbacks.CSVLogger) and os.path.isfile(callback.filename):
+        state["size"] = os.path.getsize(callback.filename)
+    return state
+
+
+def set_state(callback, state):
+    """Gives a callback the state that `get_state` returned."""
+    if _has_own_state(callback):
+        callback.set_state(state)
+        return
+    for name in _attributes(callback):
+        if name in state:
+            setattr(callback, name, state[name])
+
+
+def _begin(callback, state):
+    """Calls `on_train_begin`; a `CSVLogger` continues after the rows of the checkpoint."""
+    if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
+        callback.on_train_begin()
+        return
+    if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
+        # Rows of epochs that are trained again.
+        os.truncate(callback.filename, state["size"])
+    append, callback.append = callback.append, True
+    try:
+        callback.on_train_begin()
+    finally:
+        callback.append = append
+
+
+def _has_own_state(callback):
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
 def _attributes(callback):
-    """What can be compared of a callback's attributes, but for those that Keras' own code uses."""
+    """The attributes that hold the state of a callback of Keras."""
+    classes = {getattr(keras.callbacks, name, None): attributes for name, attributes in _ATTRIBUTES.items()}
+    return next((classes[cls] for cls in type(callback).__mro__ if cls in classes), ())
+
+
+def _own_attributes(callback):
+    """A callback's attributes as text, without those that Keras' code uses."""
     of_keras = set()
     for cls in type(callback).__mro__:
         if cls.__module__.startswith("keras."):
             codes = (getattr(method, "__code__", None) for method in vars(cls).values())
             of_keras.update(*(code.co_names for code in codes if code))
-    return {key: _trace(value) for key, value in vars(callback).items() if key not in of_keras}
+    return {key: repr(value) for key, value in vars(callback).items() if key not in of_keras}
 
 
-def _trace(value):
-    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
-        # NaN equals NaN here.
-        return repr(value)
-    if isinstance(value, dict):
-        return [(repr(key), _trace(item)) for key, item in value.items()]
+def _saved(slot):
+    """The states of a checkpoint by name; {} for a checkpoint of an older version."""
+    states = slot.facts.get("callbacks", []) if slot is not None else []
+    return {name: unpack(state, slot.arrays) for name, state in states}
+
+
+def pack(value, arrays, name):
+    """A state in JSON's types, for `unpack`; its arrays go into the dict `arrays` as "name/00000" and so on."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, (list, tuple)):
-        return [_trace(item) for item in value]
-    return (id(value), hash(value.tobytes())) if isinstance(value, np.ndarray) else id(value)
+        return [pack(item, arrays, name) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: pack(item, arrays, name) for key, item in value.items()}}
+    if isinstance(value, np.generic):
+        return float(value) if value.dtype.kind == "V" else value.item()
+    if ops.is_tensor(value) or isinstance(value, keras.Variable):
+        value = ops.convert_to_numpy(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMm":
+        key = f"{name}/{sum(other.startswith(f'{name}/') for other in arrays):05d}"
+        arrays[key] = storable(value)
+        return {"array": key}
+    raise TypeError(
+        "Expected a state of dicts with strings for keys, lists, strings, numbers, None and arrays. "
+        f"Received: {value!r} of type {type(value).__name__}"
+    )
+
+
+def unpack(value, arrays):
+    """The state that `pack` was given; tuples come back as lists."""
+    if isinstance(value, list):
+        return [unpack(item, arrays) for item in value]
+    if isinstance(value, dict) and "array" in value:
+        return arrays[value["array"]]
+    if isinstance(value, dict):
+        return {key: unpack(item, arrays) for key, item in value["dict"].items()}
+    return value
+
+
+def storable(array):
+    """An array in a type that NumPy can write: float32 holds the smaller floats exactly."""
+    return array if array.dtype.kind in "biuf" else array.astype("float32")

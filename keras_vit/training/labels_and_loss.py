@@ -1,4 +1,4 @@
-"""Whether labels, the outputs of a classifier and its loss belong together."""
+"""Whether labels, the outputs of a classifier and its loss fit each other."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_vit.models.predictions import activation_of
 
-# What the losses of classifiers want of labels, by the names of their classes without underscores.
+# The labels of the losses of classifiers, by the names of their classes without underscores.
 KINDS = {
     "sparsecategoricalcrossentropy": "sparse",
     "categoricalcrossentropy": "one_hot",
@@ -18,29 +18,16 @@ KINDS = {
 
 
 class Loss(NamedTuple):
-    """What a compiled loss wants.
+    """What a compiled loss expects."""
 
-    Args:
-        name: String, of its class or function.
-        kind: "sparse" for integers, "one_hot" for one distribution over the classes, "multi_hot" for a number of 0 to 1
-            for each class.
-        from_logits: Bool, whether it wants logits; probabilities otherwise.
-        ignored: Int, the label that it leaves out; None where there is none.
-    """
-
-    name: str
-    kind: str
-    from_logits: bool
-    ignored: int | None = None
+    name: str  # of its class or function
+    kind: str  # "sparse": integers, "one_hot": a distribution over the classes, "multi_hot": 0 to 1 for each class
+    from_logits: bool  # else from probabilities
+    ignored: int | None = None  # the label that is left out
 
 
 def loss_of(model):
-    """What the loss of a compiled model wants.
-
-    Returns:
-        A `Loss`; None where the model is not compiled, or its loss is none of Keras' for classifiers.
-
-    Example:
+    """The `Loss` of a model; None if it is not compiled, or the loss is none of Keras' for classifiers.
 
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> model.compile("sgd", "sparse_categorical_crossentropy")
@@ -49,7 +36,7 @@ def loss_of(model):
     """
     loss = getattr(model, "loss", None)
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # A subclass of one of them wants the same.
+    # A subclass of one of them expects the same.
     names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
     for name in names:
         if kind := KINDS.get(name.lower().replace("_", "")):
@@ -59,23 +46,17 @@ def loss_of(model):
 
 
 def likely_loss(labels):
-    """The loss that a classifier which is not compiled is likely to get; None where labels do not tell."""
+    """The loss that a classifier without one will likely get; None if labels do not tell."""
     if labels.ndim == 2 and labels.shape[1] > 1:
         return Loss("a classifier", "multi_hot", True)
     return Loss("a classifier", "sparse", True) if labels.dtype.kind in "biu" else None
 
 
 def loss_problems(loss, graph, outputs):
-    """Says where the loss wants logits and gets probabilities, or the other way round.
+    """Yields whether the loss expects logits and gets probabilities, or the other way round.
 
-    Args:
-        loss: A `Loss`.
-        graph: The functional model that gives the outputs, or None.
-        outputs: Function without arguments that computes outputs of a few images, (batch, classes). It is only called
-            where the graph speaks of a mistake, since the graph may end in an operation of a user's own.
-
-    Yields:
-        Texts.
+    `outputs` is a function that computes outputs of a few images, (batch, classes). It is called only if the graph (or
+    None) suggests a mistake, which its values can refute: the graph may end in an operation of a user's own.
     """
     try:
         probable = graph is not None and activation_of(graph) is None
@@ -97,25 +78,16 @@ def loss_problems(loss, graph, outputs):
 
 
 def label_problems(labels, num_classes, loss):
-    """Says what is wrong with labels for a classifier.
-
-    Args:
-        labels: Array, the first axis the images'.
-        num_classes: Int, the model's outputs.
-        loss: A `Loss`; None where it is not known, and nothing of what it wants.
-
-    Yields:
-        Texts.
-    """
+    """Yields what is wrong with labels of one or more images for a classifier; `loss` is a `Loss` or None."""
     if labels.dtype.kind in "OSU":
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
         yield (
             f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot. Received: strings, as {example!r}. "
-            "The place of each in the sorted list of all names will do."
+            "Use the index of each in the sorted list of all names."
         )
         return
-    # A loss of the user's own may leave out what is not a number.
+    # A user's loss may ignore NaN.
     if loss is None:
         return
     if not np.isfinite(labels.astype("float64")).all():
@@ -144,17 +116,7 @@ def label_problems(labels, num_classes, loss):
 
 
 def label_doubts(labels, all_labels, num_classes, loss):
-    """Says what is strange in labels that have no problems, and may be meant.
-
-    Args:
-        labels: As in `label_problems`.
-        all_labels: Array of the labels of all images, or None.
-        num_classes: As in `label_problems`.
-        loss: As in `label_problems`.
-
-    Yields:
-        Texts.
-    """
+    """Yields what is unusual in labels without problems; `all_labels` are those of all images, or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(labels.sum(axis=1), 1, atol=1e-2):
         yield (
             f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "
@@ -170,7 +132,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
 
 
 def counts_of(labels, num_classes, loss):
-    """Images a class, a tuple of `num_classes` ints; None where that is not known, or labels are not of classes."""
+    """Images a class, a tuple of `num_classes` ints; None if it is not known, or labels are not classes."""
     if labels is None or not loss or not num_classes or num_classes < 2:
         return None
     if labels.dtype.kind not in "biuf" or labels.ndim > 2:

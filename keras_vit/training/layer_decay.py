@@ -1,25 +1,63 @@
-"""Layer-wise learning-rate decay: the deeper a layer lies below the head, the slower it learns."""
+"""Layer-wise learning-rate decay: layers further below the head learn more slowly."""
 
 import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.training.depth import layer_depths
+from keras_vit.models.backbone import parts_of
+
+
+def layer_depths(model: keras.Model) -> dict[str, int]:
+    """Gives the depth of each layer of a model.
+
+    Args:
+        model: A model of this package's builders, with its own head or yours; or a model in which one is nested as a
+            layer, whose own layers are then named in its place.
+
+    Returns:
+        A dict from the name of each layer to 0 for the embedding and all else in the backbone before its first block, 1
+        for the first block, ..., and the number of blocks + 1 for all layers after the last one (norm, pooling, head)
+        and around a nested model.
+
+    Raises:
+        ValueError: If the model has no blocks, or a layer around a nested model has the name of one in it.
+
+    Example:
+
+    >>> depths = layer_depths(keras_vit.ViT("Ti/16", num_layers=2))
+    >>> [depths[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
+    [0, 1, 2, 3, 3]
+    """
+    parts = parts_of(model)
+    depths = {layer.name: 0 for layer in parts.below}
+    depths |= {layer.name: depth for depth, layer in enumerate(parts.blocks, 1)}
+    top = len(parts.blocks) + 1
+    depths |= {layer.name: top for layer in parts.above}
+    with_weights = {layer.name for layer in (*parts.below, *parts.blocks, *parts.above) if layer.weights}
+    for layer in parts.others:
+        if layer.name in with_weights and layer.weights:
+            raise ValueError(
+                "Expected names for the layers around the model that differ from those of the layers in it. "
+                f"Received: model {model.name!r} with two layers named {layer.name!r}"
+            )
+        if layer.weights or layer.name not in depths:
+            depths[layer.name] = top
+    return depths
 
 
 def layer_multipliers(model, decay=0.75):
-    """The factor of the learning rate for each layer: `decay` to the power of the layer's distance from the head.
+    """The factor of each layer's learning rate: `decay` to the power of its distance from the head.
 
     Args:
         model: A model as in `layer_depths`.
         decay: Float in (0, 1].
 
     Returns:
-        A dict from layer names to factors: 1 for norm, pooling and head, of whatever name, and for layers around a
-        nested model, `decay` for the last block, ..., `decay ** (num_layers + 1)` for the embeddings and tokens.
+        A dict from the names of `layer_depths` to factors: 1 for norm, pooling and head, `decay` for the last block,
+        ..., `decay ** (num_layers + 1)` for the embeddings and tokens.
 
     Raises:
-        ValueError: If `decay` is out of its range, or the model has no blocks.
+        ValueError: If `decay` is out of its range, or as in `layer_depths`.
 
     Example:
 
@@ -40,13 +78,13 @@ def layer_multipliers(model, decay=0.75):
 class LayerDecay(keras.optimizers.Optimizer):
     """An optimizer whose steps are scaled layer by layer: weight decay as much as the gradient's part.
 
-    Any optimizer will do; for those whose step is proportional to the learning rate, as SGD and Adam in their variants,
-    it is the same as a learning rate for each layer. `learning_rate` is the wrapped one's, for schedules and callbacks;
+    For optimizers whose step is proportional to the learning rate (SGD, Adam and their variants) it is the same as a
+    learning rate for each layer. `learning_rate` is that of the wrapped optimizer, for schedules and callbacks;
     clipping sees all gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer a layer, has neither.
 
     Args:
-        optimizer: The `keras.optimizers.Optimizer` to wrap, without `use_ema`, whose average would be of other weights.
-        multipliers: A dict from the names of the model's layers to factors, as `layer_multipliers` gives.
+        optimizer: The `keras.optimizers.Optimizer` to wrap, without `use_ema`, which would average the unscaled
+            weights. multipliers: A dict from the names of the model's layers to factors, as from `layer_multipliers`.
 
     Raises:
         ValueError: If the optimizer has `use_ema`, or, when it is built, a weight belongs to no layer of `multipliers`.
@@ -65,9 +103,9 @@ class LayerDecay(keras.optimizers.Optimizer):
             raise ValueError(
                 f"Expected an optimizer with use_ema=False. Received: {optimizer.name!r} with use_ema=True"
             )
-        # Its own learning rate is never used.
+        # Never used.
         super().__init__(learning_rate=0.0, name=name)
-        # The name by which Keras' callbacks look for a wrapped optimizer.
+        # Keras' callbacks look for a wrapped optimizer by this name.
         self.inner_optimizer = optimizer
         self.multipliers = {layer: arguments.number(layer, factor) for layer, factor in multipliers.items()}
 
@@ -91,7 +129,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
     def _layer(self, variable):
-        """The layer of `multipliers` that a variable belongs to: in its path may be models around that layer."""
+        """The layer of `multipliers` that a variable belongs to; its path may start with models around that layer."""
         return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property

@@ -8,85 +8,36 @@ from keras import ops
 
 from keras_vit import arguments
 
+# In all functions `step` is the number of steps done so far: a number, a NumPy array, or a float tensor.
+
 
 def warmup(step, warmup_steps):
-    """The factor of a linear warm-up: `step / warmup_steps`, and 1 from there on.
-
-    Args:
-        step: Int, float, NumPy array, or float tensor: steps done so far, from 0. So in all functions here.
-        warmup_steps: Int, the number of steps; 0 for none.
-
-    Returns:
-        A NumPy number or array, or a tensor where `step` is one.
-
-    Example:
-
-    >>> float(warmup(500, 10_000))
-    0.05
-    """
+    """The factor of a linear warm-up, 0 to 1; `warmup_steps` 0 is no warm-up."""
     if not warmup_steps:
         return _library(step).ones_like(step)
     return _library(step).minimum(1.0, step / warmup_steps)
 
 
 def constant(step, peak, total_steps, warmup_steps=0):
-    """Warms up, then stays at `peak`; takes `total_steps` only to be called as the others are.
-
-    Example:
-
-    >>> float(constant(99, 0.5, 100))
-    0.5
-    """
+    """Warms up, then stays at `peak`."""
     del total_steps
     return peak * warmup(step, warmup_steps)
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls in a straight line to `end` at `total_steps`.
-
-    Example:
-
-    >>> float(linear(50, 1.0, 100, end=0.0))
-    0.5
-
-    Reference: `create_learning_rate_schedule` of the official Flax code, whose `linear_end` is 1e-5 too.
-    """
+    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; 1e-5 is the official Flax code's end."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
 
 def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
-    """Warms up to `peak`, then falls in half a cosine to `end` at `total_steps`.
-
-    Example:
-
-    >>> round(float(cosine(50, 1.0, 100)), 6)
-    0.5
-
-    Reference: [arXiv 1608.03983](https://arxiv.org/abs/1608.03983), without restarts, as in the official Flax code.
-    """
+    """Warms up to `peak`, then falls along half a cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
     wave = _library(step).cos(math.pi * _progress(step, total_steps, warmup_steps))
     return (end + (peak - end) * 0.5 * (1 + wave)) * warmup(step, warmup_steps)
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Warms up to `peak`, then falls as `1 / sqrt(1 + steps since / timescale)`, at the end in a straight line to 0.
-
-    Args:
-        step: The step, as in `warmup`.
-        peak: Float, the highest learning rate.
-        total_steps: Int, the step at which the cool-down reaches 0.
-        warmup_steps: Int, the steps of the warm-up.
-        timescale: Number, in steps.
-        cooldown_steps: Int, the steps of the straight line at the end; 0 for none.
-
-    Returns:
-        As `warmup`.
-
-    Example:
-
-    >>> float(rsqrt(30_000, 1.0, 100_000))
-    0.5
+    """Warms up to `peak`, then falls as `1 / sqrt(1 + steps / timescale)`, in the last `cooldown_steps` linearly to 0.
 
     Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.5, and big_vision.
     """
@@ -101,7 +52,7 @@ DECAYS = {"constant": constant, "linear": linear, "cosine": cosine, "rsqrt": rsq
 
 
 def _library(step):
-    """Where to look for functions of `step`: Keras for a tensor, NumPy for a number or an array."""
+    """Keras for a tensor, NumPy for a number or an array."""
     return ops if ops.is_tensor(step) else np
 
 
@@ -114,13 +65,12 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
     """A linear warm-up and a decay, as a Keras schedule.
 
     Args:
-        peak: Float, the learning rate at the warm-up's end.
-        total_steps: Int, the steps of the whole training. Steps are batches: with gradient accumulation too, since
-            Keras asks schedules by the batch.
+        peak: Float above 0, the learning rate at the end of the warm-up.
+        total_steps: Int, the steps of the whole training. Steps are batches, also with gradient accumulation.
         warmup_steps: Int, less than `total_steps`; 0 for no warm-up.
         decay: "cosine", "linear", "constant" or "rsqrt".
-        **options: The decay's own: `end` of "linear" (1e-5, as in the official code) and "cosine" (0), `timescale` and
-            `cooldown_steps` of "rsqrt".
+        **options: `end` for "linear" (1e-5, as in the official code) and "cosine" (0), the last learning rate;
+            `timescale` (10,000 steps) and `cooldown_steps` (0), the steps of a linear end to 0, for "rsqrt".
 
     Call arguments:
         step: Int or integer tensor, the steps done so far.

@@ -1,20 +1,22 @@
-"""PyTorch's own random generators, from which Keras' layers without a seed draw on that backend."""
+"""PyTorch's global state: the random generators, from which Keras' unseeded Dropout draws, and the processes."""
+
+import os
 
 import keras
 
 
 def generator_states():
-    """The states of PyTorch's generators, also on GPUs: NumPy arrays by name, none on the other backends."""
+    """The states of PyTorch's CPU and GPU generators, by name, as NumPy copies; {} on the other backends."""
     if keras.backend.backend() != "torch":
         return {}
-    import torch  # noqa: TID251  Keras gives no access to them.
+    import torch  # noqa: TID251  Keras has no way to read them.
 
     states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     return {f"torch/{i:05d}": state.numpy() for i, state in enumerate(states)}
 
 
 def set_generator_states(states):
-    """Restores the states from `generator_states` that a dict holds among others."""
+    """Restores what `generator_states` returned; does nothing on the other backends."""
     names = sorted(name for name in states if name.startswith("torch/"))
     if names and keras.backend.backend() == "torch":
         import torch  # noqa: TID251
@@ -22,3 +24,26 @@ def set_generator_states(states):
         first, *others = (torch.from_numpy(states[name]) for name in names)
         torch.set_rng_state(first)
         torch.cuda.set_rng_state_all(others[: torch.cuda.device_count()])
+
+
+def check_one_process():
+    """Refuses several processes of PyTorch: Keras would train a separate model in each, without an error."""
+    if keras.backend.backend() != "torch":
+        return
+    import torch  # noqa: TID251
+
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return
+    if distributed.is_initialized():
+        found, size = "torch.distributed is initialized", distributed.get_world_size()
+    elif distributed.is_torchelastic_launched():
+        found, size = "torchrun started this process", int(os.environ.get("WORLD_SIZE", 1))
+    else:
+        return
+    if size > 1:
+        raise RuntimeError(
+            f"Expected one process on the PyTorch backend. Received: {found} with a world size of {size}, and each "
+            "would train a separate model. Start one process alone, or set KERAS_BACKEND=jax and use "
+            "keras.distribution.DataParallel() in one process for all devices."
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vit.training import Resume, fit
-from tests.training.test_callbacks import StopAt, X, Y, assert_equal, make_model
+from tests.training.test_resume import StopAt, X, Y, assert_equal, make_model
 
 tf = pytest.importorskip("tensorflow", reason="the pipelines are tf.data")
 

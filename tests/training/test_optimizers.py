@@ -2,8 +2,9 @@ import keras
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit.training import optimizers
-from keras_vit.training.decay_groups import decay_groups
+from keras_vit.training.optimizers import decay_groups, is_decayed
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
 
@@ -36,8 +37,7 @@ def twins(build=small):
 
 
 def test_settings_of_the_papers():
-    adam, adamw, sgd = optimizers.adam(1e-3), optimizers.adamw(1e-3), optimizers.sgd(0.03)
-    assert (adam.beta_1, adam.beta_2, adam.epsilon, adam.weight_decay) == (0.9, 0.999, 1e-8, 0.1)
+    adamw, sgd = optimizers.adamw(1e-3), optimizers.sgd(0.03)
     assert (adamw.beta_1, adamw.beta_2, adamw.epsilon, adamw.weight_decay) == (0.9, 0.999, 1e-8, 0.05)
     assert (sgd.momentum, sgd.global_clipnorm, sgd.weight_decay, sgd.nesterov) == (0.9, 1.0, None, False)
     assert optimizers.sgd(0.1, global_clipnorm=None).global_clipnorm is None
@@ -54,7 +54,7 @@ def decayed_by_a_step(model, optimizer):
 
 def test_decay_acts_on_kernels_alone_and_by_the_learning_rate():
     model = tiny.randomize(tiny.build(layer_scale_init=0.1, num_registers=1))
-    before, changed = decayed_by_a_step(model, optimizers.adam(0.5, weight_decay=0.1))
+    before, changed = decayed_by_a_step(model, optimizers.adamw(0.5, weight_decay=0.1))
     assert changed == {v.path for v in decay_groups(model)[0]}
     for variable, old in zip(model.trainable_variables, before, strict=True):
         expected = old * (1 - 0.5 * 0.1) if variable.path in changed else old
@@ -62,7 +62,7 @@ def test_decay_acts_on_kernels_alone_and_by_the_learning_rate():
 
 
 def test_a_reloaded_optimizer_decays_the_same(tmp_path):
-    model = fit(small(), optimizers.adam(WarmupDecay(1e-3, 10)))
+    model = fit(small(), optimizers.adamw(WarmupDecay(1e-3, 10)))
     model.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
     for a, b in zip(values(model.optimizer.variables), values(reloaded.optimizer.variables), strict=True):
@@ -77,16 +77,16 @@ def test_with_no_kernel_to_train():
     model = tiny.randomize(tiny.build())
     for layer in model.layers:
         layer.trainable = layer.name == "norm"
-    fit(model, optimizers.adam(1e-3))
+    fit(model, optimizers.adamw(1e-3))
     _, changed = decayed_by_a_step(model, model.optimizer)
     assert changed <= {"norm/gamma", "norm/beta"}
 
 
-def test_adam_equals_numpy():
+def test_adamw_equals_numpy():
     """Two steps, with decoupled decay scaled by the learning rate."""
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
-    optimizer = optimizers.adam(0.01, weight_decay=0.1)
+    optimizer = optimizers.adamw(0.01, weight_decay=0.1)
     kernel = values([layer.kernel])[0].astype("float64")
     mean = square = 0.0
     for t in (1, 2):
@@ -111,7 +111,7 @@ def test_sgd_clips_all_gradients_together():
     np.testing.assert_allclose(values([layer.bias])[0], bias - 0.1 * grads[1] / norm, rtol=1e-5)
 
 
-@pytest.mark.parametrize("build", [optimizers.adam, optimizers.sgd])
+@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
 def test_gradient_accumulation_equals_a_larger_batch(build):
     large, small = twins()
     fit(large, build(0.01), epochs=2, batch_size=8)
@@ -120,7 +120,7 @@ def test_gradient_accumulation_equals_a_larger_batch(build):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize("build", [optimizers.adam, optimizers.sgd])
+@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
 def test_moving_average(build, tmp_path):
     """The weights at the end are the average; and what comes after fit works, on JAX too."""
     plain, averaged = twins()
@@ -161,10 +161,60 @@ def test_average_is_validated_by_keras_own_callback():
 def test_momentum_of_the_average_is_that_of_an_update():
     optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True, ema_momentum=0.9)
     assert optimizer.ema_momentum**4 == pytest.approx(0.9)
-    assert optimizers.adam(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
+    assert optimizers.adamw(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
 
 
 def test_on_pytorch_updates_are_fused():
     """All weights go through the backend's own step, which PyTorch's optimizers of Keras have and a subclass loses."""
     for ours, keras_own in ((optimizers.AdamW, keras.optimizers.AdamW), (optimizers.SGD, keras.optimizers.SGD)):
         assert isinstance(ours(0.1), type(keras_own(0.1)))
+
+
+HYBRID = {"image_size": 32, "stages": (1,), "width_factor": 0.5, "patch_size": 2, "num_layers": 1}
+MODELS = {
+    "vit": lambda: tiny.build(representation_size=7, layer_scale_init=0.1, num_registers=2),
+    "hybrid": lambda: keras_vit.ViT("R50+B/16", hidden_dim=12, num_heads=3, mlp_dim=20, num_classes=5, **HYBRID),
+    "bit": lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=5),
+    "distilled": lambda: tiny.build(distillation_token=True),
+    "map": lambda: tiny.build(pooling="map"),
+    "learned2d": lambda: tiny.build(position_embedding="learned2d"),
+    "relative": lambda: tiny.build(position_embedding="relative"),
+    "qk_norm": lambda: tiny.build(qk_norm=True, norm_after_pooling=True),
+}
+# Every name that a weight that is no kernel has, written out.
+KEPT = {"bias", "gamma", "beta", "tokens", "probe", "embeddings", "row_embeddings", "column_embeddings"}
+KEPT |= {"relative_embeddings", "prefix_embeddings"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_partition_the_variables(name):
+    model = MODELS[name]()
+    decayed, kept = decay_groups(model)
+    ids = [id(v) for v in decayed + kept]
+    assert len(set(ids)) == len(ids)
+    assert set(ids) == {id(v) for v in model.trainable_variables}
+    assert {v.path.split("/")[-1] for v in decayed} == {"kernel"}
+    assert {v.path.split("/")[-1] for v in kept} <= KEPT
+    # A vector is never decayed, and a matrix always but for those named above.
+    assert all(len(v.shape) > 1 for v in decayed)
+
+
+def test_every_kind_of_weight_was_seen():
+    names = {v.path.split("/")[-1] for build in MODELS.values() for v in decay_groups(build())[1]}
+    assert names == KEPT
+
+
+def test_frozen_weights_are_in_neither_group():
+    model = tiny.build()
+    model.get_layer("block_00").trainable = False
+    decayed, kept = decay_groups(model)
+    assert not any(v.path.startswith("block_00/") for v in decayed + kept)
+    assert len(decayed + kept) == len(model.trainable_variables)
+
+
+def test_kernels_of_other_layers():
+    layer = keras.layers.SeparableConv2D(2, 3)
+    layer.build((None, 8, 8, 3))
+    decayed, kept = decay_groups(layer)
+    assert len(decayed) == 2 and len(kept) == 1
+    assert not is_decayed("kernels/bias") and is_decayed("kernel")

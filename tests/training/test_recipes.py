@@ -8,8 +8,7 @@ from keras_vit.data import POLICIES, splits
 from keras_vit.models import ViT
 from keras_vit.models.vit import architecture_of
 from keras_vit.training import RECIPES, recipe, run
-from keras_vit.training.from_recipe import optimizer
-from keras_vit.training.lengths import lengths
+from keras_vit.training.from_recipe import lengths, optimizer
 from keras_vit.weights.zoo import resolve
 
 # arXiv 2010.11929, tables 3 and 4 and section 4.1; arXiv 2012.12877, table 9.

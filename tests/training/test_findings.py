@@ -169,7 +169,7 @@ def test_what_may_be_meant_is_said_once(model, caplog):
 def test_nothing_to_train():
     model = build()
     model.trainable = False
-    with pytest.raises(ValueError, match="all is frozen"):
+    with pytest.raises(ValueError, match="weights are all frozen"):
         look(model, (IMAGES, LABELS))
     model.trainable = True
     freeze(model)

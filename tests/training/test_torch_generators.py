@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_vit.training import Resume, fit
-from keras_vit.training.processes import check_one_process
+from keras_vit.training.torch_generators import check_one_process
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's processes")
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files import replacing
-from keras_vit.training import checkpoint_slots
-from keras_vit.training.checkpoint_slots import CheckpointSlots
+from keras_vit.training.checkpoints import CheckpointSlots
 
 ARRAYS = {
     "a/0": np.arange(6, dtype="float32").reshape(2, 3),
@@ -64,21 +63,13 @@ def test_no_flipped_bit_goes_unseen(tmp_path):
     assert fallen > 150
 
 
-def test_arrays_swapped_for_others_are_seen(tmp_path):
-    checkpoints, paths = saved(tmp_path, (1, 2))
-    with np.load(paths[1]) as archive:
-        members = dict(archive)
-    np.savez(paths[1], **{**members, "arrays/b": np.array(8)})
-    assert checkpoints.newest().facts == {"step": 1}
-
-
 def test_nothing_is_unpickled(tmp_path, capsys):
     class Bomb:
         def __reduce__(self):
             return pytest.fail, ("unpickled",)
 
     checkpoints, paths = saved(tmp_path, (1, 2))
-    np.savez(paths[1], header=np.array([Bomb()], dtype=object), sha256=np.zeros(32, "uint8"))
+    np.savez(paths[1], header=np.array([Bomb()], dtype=object))
     assert checkpoints.newest().facts == {"step": 1}
     assert "allow_pickle=False" in capsys.readouterr().out
 
@@ -99,7 +90,7 @@ def test_a_failed_save_leaves_the_others(tmp_path, monkeypatch):
         file.write(b"some")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_slots.np, "savez", full)
+    monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="no space left on device: .*step_000000000002.npz"):
         checkpoints.save(2, {}, ARRAYS)
     assert list(tmp_path.iterdir()) == paths

@@ -1,6 +1,10 @@
-"""Runs a recipe: trains and tests as it says, and writes what came out."""
+"""Runs a recipe: trains and tests a model, and writes the results to a folder."""
 
 import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -8,18 +12,17 @@ from typing import NamedTuple
 import keras
 
 from keras_vit.files import replacing
-from keras_vit.training.callbacks import Resume
+from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
-from keras_vit.training.from_recipe import build, kind_of_labels, loss, metrics, optimizer
-from keras_vit.training.lengths import batch_size_for, lengths
-from keras_vit.training.lora import merge_lora
-from keras_vit.training.preflight import preflight
-from keras_vit.training.run_folder import claim, identity, logs, refuse_another, write
+from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
+from keras_vit.training.resume import Resume
 from keras_vit.training.sam import SAM
+from keras_vit.training.settings import TEXTS
+from keras_vit.training.trainable import merge_lora
 
 
 class Run(NamedTuple):
-    """What a run gave: the trained model, what `model.fit` recorded, and what is in `results.json`."""
+    """The trained model, the history of `model.fit`, and the contents of `results.json`."""
 
     model: keras.Model
     history: keras.callbacks.History
@@ -27,30 +30,30 @@ class Run(NamedTuple):
 
 
 def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, callbacks=(), verbose="auto"):
-    """Trains and tests a model as a recipe says, on data that a function gives.
+    """Trains and tests a model by a recipe.
 
-    Before it begins, `preflight` stops what cannot be right, and shows on one screen what will be.
-    The folder holds `recipe.json`, `checkpoints` (see `Resume`: the same call, made again after the process was
-    killed, goes on at the step where it was), `history.csv`, `tensorboard` where that is installed, and at the end
-    `model.keras`, which takes raw images of 0..255 and carries the names of its classes, and `results.json`.
+    First `preflight` checks the model and the data, and shows one screen of what the run will do. The folder gets
+    `recipe.json`, `checkpoints` (see `Resume`: the same call after the process was killed resumes at the step where it
+    was), `history.csv`, `tensorboard` if that is installed, and at the end `results.json` and `model.keras`, which
+    takes raw images of 0..255 and holds the names of its classes.
 
     Args:
         recipe: A `Recipe`.
-        make_dataset: Function of a part, "train" or "test", and the options of `keras_vit.data.pipeline`, which
-            returns its dataset.
+        make_dataset: Function of a part, "train" or "test", and the options of `keras_vit.data.pipeline` that returns
+            the part's dataset.
         out: Path of the run's folder; it is made.
-        weights: The checkpoint to start from in the place of the recipe's; "none" for random weights.
+        weights: The checkpoint to start from instead of the recipe's; "none" for random weights.
         seed: Int, of the initial weights, the order and the augmentation.
-        save_every: Int, steps between two checkpoints.
+        save_every: Int, steps between checkpoints.
         callbacks: Further Keras callbacks.
-        verbose: As for `model.fit`; 0 shows no screen before it.
+        verbose: As for `model.fit`; 0 also hides the screen.
 
     Returns:
         `Run(model, history, results)`.
 
     Raises:
-        ValueError: If the folder holds a run of another recipe, seed or data, or the recipe does not fit the data: see
-            `preflight`.
+        ValueError: If the folder holds a run with another recipe, seed or data, or the recipe does not fit the data:
+            see `preflight`.
         FloatingPointError: If the loss or a weight became NaN or infinite; the checkpoints before it are kept.
 
     Example:
@@ -72,25 +75,19 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         options["labels"] = "one_hot"
     if recipe.batch_size is None:
         recipe = recipe.replace({"batch_size": batch_size_for(labels.num_images)})
-    options["batch_size"] = recipe.batch_size
-
     model = build(recipe, labels.num_classes, weights, labels.class_names)
-    options["preprocessing"] = model
-
-    def training(skip_batches=0, num_batches=None):
-        return make_dataset(
-            "train",
-            **options,
-            training=True,
-            repeat=True,
-            crop=recipe.crop,
-            scale=(recipe.crop_scale, 1.0),
-            flip=recipe.flip,
-            policy=recipe.policy,
-            skip_batches=skip_batches,
-            num_batches=num_batches,
-        )
-
+    options |= {"batch_size": recipe.batch_size, "preprocessing": model}
+    training = functools.partial(
+        make_dataset,
+        "train",
+        training=True,
+        repeat=True,
+        crop=recipe.crop,
+        scale=(recipe.crop_scale, 1.0),
+        flip=recipe.flip,
+        policy=recipe.policy,
+        **options,
+    )
     train = training()
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
@@ -108,8 +105,8 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     trained.compile(optimizer(recipe, model, length.total, length.warmup), **judged)
 
     resume = Resume(out / "checkpoints", save_every, seed=seed)
-    claimed = {**identity(recipe, train, test), "weights": str(weights), "seed": seed}
-    refuse_another(out, claimed, resume)
+    facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
+    _refuse_another(out, facts, resume)
     preflight(
         trained,
         train,
@@ -119,23 +116,28 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         out=out,
         verbose=int(verbose != 0),
     )
-    claim(out, claimed)
-    broken = set()
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / "recipe.json", facts)
+    broken = [train.broken, test.broken]
 
+    # `fit` asks for the first epoch twice.
+    @functools.lru_cache(maxsize=1)
     def epoch_of(epoch):
-        nonlocal train
-        # Each epoch's dataset knows of its own broken images alone, and is too large to keep.
-        broken.update(train.broken)
         first = epoch * length.epoch
-        train = training(first, min(length.epoch, length.total - first))
-        return train
+        dataset = training(skip_batches=first, num_batches=min(length.epoch, length.total - first))
+        broken.append(dataset.broken)
+        return dataset
 
+    logs = [keras.callbacks.CSVLogger(out / "history.csv")]
+    # TensorFlow does not install it.
+    if importlib.util.find_spec("tensorboard"):
+        logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     history = fit(
         trained,
         epoch_of,
         length.epochs,
         resume=resume,
-        callbacks=[*logs(out), *callbacks],
+        callbacks=[*logs, *callbacks],
         validation_data=test,
         verbose=verbose,
     )
@@ -157,10 +159,10 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "seed": seed,
         "test": {name: float(value) for name, value in scores.items()},
         "train_images": train.num_images,
-        "broken_images": sorted(broken.union(train.broken, test.broken)),
+        "broken_images": sorted(set().union(*broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # Of the process that ended the run, which began it at that step.
+        # Of the process that ended the run, which began at `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": resume.first_step,
         "parameters": model.count_params(),
@@ -170,5 +172,35 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "class_names": train.class_names,
     }
     if resume.first_step < length.total or not (out / "results.json").exists():
-        write(out / "results.json", results)
+        _write(out / "results.json", results)
     return Run(model, history, results)
+
+
+def _identity(recipe, train, test):
+    """The settings and images that must be the same for a run to be resumed."""
+    files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
+    return {
+        **{key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS},
+        "train_images": train.num_images,
+        "test_images": test.num_images,
+        "class_names": hashlib.sha256(repr(train.class_names).encode()).hexdigest()[:16],
+        "files": hashlib.sha256(repr(files).encode()).hexdigest()[:16],
+    }
+
+
+def _refuse_another(out, facts, resume):
+    """Raises if the folder holds checkpoints of a run with other facts."""
+    path, facts = out / "recipe.json", json.loads(json.dumps(facts))
+    if path.exists() and resume.checkpoints.paths():
+        other = json.loads(path.read_text(encoding="utf-8"))
+        # A setting that the recipe did not have then had no other value.
+        if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):
+            raise ValueError(
+                f"Expected `out` to be a new folder, or that of the same run. {str(out)!r} holds one with "
+                + ", ".join(f"{key}={other[key]!r} and not {facts[key]!r}" for key in different)
+            )
+
+
+def _write(path, facts):
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

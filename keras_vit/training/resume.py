@@ -6,57 +6,54 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.training.callback_states import storable
-from keras_vit.training.checkpoint_slots import CheckpointSlots
-from keras_vit.training.kept_callbacks import KeptCallbacks
-from keras_vit.training.processes import check_one_process
-from keras_vit.training.torch_generators import generator_states, set_generator_states
+from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.kept_callbacks import KeptCallbacks, storable
+from keras_vit.training.torch_generators import check_one_process, generator_states, set_generator_states
 
-# What stopped a run where it was none of the callbacks that Resume calls.
-BESIDE = "a callback that was not given to Resume"
+_UNKNOWN_STOPPER = "a callback that was not given to Resume"
 
 
 class Resume(keras.callbacks.Callback):
-    """Saves a run every few steps, and lets the same script, started again, go on at the step where it was.
+    """Saves a run every few steps; the same script, started again, resumes at the step of the last checkpoint.
 
-    A checkpoint holds the model's variables, also the states of its random generators, the optimizer's (moments,
-    moving averages, accumulated gradients, iterations and with them the schedule's place), the metrics of the running
-    epoch, the history of the earlier epochs, and the place in the data. The resumed run computes what the uninterrupted
-    one would have, bit for bit on one machine where the backend is deterministic itself. The files are described in
-    `CheckpointSlots`; a damaged one is named in a notice, and the one before it is taken.
+    A checkpoint holds the model's variables with the states of its random generators, the optimizer's variables, the
+    metrics of the running epoch, the history of the earlier epochs, and the place in the data. The resumed run computes
+    what the uninterrupted run would have: bit for bit on one machine if the backend is deterministic. A damaged file is
+    named in a notice, and the one before it is used. (`keras.callbacks.BackupAndRestore` restores neither the place
+    within an epoch nor the history, generators or other callbacks.)
 
-    To find its place the run draws the epoch's first batches again and drops them, so the batches of an epoch must
-    follow from the epoch's number. That is so for data that is not shuffled, or shuffled once, and for NumPy arrays, a
+    To find its place the run draws the epoch's first batches again and drops them, so the epoch's number must determine
+    its batches. That holds for data that is not shuffled, or shuffled once, and for NumPy arrays, a
     `keras.utils.PyDataset` or a `torch.utils.data.DataLoader` shuffled by the global random seeds, which this callback
-    sets at the start of each epoch. (On TensorFlow, arrays are shuffled by the seed of the time when `model.fit` is
-    called: set it by `keras.utils.set_random_seed` there.) A `tf.data.Dataset` that is shuffled anew in each epoch
-    counts its epochs itself, from 0 in each process: train on it with `keras_vit.training.fit`.
+    sets at the start of each epoch. (On TensorFlow, arrays are shuffled by the seed at the time of `model.fit`: call
+    `keras.utils.set_random_seed` before.) A `tf.data.Dataset` that is shuffled anew in each epoch counts its epochs
+    from 0 in each process: train on it with `keras_vit.training.fit`.
 
-    Other callbacks are given to this one, not to `model.fit`, since a callback of Keras knows nothing of those beside
-    it: `callbacks=[Resume(folder, callbacks=[EarlyStopping(), ModelCheckpoint(...)])]`. They are called as in a list,
-    but not for the batches that are dropped, and their states are saved and restored: those of Keras' own, which
-    `CSVLogger` keeps in its file, and of any with `get_state()`, which returns a dict of what JSON can hold and of
-    NumPy arrays, and `set_state(state)`. A notice names others that change. A callback beside this one begins anew in
-    each process, and without `callbacks` a notice says so; `callbacks=[]` says that there is none to keep.
-    (`keras_vit.training.fit` gives them all to its Resume by itself.)
+    Give other callbacks to this one, not to `model.fit`, since Keras callbacks cannot see each other:
+    `callbacks=[Resume(folder, callbacks=[EarlyStopping(), ModelCheckpoint(...)])]`. They are not called for the dropped
+    batches, and their states are saved and restored: those of Keras' own callbacks, with the rows of `CSVLogger`, and
+    of any with `get_state()`, which returns a dict of JSON values and NumPy arrays, and `set_state(state)`. A notice
+    names others that change. A callback beside this one starts anew in each process, and without `callbacks` a notice
+    says so; `callbacks=[]` means there are none. (`keras_vit.training.fit` gives its callbacks to its Resume.)
 
-    A run that a callback stopped, as EarlyStopping does, is finished: started again it trains no more, and the model
-    gets the weights that it had in the end. Without the callback that stopped it, it goes on. What ends a process for
-    now alone, such as a limit of time, raises KeyboardInterrupt instead.
+    A run that a callback stopped, such as EarlyStopping, is finished: started again, it trains no more and has the
+    final weights. Without that callback it continues. To interrupt a process, such as at a time limit, raise
+    KeyboardInterrupt.
 
-    A loss or a weight that is not finite stops the run. No checkpoint is written from there, and the model is given the
-    last one back. A finished run that is started again loads its last checkpoint and trains no more, unless `epochs`
-    has grown.
+    A loss or a weight that is not finite stops the run: no checkpoint is written from there, and the model gets the
+    weights of the last one. A finished run that is started again loads its last checkpoint and trains no more, unless
+    `epochs` has grown.
 
     Args:
-        folder: Path of the folder of checkpoints, of one run alone.
-        every: Number of steps between checkpoints. One is also written after each epoch.
-        slots: Number of checkpoints to keep, at least 1; with 2 or more a damaged one is no loss.
-        seed: Int by which each epoch's global random seeds (Python, NumPy, backend) are set, or None to leave them.
-        callbacks: List of the other callbacks, which this one then calls.
+        folder: Path of the folder of checkpoints; one run has it alone.
+        every: Int of at least 1, steps between checkpoints. One is also written after each epoch.
+        slots: Int of at least 1, checkpoints to keep.
+        seed: Int of at least 0 from which each epoch's global random seeds (Python, NumPy, backend) are set; None
+            leaves them.
+        callbacks: List of the other callbacks.
 
     Attributes: `epoch`, `batch` and `step`, the place of the run; `first_step`, where this process began; `diverged`,
-    whether it was stopped since a number was not finite; `stopped`, the name of the callback that stopped it, or None.
+    whether a number was not finite; `stopped`, the name of the callback that stopped the run, or None.
 
     Raises:
         ValueError: If an argument is wrong, or, at the start of training, if the model is not built or the checkpoint
@@ -94,7 +91,7 @@ class Resume(keras.callbacks.Callback):
 
     @property
     def callbacks(self):
-        """The other callbacks, which this one calls; None where none were given."""
+        """The other callbacks, which this one calls; None if none were given."""
         return self._callbacks
 
     @callbacks.setter
@@ -119,14 +116,12 @@ class Resume(keras.callbacks.Callback):
         self._slot = None
         self.diverged = False
         self.stopped = None
-        # A fit that was interrupted before its first epoch has left its own.
+        # A fit interrupted before its first epoch leaves its own.
         self.model._initial_epoch = None
         self.checkpoints.open()
         slot = self.checkpoints.newest()
         if self.callbacks is None:
-            print(
-                "Resume saves the state of no callback beside it: it is given those, Resume(folder, callbacks=[...])."
-            )
+            print("Resume saves no state of callbacks beside it. Give them to it: Resume(folder, callbacks=[...]).")
         if slot is None:
             self._kept.begin(self.params, None)
             return
@@ -137,7 +132,7 @@ class Resume(keras.callbacks.Callback):
         self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
         self.first_step = self.step
         self._epochs = [tuple(pair) for pair in slot.facts["history"]]
-        if self.callbacks is None or slot.facts.get("stopped") in (*self._kept.names, BESIDE):
+        if self.callbacks is None or slot.facts.get("stopped") in (*self._kept.names, _UNKNOWN_STOPPER):
             self.stopped = slot.facts.get("stopped")
         total = self.params["epochs"]
         # As keras.callbacks.BackupAndRestore does; fit reads it after this method.
@@ -158,7 +153,7 @@ class Resume(keras.callbacks.Callback):
             print(f"Resuming from {str(slot.path)!r}: {place}.")
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Else it would hold for the next fit as well.
+        # Otherwise it would apply to the next fit as well.
         self.model._initial_epoch = None
         if self._slot is not None:
             self._restore_history()
@@ -167,7 +162,7 @@ class Resume(keras.callbacks.Callback):
                 set_generator_states(self._slot.arrays)
             self.epoch, self.batch = epoch, 0
             if self.step > self._saved[-1] or self._saved[0] < epoch:
-                # Only now have all callbacks seen the end of the epoch before.
+                # Only now have all callbacks seen the end of the previous epoch.
                 self._save({})
         self.set_seeds(epoch)
         self._kept.tell("on_epoch_begin", epoch, logs)
@@ -182,7 +177,7 @@ class Resume(keras.callbacks.Callback):
         if self._to_skip:
             return
         if self._skip is not None:
-            # Only a step that has been done has surely made the metrics' variables.
+            # Only after a step do the metrics surely have their variables.
             self._assign(self._slot, "model", "optimizer", "metrics")
             set_generator_states(self._slot.arrays)
             self._kept.unpack(self._slot)
@@ -232,18 +227,14 @@ class Resume(keras.callbacks.Callback):
         self._kept.tell("on_train_end", logs)
 
     def set_seeds(self, epoch):
-        """Sets the global random seeds as they are at the start of an epoch.
-
-        Args:
-            epoch: Int, from 0.
-        """
+        """Sets the global random seeds for the start of an epoch (int, from 0)."""
         if self.seed is not None:
             keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
     def _save_the_end(self):
         self.epoch, self.batch = self._epochs[-1][0] + 1, 0
         if self.model.stop_training and not self.diverged:
-            self.stopped = self._kept.stopper or BESIDE
+            self.stopped = self._kept.stopper or _UNKNOWN_STOPPER
         self._save({})
 
     def _save(self, logs):
@@ -275,7 +266,7 @@ class Resume(keras.callbacks.Callback):
         try:
             self.checkpoints.save(self.step, facts, arrays)
         except OSError as error:
-            # A disk that is full at hour nine must not end the run; one that never took a checkpoint must.
+            # A disk that fills up must not end a long run; one that never took a checkpoint must.
             if not self.checkpoints.paths():
                 raise
             print(f"No checkpoint could be written at step {self.step} ({error}). The earlier ones are kept.")
@@ -287,7 +278,7 @@ class Resume(keras.callbacks.Callback):
         self.model.stop_training = True
 
     def _variables(self):
-        # JAX gives the variables their values when a callback asks for `model`, at a cost: once, and not in each step.
+        # On JAX each `self.model` of a callback copies the state.
         model = self.model
         optimizer = model.optimizer.variables if model.optimizer is not None else []
         return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
@@ -296,7 +287,7 @@ class Resume(keras.callbacks.Callback):
         return {group: [_describe(v) for v in variables] for group, variables in self._variables().items()}
 
     def _check(self, slot):
-        """Refuses a checkpoint that is not of this model, optimizer and seed."""
+        """Refuses a checkpoint of another model, optimizer or seed."""
         model = self.model
         if not model.built:
             raise ValueError(
@@ -304,7 +295,7 @@ class Resume(keras.callbacks.Callback):
             )
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        advice = f"Give another `folder`, or delete {str(self.checkpoints.folder)!r} to start anew."
+        advice = f"Give another `folder`, or delete {str(self.checkpoints.folder)!r} to start over."
         here = self._signature()
         for group in ("model", "optimizer"):
             saved = slot.facts["variables"][group]
@@ -324,14 +315,14 @@ class Resume(keras.callbacks.Callback):
         variables = self._variables()
         for group in groups:
             if group == "metrics" and slot.facts["variables"][group] != self._signature()[group]:
-                print("The metrics are not those of the checkpoint: this epoch's start where it is resumed.")
+                print("The metrics are not those of the checkpoint: this epoch's metrics start from here.")
                 self.model.reset_metrics()
                 continue
             for i, variable in enumerate(variables[group]):
                 variable.assign(slot.arrays[f"{group}/{i:05d}"])
 
     def _skip_batches(self):
-        """Lets fit go through the batches already seen without training on them."""
+        """Makes fit pass over the batches already seen without training on them."""
         model, path = self.model, str(self._slot.path)
         together = model.steps_per_execution
         if self.batch % together:
@@ -346,13 +337,13 @@ class Resume(keras.callbacks.Callback):
         train = model.train_function
 
         def skip(*args):
-            # For one call alone: an interrupted fit must not leave the model a way of not training.
+            # For one call alone: an interrupted fit must not leave a model that does not train.
             model.train_function = train
-            # (state, iterator) on JAX, (iterator,) on TensorFlow, (batches,) on PyTorch, which has drawn them already.
+            # (state, iterator) on JAX, (iterator,) on TensorFlow, (batches,), already drawn, on PyTorch.
             self._to_skip -= 1
             logs = self._slot.facts["logs"]
             if not self._to_skip:
-                # The last one is trained on, which makes all variables, and then undone in on_train_batch_end.
+                # Trains on the last one, which creates all variables; on_train_batch_end then undoes it.
                 result = train(*args)
                 return (logs, result[1]) if len(args) == 2 else logs
             if hasattr(args[-1], "__next__"):
@@ -360,7 +351,6 @@ class Resume(keras.callbacks.Callback):
                     next(args[-1])
             return (logs, args[0]) if len(args) == 2 else logs
 
-        # Set as each batch begins. On JAX asking for `self.model` there would cost a copy of the state.
         self._skip = functools.partial(setattr, model, "train_function", skip)
 
     def _refuse_short_epoch(self):
@@ -370,7 +360,7 @@ class Resume(keras.callbacks.Callback):
         )
 
     def _restore_history(self):
-        """Gives the history the epochs before this process."""
+        """Adds the epochs before this process to the history."""
         record = self.model.history
         record.epoch = [epoch for epoch, _ in self._epochs]
         record.history = {}
@@ -380,13 +370,10 @@ class Resume(keras.callbacks.Callback):
 
 
 def _describe(variable):
-    """A variable's name, shape and type, as they are in each process.
-
-    Keras numbers the layers and optimizers that got no name of their own through the process: dense, dense_1, ...
-    """
+    """A variable's path, shape and dtype, without the numbers that Keras gives unnamed layers within a process."""
     return f"{re.sub(r'_[0-9]+(?=[_/]|$)', '', variable.path)} {list(variable.shape)} {variable.dtype}"
 
 
 def _json(logs):
-    """The numbers of a log as JSON can hold them."""
+    """The scalars of a log as JSON holds them."""
     return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}

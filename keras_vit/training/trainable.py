@@ -1,0 +1,216 @@
+"""What of a model is trained: layers are frozen, or LoRA adds low-rank updates through Keras' `Dense.enable_lora`."""
+
+import math
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers import TransformerBlock
+from keras_vit.models.backbone import parts_of
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters that are trained and that are not."""
+
+    trainable: int
+    frozen: int
+
+
+def count_parameters(model: keras.Model) -> Parameters:
+    """Counts the parameters that training changes, and the others.
+
+    Example:
+
+    >>> count_parameters(keras_vit.ViT("Ti/16", num_classes=10))
+    Parameters(trainable=5526346, frozen=0)
+    """
+    trainable, frozen = (
+        sum(math.prod(weight.shape) for weight in weights)
+        for weights in (model.trainable_weights, model.non_trainable_weights)
+    )
+    return Parameters(trainable, frozen)
+
+
+def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
+    """Freezes the lower part of a model; everything above it is trained, even if it was frozen before.
+
+    The head is every layer above the backbone, whatever its name, including your own. If the backbone is nested as a
+    layer in your model, all layers around it are trained too. Compile the model afterwards. Dropout and stochastic
+    depth of frozen blocks still act in training.
+
+    Args:
+        model: A model of this package's builders, with its own head or yours, or a model in which one is nested. The
+            blocks of a BiT are its units.
+        blocks: Int, the number of blocks to freeze, from the first, with the embedding below them; 0 freezes the
+            embedding alone. None freezes everything but the head.
+
+    Returns:
+        `Parameters(trainable, frozen)`, counts.
+
+    Raises:
+        ValueError: If the model has fewer blocks or LoRA weights, or nothing would be left to train.
+
+    Example:
+
+    >>> freeze(keras_vit.ViT("Ti/16", num_classes=10))
+    Parameters(trainable=1930, frozen=5524416)
+    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0)
+    >>> freeze(keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output)))
+    Parameters(trainable=1930, frozen=5524416)
+    """
+    parts = parts_of(model)
+    if has_lora(model):
+        raise ValueError(f"Expected a model without LoRA, which chose what to train. Received: model {model.name!r}")
+    num_blocks = len(parts.blocks)
+    if blocks is not None and arguments.non_negative_int("blocks", blocks) > num_blocks:
+        raise ValueError(
+            f"Invalid value received for argument `blocks`. Expected at most {num_blocks}, the model's depth. "
+            f"Received: {blocks!r}"
+        )
+    trained, frozen = list(parts.others), [*parts.below, *parts.blocks[:blocks]]
+    (frozen if blocks is None else trained).extend(parts.above)
+    trained += [] if blocks is None else parts.blocks[blocks:]
+    # A layer that is not built yet may have weights once it is.
+    if not any(layer.weights or not layer.built for layer in trained):
+        raise ValueError(
+            f"Expected a model with something left to train. Received: model {model.name!r}, which has no weights "
+            "above its frozen layers. Add a head, as with num_classes, or freeze fewer blocks."
+        )
+    unfreeze(model)
+    for layer in frozen:
+        layer.trainable = False
+    return count_parameters(model)
+
+
+def unfreeze(model: keras.Model) -> Parameters:
+    """Makes all of a model without LoRA trainable; returns `Parameters(trainable, frozen)`.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", num_classes=10)
+    >>> _ = freeze(model)
+    >>> unfreeze(model)
+    Parameters(trainable=5526346, frozen=0)
+    """
+    # On TensorFlow, setting an attribute to its own value does nothing, and the layers within would stay frozen.
+    model.trainable = False
+    model.trainable = True
+    return count_parameters(model)
+
+
+def has_lora(model: keras.Model) -> bool:
+    """Whether any layer of a model has LoRA weights."""
+    return any("lora_kernel" in weight.path for weight in model.weights)
+
+
+def enable_lora(
+    model: keras.Model, rank: int, *, alpha: float | None = None, train_head: bool = True, train_norms: bool = False
+) -> Parameters:
+    """Gives the attention and MLP projections of each block low-rank updates, and freezes the rest, in place.
+
+    The model's outputs stay the same until it is trained. Compile it afterwards, and do not set `trainable` of its
+    layers: Keras would unfreeze the kernels too. A .keras file keeps the updates and what is frozen, so a reloaded
+    model can be trained on; `keras.models.clone_model` makes new updates. `merge_lora` makes a plain model.
+
+    Args:
+        model: A ViT of this package's builders, with its own head or yours; or a model in which one is nested.
+        rank: Int of at least 1, the rank of the updates.
+        alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
+        train_head: Bool, also train all layers above the backbone, and all around a nested one.
+        train_norms: Bool, also train all norms.
+
+    Returns:
+        `Parameters(trainable, frozen)`, counts.
+
+    Raises:
+        ValueError: If the model has no transformer blocks, or has LoRA already.
+
+    Example:
+
+    >>> enable_lora(keras_vit.ViT("Ti/16", num_classes=10), rank=4)
+    Parameters(trainable=149386, frozen=5524416)
+
+    Reference: [arXiv 2106.09685](https://arxiv.org/abs/2106.09685), which adapts query and value alone. Here query, key
+        and value are one projection, whose update has one down-projection for all three.
+    """
+    arguments.positive_int("rank", rank)
+    if alpha is not None:
+        arguments.positive_number("alpha", alpha)
+    parts = _parts(model)
+    if has_lora(model):
+        raise ValueError(f"Expected a model without LoRA. Received: model {model.name!r}, which has it already.")
+    unfreeze(model)
+    for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
+        layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
+    for block in parts.blocks:
+        for dense in block.dense_layers():
+            dense.enable_lora(rank, lora_alpha=alpha)
+        for weight in block.weights:
+            *_, layer_name, name = weight.path.split("/")
+            weight.trainable = name.startswith("lora_kernel") or (train_norms and "norm" in layer_name)
+    return count_parameters(model)
+
+
+def merge_lora(model: keras.Model) -> keras.Model:
+    """Builds a plain model from a model with LoRA: each update is added to its kernel.
+
+    Args:
+        model: A ViT that `enable_lora` was called on; it is not changed.
+
+    Returns:
+        A new `keras.Model` with the same outputs, fully trainable and not compiled.
+
+    Raises:
+        ValueError: If the model has no LoRA, or is quantized.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", num_classes=10)
+    >>> _ = enable_lora(model, rank=4)
+    >>> merge_lora(model).count_params()
+    5526346
+    """
+    if not has_lora(model):
+        raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
+    layers = [dense for block in _parts(model).blocks for dense in block.dense_layers()]
+    if modes := {dense.quantization_mode for dense in layers} - {None}:
+        raise ValueError(
+            "Expected a model that is not quantized: merge it before, and quantize what this returns. "
+            f"Received: model {model.name!r}, quantized to {', '.join(modes)}"
+        )
+    merged = type(model).from_config(_without_lora(model.get_config()))
+    unfreeze(merged)
+    # By order: two layers of a nested model may have weights with the same path.
+    for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
+        # A copy: on JAX training and predicting donate arrays, so two models must not share one.
+        weight.assign(ops.copy(value))
+    plain = [dense for block in _parts(merged).blocks for dense in block.dense_layers()]
+    for old, new in zip(layers, plain, strict=True):
+        state = {}
+        old.save_own_variables(state)
+        new.load_own_variables({key: ops.convert_to_numpy(value).copy() for key, value in state.items()})
+    return merged
+
+
+def _without_lora(config):
+    """A model's config without the LoRA of its layers."""
+    if isinstance(config, list):
+        return [_without_lora(each) for each in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _without_lora(value) for key, value in config.items()}
+    if isinstance(config.get("changes"), dict):
+        config["changes"].pop("lora", None)
+    return config
+
+
+def _parts(model):
+    parts = parts_of(model)
+    if not all(isinstance(block, TransformerBlock) for block in parts.blocks):
+        raise ValueError(
+            "Expected a ViT of this package's builders, with transformer blocks. "
+            f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"
+        )
+    return parts
