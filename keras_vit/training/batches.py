@@ -1,4 +1,4 @@
-"""Reads the first batches of anything that `model.fit` takes."""
+"""Reads and checks the first batches of anything that `model.fit` takes."""
 
 import itertools
 from typing import NamedTuple
@@ -7,6 +7,9 @@ import keras
 import numpy as np
 
 from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
+from keras_vit.models.value_range import check_values, takes
+from keras_vit.preprocessing import carrier_of
+from keras_vit.training.labels_and_loss import label_doubts, label_problems
 
 # Enough for bright and dark images, and quick to read.
 BATCHES = 2
@@ -67,6 +70,83 @@ def look(data, batch_size=32):
         num_classes=getattr(data, "num_classes", None),
         all_labels=None if all_labels is None else to_numpy(all_labels),
     )
+
+
+def data_problems(model, graph, seen, num_classes, loss):
+    """(problems, doubts) of a dataset's images and labels, two lists of texts."""
+    problems, doubts = [], []
+    if seen.images is not None:
+        problems += _size_problems(graph, seen.images)
+        try:
+            strange = check_values(model, seen.images)
+            doubts += [] if strange is None else [strange]
+        except ValueError as error:
+            problems.append(str(error))
+    if len(seen.first) == 1 and loss:
+        problems.append("Expected images with labels to train on. Received: images alone")
+    if seen.labels is not None and num_classes:
+        wrong = list(label_problems(seen.labels, num_classes, loss))
+        if not wrong and seen.all_labels is not None and seen.all_labels.ndim == seen.labels.ndim:
+            wrong = list(label_problems(seen.all_labels, num_classes, loss))
+        problems += wrong
+        doubts += [] if wrong else label_doubts(seen.labels, seen.all_labels, num_classes, loss)
+        if not wrong and seen.num_classes and seen.num_classes > num_classes > 1:
+            problems.append(
+                f"Expected a model of {seen.num_classes} outputs, one for each class of the data. "
+                f"Received: {num_classes}"
+            )
+    carrier = carrier_of(model)
+    named = getattr(carrier, "class_names", None)
+    if names_differ(named, seen.class_names):
+        problems.append(
+            f"Expected the model's classes in their order, {named[:5]} ..., in the data as well. Received: "
+            f"{seen.class_names[:5]} ... A new head has new names: set `class_names` of its layer {carrier.name!r}."
+        )
+    return problems, doubts
+
+
+def names_differ(names, others):
+    """Whether two lists of class names differ, neither of them empty or just the classes' numbers."""
+    given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
+    return len(given) == 2 and given[0] != given[1]
+
+
+def _size_problems(graph, images):
+    """Yields what is wrong with the shape of images."""
+    if graph is None or len(graph.inputs) != 1:
+        return
+    expected, received = graph.inputs[0].shape[1:], images.shape[1:]
+    if not takes(expected, received):
+        shape = " x ".join("any" if size is None else str(size) for size in expected)
+        yield (
+            f"Expected images of {shape}, height, width and channels, as the model takes them. "
+            f"Received: {' x '.join(map(str, received))}"
+        )
+
+
+def step_problems(seen, steps, steps_per_epoch, replicas):
+    """Yields what is wrong with the number of steps, or with batches that devices share."""
+    if steps == np.inf:
+        yield "Expected `steps_per_epoch` for data that never ends. Received: None"
+    if replicas == 1:
+        return
+    sizes = {seen.batch_size}
+    if steps_per_epoch is None and seen.num_images and steps == -(-seen.num_images // seen.batch_size):
+        sizes.add(seen.num_images % seen.batch_size)
+    if uneven := sorted(size for size in sizes if size % replicas):
+        yield (
+            f"Expected batches that {replicas} devices can share. Received: a batch of {uneven[-1]} images. Choose "
+            f"`batch_size` as a multiple of {replicas}, and leave out a last batch that is not full (drop_remainder)."
+        )
+
+
+def num_replicas():
+    """The number of devices that share a batch under a `keras.distribution`."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.batch_dim_name is None:
+        return 1
+    mesh = distribution.device_mesh
+    return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 
 
 def _parts(batch):

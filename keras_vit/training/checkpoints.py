@@ -1,13 +1,18 @@
+"""The files of a run's checkpoints, and what they hold of a model."""
+
 import json
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from keras import ops
 
 from keras_vit.files import remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 1"
+OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
 class Slot(NamedTuple):
@@ -72,3 +77,64 @@ def _read(path):
         raise ValueError(f"expected a {_FORMAT}, received {header['format']!r}")
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
     return Slot(path, header["facts"], arrays)
+
+
+def model_arrays(model):
+    """The values of a model's, its optimizer's and its metrics' variables, by group and number."""
+    return {
+        f"{group}/{i:05d}": storable(ops.convert_to_numpy(variable))
+        for group, variables in _variables(model).items()
+        for i, variable in enumerate(variables)
+    }
+
+
+def signature(model):
+    """The paths, shapes and dtypes of a model's variables by group."""
+    return {group: [_describe(v) for v in variables] for group, variables in _variables(model).items()}
+
+
+def check_model(model, slot):
+    """Refuses a checkpoint of another model or optimizer, and builds the optimizer."""
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model to resume from {str(slot.path)!r}: call it on a batch, or give Input."
+        )
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    here = signature(model)
+    for group in ("model", "optimizer"):
+        saved = slot.facts["variables"][group]
+        pairs = zip(saved, here[group], strict=False)
+        different = next((f"{a} where this one has {b}" for a, b in pairs if a != b), None)
+        if different is None and len(saved) != len(here[group]):
+            different = f"{len(saved)} variables where this one has {len(here[group])}"
+        if different is not None:
+            advice = OTHER_FOLDER.format(slot.path.parent)
+            raise ValueError(f"{str(slot.path)!r} is of another {group}: it has {different}. {advice}")
+
+
+def assign(model, slot, *groups):
+    """Gives the variables of the groups their values in a checkpoint."""
+    variables = _variables(model)
+    for group in groups:
+        if group == "metrics" and slot.facts["variables"][group] != signature(model)[group]:
+            print("The metrics are not those of the checkpoint: this epoch's metrics start from here.")
+            model.reset_metrics()
+            continue
+        for i, variable in enumerate(variables[group]):
+            variable.assign(slot.arrays[f"{group}/{i:05d}"])
+
+
+def _variables(model):
+    optimizer = model.optimizer.variables if model.optimizer is not None else []
+    return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
+
+
+def _describe(variable):
+    """A variable's path, shape and dtype, without the numbers that Keras gives unnamed layers within a process."""
+    return f"{re.sub(r'_[0-9]+(?=[_/]|$)', '', variable.path)} {list(variable.shape)} {variable.dtype}"
+
+
+def storable(array):
+    """An array in a type that NumPy can write: float32 holds the smaller floats exactly."""
+    return array if array.dtype.kind in "biuf" else array.astype("float32")

@@ -9,18 +9,10 @@ import os
 import keras
 import numpy as np
 
-from keras_vit.models.value_range import check_values, graph_of, range_of, takes
-from keras_vit.preprocessing import carrier_of
+from keras_vit.models.value_range import graph_of, range_of
 from keras_vit.training import costs
-from keras_vit.training.batches import look
-from keras_vit.training.labels_and_loss import (
-    counts_of,
-    label_doubts,
-    label_problems,
-    likely_loss,
-    loss_of,
-    loss_problems,
-)
+from keras_vit.training.batches import data_problems, look, names_differ, num_replicas, step_problems
+from keras_vit.training.labels_and_loss import counts_of, likely_loss, loss_of, loss_problems
 from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
@@ -126,22 +118,23 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     Traceback (most recent call last):
     ValueError: Expected labels from 0 to 1, as the model has 2 outputs. Received: labels from 0 to 7.
     """
-    seen, graph, replicas = look(data, batch_size), graph_of(model), _replicas()
+    seen, graph, replicas = look(data, batch_size), graph_of(model), num_replicas()
     compiled = bool(getattr(model, "compiled", False))
     loss = loss_of(model) if compiled or seen.labels is None else likely_loss(seen.labels)
     num_classes = _num_classes(graph)
-    problems, doubts = _of_data(model, graph, seen, num_classes, loss)
+    problems, doubts = data_problems(model, graph, seen, num_classes, loss)
     if validation_data is not None:
         validation = look(validation_data, batch_size)
-        for texts, more in zip((problems, doubts), _of_data(model, graph, validation, num_classes, loss), strict=True):
+        found = data_problems(model, graph, validation, num_classes, loss)
+        for texts, more in zip((problems, doubts), found, strict=True):
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
-        if _differ(validation.class_names, seen.class_names):
+        if names_differ(validation.class_names, seen.class_names):
             problems.append(
                 f"Expected the classes of the training data, {seen.class_names[:5]} ..., in `validation_data` as well. "
                 f"Received: {validation.class_names[:5]} ..."
             )
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
-    problems += _of_steps(seen, steps, steps_per_epoch, replicas)
+    problems += step_problems(seen, steps, steps_per_epoch, replicas)
     parameters, (checkpoint, memory) = count_parameters(model), costs.state_bytes(model)
     if model.weights and not parameters.trainable:
         problems.append("Expected weights to train. Received: a model whose weights are all frozen")
@@ -192,83 +185,6 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     if verbose:
         print(result)
     return result
-
-
-def _of_data(model, graph, seen, num_classes, loss):
-    """(problems, doubts) of a dataset's images and labels, two lists of texts."""
-    problems, doubts = [], []
-    if seen.images is not None:
-        problems += _of_size(graph, seen.images)
-        try:
-            strange = check_values(model, seen.images)
-            doubts += [] if strange is None else [strange]
-        except ValueError as error:
-            problems.append(str(error))
-    if len(seen.first) == 1 and loss:
-        problems.append("Expected images with labels to train on. Received: images alone")
-    if seen.labels is not None and num_classes:
-        wrong = list(label_problems(seen.labels, num_classes, loss))
-        if not wrong and seen.all_labels is not None and seen.all_labels.ndim == seen.labels.ndim:
-            wrong = list(label_problems(seen.all_labels, num_classes, loss))
-        problems += wrong
-        doubts += [] if wrong else label_doubts(seen.labels, seen.all_labels, num_classes, loss)
-        if not wrong and seen.num_classes and seen.num_classes > num_classes > 1:
-            problems.append(
-                f"Expected a model of {seen.num_classes} outputs, one for each class of the data. "
-                f"Received: {num_classes}"
-            )
-    carrier = carrier_of(model)
-    named = getattr(carrier, "class_names", None)
-    if _differ(named, seen.class_names):
-        problems.append(
-            f"Expected the model's classes in their order, {named[:5]} ..., in the data as well. Received: "
-            f"{seen.class_names[:5]} ... A new head has new names: set `class_names` of its layer {carrier.name!r}."
-        )
-    return problems, doubts
-
-
-def _differ(names, others):
-    """Whether two lists of class names differ, neither of them empty or just the classes' numbers."""
-    given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
-    return len(given) == 2 and given[0] != given[1]
-
-
-def _of_size(graph, images):
-    """Yields what is wrong with the shape of images."""
-    if graph is None or len(graph.inputs) != 1:
-        return
-    expected, received = graph.inputs[0].shape[1:], images.shape[1:]
-    if not takes(expected, received):
-        shape = " x ".join("any" if size is None else str(size) for size in expected)
-        yield (
-            f"Expected images of {shape}, height, width and channels, as the model takes them. "
-            f"Received: {' x '.join(map(str, received))}"
-        )
-
-
-def _of_steps(seen, steps, steps_per_epoch, replicas):
-    """Yields what is wrong with the number of steps, or with batches that devices share."""
-    if steps == np.inf:
-        yield "Expected `steps_per_epoch` for data that never ends. Received: None"
-    if replicas == 1:
-        return
-    sizes = {seen.batch_size}
-    if steps_per_epoch is None and seen.num_images and steps == -(-seen.num_images // seen.batch_size):
-        sizes.add(seen.num_images % seen.batch_size)
-    if uneven := sorted(size for size in sizes if size % replicas):
-        yield (
-            f"Expected batches that {replicas} devices can share. Received: a batch of {uneven[-1]} images. Choose "
-            f"`batch_size` as a multiple of {replicas}, and leave out a last batch that is not full (drop_remainder)."
-        )
-
-
-def _replicas():
-    """The number of devices that share a batch under a `keras.distribution`."""
-    distribution = keras.distribution.distribution()
-    if distribution is None or distribution.batch_dim_name is None:
-        return 1
-    mesh = distribution.device_mesh
-    return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 
 
 def _num_classes(graph):

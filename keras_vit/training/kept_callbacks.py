@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.training.checkpoints import storable
+
 # What Keras' callbacks remember between epochs. Keras cannot be asked; tests/training/test_kept_callbacks.py finds an
 # attribute that is missing here.
 _ATTRIBUTES = {
@@ -219,8 +221,3 @@ def unpack(value, arrays):
     if isinstance(value, dict):
         return {key: unpack(item, arrays) for key, item in value["dict"].items()}
     return value
-
-
-def storable(array):
-    """An array in a type that NumPy can write: float32 holds the smaller floats exactly."""
-    return array if array.dtype.kind in "biuf" else array.astype("float32")

@@ -1,13 +1,11 @@
 import functools
 import math
-import re
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_vit.training.checkpoints import CheckpointSlots
-from keras_vit.training.kept_callbacks import KeptCallbacks, storable
+from keras_vit.training.checkpoints import OTHER_FOLDER, CheckpointSlots, assign, check_model, model_arrays, signature
+from keras_vit.training.kept_callbacks import KeptCallbacks
 from keras_vit.training.torch_generators import check_one_process, generator_states, set_generator_states
 
 _UNKNOWN_STOPPER = "a callback that was not given to Resume"
@@ -125,9 +123,14 @@ class Resume(keras.callbacks.Callback):
         if slot is None:
             self._kept.begin(self.params, None)
             return
-        self._check(slot)
+        check_model(self.model, slot)
+        if slot.facts["seed"] != self.seed:
+            raise ValueError(
+                f"Expected `seed` to be {slot.facts['seed']}, as in {str(slot.path)!r}. Received: seed={self.seed}. "
+                f"{OTHER_FOLDER.format(slot.path.parent)}"
+            )
         self._kept.begin(self.params, slot)
-        self._assign(slot, "model", "optimizer")
+        assign(self.model, slot, "model", "optimizer")
         self._slot = slot
         self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
         self.first_step = self.step
@@ -178,7 +181,7 @@ class Resume(keras.callbacks.Callback):
             return
         if self._skip is not None:
             # Only after a step do the metrics surely have their variables.
-            self._assign(self._slot, "model", "optimizer", "metrics")
+            assign(self.model, self._slot, "model", "optimizer", "metrics")
             set_generator_states(self._slot.arrays)
             self._kept.unpack(self._slot)
             self._skip = self._slot = None
@@ -222,7 +225,7 @@ class Resume(keras.callbacks.Callback):
             self._save_the_end()
         slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
-            self._assign(slot, "model", "optimizer")
+            assign(self.model, slot, "model", "optimizer")
             print(f"The model has the weights of {str(slot.path)!r} again, step {slot.facts['step']}.")
         self._kept.tell("on_train_end", logs)
 
@@ -241,16 +244,12 @@ class Resume(keras.callbacks.Callback):
         """Writes a checkpoint, unless a weight is not finite or the run has been stopped."""
         if self.diverged:
             return
-        arrays = {
-            f"{group}/{i:05d}": storable(ops.convert_to_numpy(v))
-            for group, vs in self._variables().items()
-            for i, v in enumerate(vs)
-        }
-        arrays |= generator_states()
-        weights = {f"model/{i:05d}": v.path for i, v in enumerate(self.model.variables)}
-        for name, path in weights.items():
-            if not np.isfinite(arrays[name]).all():
-                self._stop(f"The weight {path!r} is not finite at step {self.step}.")
+        # On JAX each `self.model` of a callback copies the state.
+        model = self.model
+        arrays = model_arrays(model) | generator_states()
+        for i, variable in enumerate(model.variables):
+            if not np.isfinite(arrays[f"model/{i:05d}"]).all():
+                self._stop(f"The weight {variable.path!r} is not finite at step {self.step}.")
                 return
         facts = {
             "epoch": self.epoch,
@@ -259,7 +258,7 @@ class Resume(keras.callbacks.Callback):
             "seed": self.seed,
             "logs": _json(logs),
             "history": [[epoch, _json(values)] for epoch, values in self._epochs],
-            "variables": self._signature(),
+            "variables": signature(model),
             "callbacks": self._kept.pack(arrays),
             "stopped": self.stopped,
         }
@@ -276,50 +275,6 @@ class Resume(keras.callbacks.Callback):
         print(f"{reason} Training stops; the checkpoints written before are kept.")
         self.diverged = True
         self.model.stop_training = True
-
-    def _variables(self):
-        # On JAX each `self.model` of a callback copies the state.
-        model = self.model
-        optimizer = model.optimizer.variables if model.optimizer is not None else []
-        return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
-
-    def _signature(self):
-        return {group: [_describe(v) for v in variables] for group, variables in self._variables().items()}
-
-    def _check(self, slot):
-        """Refuses a checkpoint of another model, optimizer or seed."""
-        model = self.model
-        if not model.built:
-            raise ValueError(
-                f"Expected a built model to resume from {str(slot.path)!r}: call it on a batch, or give Input."
-            )
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        advice = f"Give another `folder`, or delete {str(self.checkpoints.folder)!r} to start over."
-        here = self._signature()
-        for group in ("model", "optimizer"):
-            saved = slot.facts["variables"][group]
-            pairs = list(zip(saved, here[group], strict=False))
-            different = next((f"{a} where this one has {b}" for a, b in pairs if a != b), None)
-            if different is None and len(saved) != len(here[group]):
-                different = f"{len(saved)} variables where this one has {len(here[group])}"
-            if different is not None:
-                raise ValueError(f"{str(slot.path)!r} is of another {group}: it has {different}. {advice}")
-        if slot.facts["seed"] != self.seed:
-            raise ValueError(
-                f"Expected `seed` to be {slot.facts['seed']}, as in {str(slot.path)!r}. "
-                f"Received: seed={self.seed}. {advice}"
-            )
-
-    def _assign(self, slot, *groups):
-        variables = self._variables()
-        for group in groups:
-            if group == "metrics" and slot.facts["variables"][group] != self._signature()[group]:
-                print("The metrics are not those of the checkpoint: this epoch's metrics start from here.")
-                self.model.reset_metrics()
-                continue
-            for i, variable in enumerate(variables[group]):
-                variable.assign(slot.arrays[f"{group}/{i:05d}"])
 
     def _skip_batches(self):
         """Makes fit pass over the batches already seen without training on them."""
@@ -367,11 +322,6 @@ class Resume(keras.callbacks.Callback):
         for _, values in self._epochs:
             for name, value in values.items():
                 record.history.setdefault(name, []).append(value)
-
-
-def _describe(variable):
-    """A variable's path, shape and dtype, without the numbers that Keras gives unnamed layers within a process."""
-    return f"{re.sub(r'_[0-9]+(?=[_/]|$)', '', variable.path)} {list(variable.shape)} {variable.dtype}"
 
 
 def _json(logs):

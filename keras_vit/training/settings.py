@@ -1,4 +1,4 @@
-"""What a training run consists of, and what a user may change in it."""
+"""The settings of a training run, and how a user changes them."""
 
 import ast
 import dataclasses
@@ -11,55 +11,55 @@ from keras_vit import arguments
 from keras_vit.models import ViT
 from keras_vit.training.schedules import DECAYS
 
-# What fields of their own, the data or `run` decide.
+# Arguments of ViT that other fields, the data or `run` decide.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
-# What is said of a recipe, and changes nothing.
+# Fields that describe a recipe and change nothing.
 TEXTS = ("source", "cost", "expected")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One training run: the model, the data, the optimizer and how long.
+    """One training run: the model, the data, the optimizer and the length.
 
     Args:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         source: The paper and the place in it, or the file that measured it.
-        cost: What the run took there.
-        expected: The number that it reached there, or "not measured".
+        cost: The time and hardware of the source.
+        expected: The number that the source reached, or "not measured".
         dataset: The TFDS name of the source's own data.
-        train_split: What to train on, in TFDS' words.
-        test_split: What to test on, after each epoch and at the end.
-        holdout: Share of each class to test on, where a folder has no test images of its own.
-        variant: The model, as `keras_vit.ViT` takes it.
+        train_split: TFDS split to train on.
+        test_split: TFDS split to test on, after each epoch and at the end.
+        holdout: Share of each class, in (0, 1), to test on if a folder has no test images.
+        variant: The model, as for `keras_vit.ViT`.
         image_size: Pixels of a side, or (height, width).
         model: Other arguments of `keras_vit.ViT`.
-        weights: The checkpoint to start from, as `keras_vit.ViT` takes it; None starts from random weights.
+        weights: The checkpoint to start from, as for `keras_vit.ViT`; None for random weights.
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates and the head).
-        lora_rank: The rank of the updates.
-        dtype: The policy, "float32", "mixed_bfloat16" or "mixed_float16".
-        crop: "pretrain", "finetune", "pad" or "eval" (no crop), of the training images.
-        crop_scale: The least share of the area that "pretrain" keeps.
+        lora_rank: The rank of the updates, at least 1.
+        dtype: "float32", "mixed_bfloat16" or "mixed_float16".
+        crop: Crop of the training images: "pretrain", "finetune", "pad" or "eval" (none).
+        crop_scale: The least share of the area that "pretrain" keeps, 0 to 1.
         flip: Whether half of the training images are mirrored.
-        policy: The name of the augmentation; see `keras_vit.data.POLICIES`.
-        label_smoothing: Share of a label spread over the classes, where the policy has none.
+        policy: The name of the augmentation, one of `keras_vit.data.POLICIES`.
+        label_smoothing: Share of a label spread over the classes, 0 to 1, unless the policy smooths.
         loss: "softmax", or "sigmoid" for one yes or no a class.
-        batch_size: Images a step; None for 16 to 64, by the number of training images. With `accumulate`, an update has
-            so many times as many, and all lengths still count steps.
+        batch_size: Images a step; None for 16 to 64, by the number of training images.
         steps: Length in steps; or
-        epochs: in passes over the training images, and of at least
+        epochs: in passes over the training images, with at least
         min_steps: steps.
-        optimizer: "adam" (decoupled weight decay, as in the paper), "adamw" (DeiT's) or "sgd".
+        optimizer: "adam" (the ViT paper's, with decoupled weight decay), "adamw" (DeiT's; they compute the same) or
+            "sgd".
         learning_rate: The highest.
-        sweep: The learning rates among which the source chooses, on images held out; for information.
-        weight_decay: On kernels alone; with "sgd" none.
+        sweep: The learning rates among which the source chooses; for information.
+        weight_decay: On kernels alone; 0 with "sgd".
         clip: The largest norm of all gradients together; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
         warmup_steps: Length of the linear warm-up in steps; or
         warmup_epochs: in passes; or
         warmup_percent: in percent of the run.
-        accumulate: Batches an update.
-        ema: Momentum of a moving average of the weights, which takes their place at the end; None for none.
+        accumulate: Batches an update; lengths still count batches.
+        ema: Momentum of a moving average of the weights, which replaces them at the end; None for none.
         layer_decay: Factor of the learning rate from a block to the one below it; None for none.
         sam: The radius of sharpness-aware minimization; None for none.
 
@@ -167,7 +167,7 @@ class Recipe:
         return f"keras-vit train --recipe {self.name} --data {self.dataset or 'FOLDER'}"
 
     def describe(self):
-        """All of it as text, a line a field."""
+        """All fields as text, one a line."""
         rows = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         rows.insert(2, ("command", self.command))
         return "\n".join(f"{key:16}{value}" for key, value in rows)
@@ -176,15 +176,15 @@ class Recipe:
         """This recipe with other settings.
 
         Args:
-            changes: Mapping from a field, or from "model." and an argument of `keras_vit.ViT`, to its value, or to
-                text that is read as a Python literal. `steps` and `epochs` take each other's place and that of
-                `min_steps`, and so do `warmup_steps`, `warmup_epochs` and `warmup_percent` with each other.
+            changes: Mapping from a field, or "model." and an argument of `keras_vit.ViT`, to its value, or to text that
+                is read as a Python literal. `steps` and `epochs` replace each other and `min_steps`; `warmup_steps`,
+                `warmup_epochs` and `warmup_percent` replace each other.
 
         Returns:
             A `Recipe`.
 
         Raises:
-            ValueError: If there is no such field, or the value is of another type.
+            ValueError: If there is no such field, or the value has another type.
 
         Example:
 
@@ -212,7 +212,7 @@ class Recipe:
 
 
 def _literal(text):
-    """The value that text stands for in Python, or the text."""
+    """The Python literal of a text, or the text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -220,7 +220,7 @@ def _literal(text):
 
 
 def _checked(key, value, hint):
-    """The value, of the field's type."""
+    """The value in the field's type."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         kind = typing.get_origin(option) or option

@@ -20,6 +20,7 @@ def shuffled(epoch):
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
 
 
+@pytest.mark.tried_on("torch")
 def test_data_of_this_package_goes_on_in_its_epoch(tmp_path):
     from keras_vit.data import from_dataframe
 
@@ -36,9 +37,9 @@ def test_data_of_this_package_goes_on_in_its_epoch(tmp_path):
         fit(model, lambda epoch: data, epochs, resume=tmp_path / name, verbose=0)
         return model
 
-    whole = train(4, "whole")
-    train(2, "parts")
-    assert_equal(train(4, "parts"), whole)
+    whole = train(2, "whole")
+    train(1, "parts")
+    assert_equal(train(2, "parts"), whole)
 
 
 class Record(keras.callbacks.Callback):
