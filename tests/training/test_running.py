@@ -54,19 +54,19 @@ class Kill(keras.callbacks.Callback):
 @pytest.mark.tried_on("torch")
 def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
-        {**TINY, "steps": 10, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
+        {**TINY, "steps": 7, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
     )
     options = {"weights": "none", "verbose": 0, "save_every": 2}
     with pytest.raises(KeyboardInterrupt):
-        training.run(recipe, images, tmp_path / "run", callbacks=[Kill(at=6)], **options)
+        training.run(recipe, images, tmp_path / "run", callbacks=[Kill(at=4)], **options)
     assert not (tmp_path / "run" / "results.json").exists()
     ran = training.run(recipe, images, tmp_path / "run", **options)
-    assert ran.results["test"]["accuracy"] == 1.0 and ran.results["steps"] == 10 and ran.results["first_step"] >= 3
-    assert len(ran.history.history["loss"]) == 4  # of 3 steps, the last of 1
+    assert ran.results["test"]["accuracy"] == 1.0 and ran.results["steps"] == 7 and ran.results["first_step"] >= 3
+    assert len(ran.history.history["loss"]) == 3  # of 3 steps, the last of 1
     saved = json.loads((tmp_path / "run" / "results.json").read_text())
     assert saved["test"] == ran.results["test"] and saved["recipe"]["learning_rate"] == 0.5
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
-    assert rows[0].startswith("epoch,accuracy,loss") and [row.split(",")[0] for row in rows[1:]] == list("0123")
+    assert rows[0].startswith("epoch,accuracy,loss") and [row.split(",")[0] for row in rows[1:]] == list("012")
     reloaded = keras.models.load_model(tmp_path / "run" / "model.keras")
     bright = np.full((1, 8, 8, 3), 200.0)
     assert int(np.argmax(reloaded.predict(bright, verbose=0))) == 1
@@ -74,7 +74,7 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
 
     # Again: there is nothing left to do, and another run is refused there.
     again = training.run(recipe, images, tmp_path / "run", **options)
-    assert again.results["test"] == ran.results["test"] and len(again.history.history["loss"]) == 4
+    assert again.results["test"] == ran.results["test"] and len(again.history.history["loss"]) == 3
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == saved
     with pytest.raises(ValueError, match=r"holds one with batch_size=4 and not 5"):
         training.run(recipe.replace({"batch_size": 5}), images, tmp_path / "run", **options)
@@ -98,7 +98,7 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
 def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
-    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 8, "train": "head"})
+    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 3, "train": "head"})
     make = data.splits(tmp_path / "images", holdout=0.4)
     ran = training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
     assert ran.results["broken_images"] == [str(tmp_path / "images" / "cat" / "5.png")]
