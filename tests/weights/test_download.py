@@ -1,4 +1,3 @@
-import base64
 import errno
 import functools
 import hashlib
@@ -174,17 +173,14 @@ def damaged(body):
 
 
 def known(server, what):
-    if what == "md5":
-        md5 = base64.b64encode(hashlib.md5(server.body).digest()).decode()
-        return {}, {"x-goog-hash": f"crc32c=AAAAAA==,md5={md5}"}
     digits = sha256(server.body)
-    return ({"sha256": digits.upper()} if what == "sha256" else {"sha256_prefix": digits[:8]}), {}
+    return {"sha256": digits.upper()} if what == "sha256" else {"sha256_prefix": digits[:8]}
 
 
-@pytest.mark.parametrize("what", ["sha256", "sha256_prefix", "md5"])
+@pytest.mark.parametrize("what", ["sha256", "sha256_prefix"])
 def test_damage_on_the_way_is_seen_and_the_file_had_anew(server, path, what):
-    arguments, headers = known(server, what)
-    server.answers = [Answer(body=damaged(server.body), headers=headers), Answer(headers=headers)]
+    arguments = known(server, what)
+    server.answers = [Answer(body=damaged(server.body)), Answer()]
     download(server.url, path, **arguments)
     assert path.read_bytes() == server.body
     assert len(server.requests) == 2
@@ -192,10 +188,10 @@ def test_damage_on_the_way_is_seen_and_the_file_had_anew(server, path, what):
     assert pin_of(path).exists() == (what != "sha256")
 
 
-@pytest.mark.parametrize("what", ["sha256", "sha256_prefix", "md5"])
+@pytest.mark.parametrize("what", ["sha256", "sha256_prefix"])
 def test_a_file_that_stays_damaged_is_refused(server, path, what):
-    arguments, headers = known(server, what)
-    server.answers = [Answer(body=damaged(server.body), headers=headers)]
+    arguments = known(server, what)
+    server.answers = [Answer(body=damaged(server.body))]
     with pytest.raises(DownloadError, match=f"Refused {server.url}, twice: what came has the"):
         download(server.url, path, **arguments)
     assert len(server.requests) == 2
@@ -288,7 +284,7 @@ def test_a_full_disk_is_called_one(server, path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DownloadError, match=r"weights.npz' \(the disk is full\)"):
+    with pytest.raises(DownloadError, match="(?i)weights.npz.*no space left on device"):
         download(server.url, path)
     check_nothing(path)
 
@@ -361,7 +357,8 @@ def test_a_pin_that_is_none(server, path, text):
 
 
 def test_what_a_killed_process_left_is_swept_up(server, path):
-    (path.parent / f".{path.name}.1-abc.part").write_bytes(b"half")
+    (path.parent / f".{path.name}.abc.draft").mkdir()
+    (path.parent / f".{path.name}.abc.draft" / path.name).write_bytes(b"half")
     download(server.url, path)
     check_whole(server, path)
 
@@ -373,8 +370,8 @@ def test_without_locks_it_goes_on(server, path, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    other = path.parent / f".{path.name}.1-abc.part"
-    other.write_bytes(b"another process, at work")
+    other = path.parent / f".{path.name}.abc.draft"
+    other.mkdir()
     download(server.url, path)
     assert path.read_bytes() == server.body
     # Nobody can tell whether its process is alive.

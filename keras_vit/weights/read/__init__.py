@@ -1,7 +1,6 @@
 """Reads checkpoint files without trusting them: nothing in a file is run, and what is damaged is refused by name."""
 
-from keras_vit.weights.read.digest import check_sha256, sha256
-from keras_vit.weights.read.file import WeightsFile
+from keras_vit.weights.read.file import WeightsFile, check_sha256, sha256
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.open import open_checkpoint
 

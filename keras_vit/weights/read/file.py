@@ -1,9 +1,11 @@
-"""What all readers have in common: one interface, and one way to refuse a file."""
+"""The interface of all readers, and the checks that every file goes through."""
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -27,30 +29,27 @@ _DAMAGE = (
 
 
 class Entry(NamedTuple):
-    """One array of a file, known before its data is read."""
+    """Shape and dtype of one array of a file, known before its data is read."""
 
     shape: tuple
     dtype: object
 
 
 class WeightsFile:
-    """A weights file, or a folder of them: shapes first, data one array at a time.
+    """A weights file, or a folder of them: shapes first, then data, one array at a time.
 
-    A format's reader fills `entries` and `facts` in `__init__`, and says in `_open` what to hold open while arrays are
-    read and in `_read` how to read one.
-
-    Args:
-        path: Path of the file or folder.
+    A format's reader fills `entries` and `facts` in `__init__`, opens the file in `_open`, and reads one array in
+    `_read`.
 
     Attributes:
-        path: String, the path.
+        path: String, the path of the file or folder.
         container: String, the format: "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
-        entries: Dict from each key to an object with the array's `shape`, a tuple of ints.
+        entries: Dict from each key to its Entry.
         facts: Dict of what the file says beside its arrays; its keys depend on the container.
     """
 
     container = None
-    # What the format's library raises on damaged files beside the errors of all.
+    # Further errors that the format's library raises on damaged files.
     damage = ()
 
     def __init__(self, path):
@@ -59,9 +58,7 @@ class WeightsFile:
         self.facts = {}
 
     def read(self, keys):
-        """Yields (key, float32 array) for each of `keys` in their order, one array in memory at a time.
-
-        The arrays are the caller's to keep.
+        """Yields (key, float32 array) for each of `keys` in their order. The arrays are the caller's to keep.
 
         Raises:
             KeyError: If the file has no such key.
@@ -72,32 +69,21 @@ class WeightsFile:
             if key not in self.entries:
                 raise KeyError(f"{self.path!r} does not hold {key!r}")
         with contextlib.ExitStack() as stack:
-            with self._refusing_damage():
+            with refusing_damage(self.path, "it is damaged", self.damage):
                 source = stack.enter_context(self._open())
             for key in keys:
-                with self._refusing_damage():
-                    array = self._read(source, key)
-                yield key, self._finite(key, array)
-
-    def _refusing_damage(self):
-        return refusing_damage(self.path, "it is damaged", self.damage)
+                with refusing_damage(self.path, "it is damaged", self.damage), np.errstate(over="ignore"):
+                    array = np.asarray(self._read(source, key), "float32")
+                wrong = array.size - np.count_nonzero(np.isfinite(array))
+                if wrong:
+                    raise refuse(self.path, f"{key!r} holds {wrong} NaN or infinite numbers")
+                yield key, array
 
     def _open(self):
         return open(self.path, "rb")
 
     def _read(self, source, key):
-        """Returns one array, of any float dtype."""
         raise NotImplementedError
-
-    def _finite(self, key, array):
-        with np.errstate(over="ignore"):
-            array = np.asarray(array, "float32")
-        flat = array.ravel(order="K")
-        # In parts that stay in the processor's cache, and need no mask as large as the array.
-        parts = (flat[start : start + (1 << 18)] for start in range(0, flat.size, 1 << 18))
-        if not all(np.isfinite(part).all() for part in parts):
-            raise refuse(self.path, f"{key!r} holds {np.count_nonzero(~np.isfinite(array))} NaN or infinite numbers")
-        return array
 
 
 class RefusedError(ValueError):
@@ -105,19 +91,13 @@ class RefusedError(ValueError):
 
 
 def refuse(path, what):
-    """Returns the error that says why a file cannot be read, to be raised."""
+    """Returns the error that says why a file cannot be read."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
 
 
 @contextlib.contextmanager
 def refusing_damage(path, what="it is truncated or damaged", also=()):
-    """Turns what libraries raise on damaged files inside the block into a ValueError that names the file.
-
-    Args:
-        path: Path of the file.
-        what: What is said of it.
-        also: More classes of errors that damage raises there.
-    """
+    """Turns the errors that libraries raise on damaged files, and those of `also`, into one that names the file."""
     try:
         yield
     except RefusedError:
@@ -129,18 +109,13 @@ def refusing_damage(path, what="it is truncated or damaged", also=()):
 
 
 def is_of_the_system(error):
-    """Whether an error says that the system refused something, as memory or permission, and nothing of the file."""
-    # Libraries give no number to what they find wrong, and a damaged offset is an invalid argument.
+    """Whether an error is about memory, permission or the disk, and not about the file's contents."""
+    # Libraries set no errno for what they find wrong in a file, and a damaged offset is an invalid argument.
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL))
 
 
 def check_is_file(path):
-    """Refuses a path at which there is no file, or an empty one.
-
-    Raises:
-        FileNotFoundError: If there is nothing at the path.
-        ValueError: If a folder, an empty file or one that only stands for another is there.
-    """
+    """Refuses a path without a regular file that has contents of its own."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"Expected a weights file. Received: {os.fsdecode(path)!r}, where there is no file.")
     if os.path.isdir(path):
@@ -154,11 +129,7 @@ def check_is_file(path):
 
 
 def check_is_no_stand_in(path):
-    """Refuses what servers and repositories give in place of a file: Git LFS's pointers, and web pages.
-
-    Raises:
-        ValueError: If such a file is at the path. It says what to do.
-    """
+    """Refuses Git LFS pointers and web pages, which servers and repositories give in place of a file."""
     with open(path, "rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -170,20 +141,57 @@ def check_is_no_stand_in(path):
     if head.startswith((b"<!doctype html", b"<html", b"<?xml")):
         raise refuse(
             path,
-            "it is a web page, which a server sent in place of the file, as to ask for a login or to say that it is not"
-            " there. Download the file from its own address",
+            "it is a web page, which a server sent in place of the file, such as a login form or an error. Download "
+            "the file from its own address",
         )
 
 
 def read_json(path):
-    """Returns the JSON object of a file beside the weights, as a dict.
-
-    Raises:
-        ValueError: If the file holds anything else.
-    """
+    """Returns the JSON object in a file beside the weights, as a dict."""
     with refusing_damage(path, "it is no JSON file"):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         if not isinstance(found, dict):
             raise refuse(path, f"it holds a JSON {type(found).__name__}, expected an object")
     return found
+
+
+def sha256(path):
+    """Returns the SHA-256 of a file, in 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sha256(path, expected):
+    """Refuses a file whose SHA-256 is not `expected`, 64 hexadecimal digits in either case."""
+    if not _is_digest(expected):
+        raise ValueError(
+            f"Invalid value received for argument `sha256`. Expected 64 hexadecimal digits. Received: {expected!r}"
+        )
+    if os.path.isdir(path):
+        raise ValueError(
+            "Invalid value received for argument `sha256`. Expected None with a folder: put <file>.sha256 beside each "
+            f"of its files. Received: {expected!r} for {os.fsdecode(path)!r}"
+        )
+    found = sha256(path)
+    if found != expected.lower():
+        raise refuse(path, f"it is damaged or another file: its SHA-256 is {found}, expected {expected.lower()}")
+
+
+def check_sidecar(path):
+    """Checks a file against `<path>.sha256`, as `sha256sum` writes it, if there is one."""
+    path = os.fsdecode(path)
+    sidecar, name = f"{path}.sha256", os.path.basename(path)
+    if not os.path.exists(sidecar):
+        return
+    with refusing_damage(sidecar, "it is no text file"), open(sidecar, encoding="utf-8") as file:
+        lines = [line.strip().split(maxsplit=1) for line in file if line.strip()]
+    # sha256sum puts a star before the name of a file that it read as binary. A digest without a name is this file's.
+    digests = [words[0] for words in lines if words[1:] in ([], [name], [f"*{name}"])]
+    if len(digests) != 1 or not _is_digest(digests[0]):
+        raise refuse(sidecar, f"it does not give one SHA-256 of {name!r}, as in 64 hexadecimal digits, spaces, name")
+    check_sha256(path, digests[0])
+
+
+def _is_digest(text):
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text) is not None

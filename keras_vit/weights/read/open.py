@@ -3,42 +3,19 @@
 import os
 import zipfile
 
-from keras_vit.weights.read.digest import check_sidecar
-from keras_vit.weights.read.file import check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import check_is_file, check_sidecar, refuse, refusing_damage
+from keras_vit.weights.read.folders import HuggingFaceFolder, ShardedFile
 from keras_vit.weights.read.h5 import H5File
-from keras_vit.weights.read.huggingface import HuggingFaceFolder
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
-from keras_vit.weights.read.sharded import ShardedFile
 
 # The number that torch pickles first in its older format.
 _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 
 def open_checkpoint(path):
-    """Opens a checkpoint of any known format: its keys and shapes, not yet its data.
-
-    If `<path>.sha256` lies beside a file, as `sha256sum` writes it, the file is checked against it first.
-
-    Args:
-        path: Path of an .npz, .safetensors, .pth or .weights.h5 file, of an index of sharded .safetensors files, or of
-            a Hugging Face folder. The contents decide which it is.
-
-    Returns:
-        A WeightsFile.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ImportError: If it is a .pth file and torch is not installed.
-        ValueError: If it is damaged or of no known format.
-
-    Example:
-
-    >>> checkpoint = open_checkpoint("ViT-B_16.npz")  # doctest: +SKIP
-    >>> for key, array in checkpoint.read(checkpoint.entries):  # doctest: +SKIP
-    ...     print(key, array.shape)
-    """
+    """Returns a WeightsFile for a checkpoint of any known format, once checked against a `<path>.sha256` beside it."""
     path = os.fsdecode(path)
     if os.path.isdir(path):
         return HuggingFaceFolder(path)

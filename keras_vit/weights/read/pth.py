@@ -16,17 +16,8 @@ _WRAPPERS = ("model", "state_dict")
 class PthFile(WeightsFile):
     """A state dict of float tensors, bare or under "model" or "state_dict" beside a trainer's other state.
 
-    Args:
-        path: Path of the file, in torch's zip format or the older one. The older one has no checksums.
-
-    Attributes:
-        entries: Dict from the keys to their Entry.
-        facts: {"wrapper": the key under which the state dict lay, or None}.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ImportError: If torch is not installed.
-        ValueError: If the file is damaged, or holds anything but tensors of floats.
+    The file is in torch's zip format or in the older one, which has no checksums. Its facts are {"wrapper": the key
+    under which the state dict lay, or None}.
     """
 
     container = "pth"
@@ -35,11 +26,9 @@ class PthFile(WeightsFile):
         super().__init__(path)
         check_is_file(self.path)
         found = self._load()
-        wrapper = next(
-            (name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)), None
-        )
-        self.facts = {"wrapper": wrapper}
-        self._tensors = found if wrapper is None else found[wrapper]
+        wrapped = [name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
+        self.facts = {"wrapper": wrapped[0] if wrapped else None}
+        self._tensors = found[wrapped[0]] if wrapped else found
         if not isinstance(self._tensors, dict) or not self._tensors:
             raise refuse(self.path, f"it holds a {type(self._tensors).__name__} and no state dict")
         for key, tensor in self._tensors.items():
@@ -60,13 +49,13 @@ class PthFile(WeightsFile):
         try:
             return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
-            # Around what it found, torch says at length how to allow that.
+            # torch also says, at length, how to allow it.
             found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
             said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
             raise refuse(
                 self.path,
                 f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
-                "Where you trust it, save its state dict alone",
+                "If you trust it, save its state dict alone",
             ) from error
         # torch raises errors of any class on damaged files.
         except Exception as error:
@@ -103,6 +92,6 @@ class PthFile(WeightsFile):
         import torch
 
         array = np.empty(self.entries[key].shape, "float32")
-        # Copies and converts at once, so that no view of the file leaves this object.
+        # Copies and converts at once, so that no view of the mapped file leaves this object.
         torch.from_numpy(array).copy_(self._tensors[key].detach())
         return array

@@ -151,10 +151,10 @@ def test_virtual_external_chunked_and_unwritten_arrays_are_refused(path, tmp_pat
     [
         ({"layers/dense/vars/2": np.ones(2, "int32")}, "'head/2' is of dtype int32"),
         ({"layers/dense/vars/2": "text"}, "'head/2' is of dtype object"),
-        ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "is no array"),
+        ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "keeps no arrays"),
         ({"layers/dense/vars/2": h5py.Empty("f4")}, "of shape None"),
         ({"layers/dense/kernel": np.ones(2, "f4")}, "keeps no arrays"),
-        ({"vars": np.ones(2, "f4")}, "is no group"),
+        ({"vars": np.ones(2, "f4")}, "keeps no arrays"),
         ({"layers/dense/vars/2": np.full(2, np.nan, "f4")}, "'head/2' holds 2 NaN"),
         ({"layers/head/vars/1": np.ones(2, "f4")}, "holds 'head/1' twice"),
         ({"model_weights/dense/kernel": np.ones(2, "f4")}, "layout of Keras 2"),

@@ -3,6 +3,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
@@ -51,8 +52,7 @@ def test_keys_come_in_the_order_asked_for(path, arrays):
 
 
 def test_files_of_the_format_s_own_package_are_read(path, arrays):
-    numpy = pytest.importorskip("safetensors.numpy")
-    numpy.save_file(arrays, path, metadata={"format": "pt", "by": "another"})
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt", "by": "another"})
     facts, read = contents(path)
     assert facts == {"format": "pt", "by": "another"}
     for key, array in arrays.items():
@@ -60,9 +60,8 @@ def test_files_of_the_format_s_own_package_are_read(path, arrays):
 
 
 def test_golden_files_have_the_shapes_that_their_package_reads():
-    numpy = pytest.importorskip("safetensors.numpy")
     for file in sorted(GOLDEN_FOLDER.glob("*.safetensors")):
-        expected = numpy.load_file(file)
+        expected = safetensors.numpy.load_file(file)
         _, read = contents(file)
         assert read.keys() == expected.keys()
         assert all(np.array_equal(read[key], expected[key]) for key in read)
@@ -75,37 +74,35 @@ def entry(**changes):
 @pytest.mark.parametrize(
     ("header", "size", "expected"),
     [
-        (TWO, 19, "holds 19 bytes of data, its header says 20"),
-        (TWO, 21, "holds 21 bytes of data, its header says 20"),
+        (TWO, 19, "file not fully covered"),
+        (TWO, 21, "file not fully covered"),
         ({}, 0, "holds no arrays"),
         ({"__metadata__": {"format": "pt"}}, 0, "holds no arrays"),
-        ([], 0, "no JSON object"),
-        (b"{", 0, "header is damaged"),
-        (b"[" * 50_000, 0, "header is damaged"),
-        (b'{"a": 1} x', 0, "header is damaged"),
-        (b"\xff" * 9, 0, "header is damaged"),
-        (b'{"a": {}, "a": {}}', 0, "holds 'a' twice"),
-        (b'{"a": {"dtype": "F32", "shape": [1], "shape": [2], "data_offsets": [0, 8]}}', 8, "holds 'shape' twice"),
-        ({**TWO, "__metadata__": ["pt"]}, 20, "no object of strings"),
-        ({**TWO, "__metadata__": {"layers": 12}}, 20, "no object of strings"),
+        ([], 0, "invalid JSON in header"),
+        (b"{", 0, "invalid JSON in header"),
+        (b"[" * 50_000, 0, "invalid JSON in header"),
+        (b"{} x", 0, "invalid JSON in header"),
+        (b"\xff" * 9, 0, "invalid UTF-8 in header"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "shape": [2], "data_offsets": [0, 8]}}', 8, "duplicate field `shape`"),
+        ({**TWO, "__metadata__": ["pt"]}, 20, "expected a map"),
+        ({**TWO, "__metadata__": {"layers": 12}}, 20, "expected a string"),
         (entry(dtype="I64", shape=[1]), 20, "'a' is of dtype I64, expected floats"),
         (entry(dtype="BOOL", shape=[8]), 20, "'a' is of dtype BOOL"),
         (entry(dtype="F8_E4M3", shape=[8]), 20, "'a' is of dtype F8_E4M3"),
-        (entry(dtype=["F32"]), 20, "'a' is of dtype"),
-        (entry(shape=[3]), 20, "do not match its shape"),
-        (entry(shape=[-2, -1]), 20, "describes 'a' as"),
-        (entry(shape=[2.0]), 20, "describes 'a' as"),
-        (entry(shape=[True, 2]), 20, "describes 'a' as"),
-        (entry(shape=2), 20, "describes 'a' as"),
-        (entry(shape=[1 << 62, 1 << 62]), 20, "do not match its shape"),
-        (entry(data_offsets=[0]), 20, "lies at bytes"),
-        (entry(data_offsets=[8, 0]), 20, "lies at bytes"),
-        (entry(data_offsets=[-8, 0]), 20, "describes 'a' as"),
-        (entry(data_offsets=[4, 12]), 20, "'a' begins at byte 4, and the array before it ends at 0"),
-        (entry(data_offsets=[1 << 50, (1 << 50) + 8]), 20, "begins at byte 8, and the array before it ends at 0"),
-        ({**TWO, "c": TWO["a"]}, 20, "begins at byte 0, and the array before it ends at 8"),
-        ({**TWO, "a": {**TWO["a"], "more": 1}}, 20, "describes 'a' as"),
-        ({**TWO, "a": [1, 2]}, 20, "describes 'a' as"),
+        (entry(dtype=["F32"]), 20, "invalid JSON in header"),
+        (entry(shape=[3]), 20, "invalid shape"),
+        (entry(shape=[-2, -1]), 20, "integer `-2`, expected usize"),
+        (entry(shape=[2.0]), 20, "floating point `2.0`, expected usize"),
+        (entry(shape=[True, 2]), 20, "boolean `true`, expected usize"),
+        (entry(shape=2), 20, "expected a sequence"),
+        (entry(shape=[1 << 62, 1 << 62]), 20, "overflow"),
+        (entry(data_offsets=[0]), 20, "expected a tuple of size 2"),
+        (entry(data_offsets=[8, 0]), 20, "invalid offset for tensor `a`"),
+        (entry(data_offsets=[-8, 0]), 20, "integer `-8`, expected usize"),
+        (entry(data_offsets=[4, 12]), 20, "invalid offset for tensor `a`"),
+        (entry(data_offsets=[1 << 50, (1 << 50) + 8]), 20, "invalid offset for tensor `b`"),
+        ({**TWO, "c": TWO["a"]}, 20, "invalid offset for tensor"),
+        ({**TWO, "a": [1, 2]}, 20, "invalid JSON in header"),
     ],
 )
 def test_a_wrong_header_is_refused(path, header, size, expected):
@@ -116,7 +113,7 @@ def test_a_wrong_header_is_refused(path, header, size, expected):
 
 def test_a_header_longer_than_the_file_is_refused(path):
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}" + bytes(20))
-    with pytest.raises(ValueError, match="its header would have 1099511627776 bytes and it has 30"):
+    with pytest.raises(ValueError, match="header too large"):
         open_checkpoint(path)
     path.write_bytes(b"1234")
     with pytest.raises(ValueError, match="truncated"):

@@ -1,0 +1,118 @@
+"""Weights in several files: sharded ones with an index, and the folders of the Hugging Face hub."""
+
+import itertools
+import os
+from pathlib import PureWindowsPath
+
+from keras_vit.weights.read.file import WeightsFile, check_is_file, check_sidecar, read_json, refuse
+from keras_vit.weights.read.pth import PthFile
+from keras_vit.weights.read.safetensors import SafetensorsFile
+
+_SHARDS = {".safetensors": SafetensorsFile, ".bin": PthFile}
+
+
+class ShardedFile(WeightsFile):
+    """The files in the same folder that an index, such as model.safetensors.index.json, names."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self._map = self._read_map()
+        self._shards = {name: self._open_shard(name) for name in dict.fromkeys(self._map.values())}
+        for key, name in self._map.items():
+            if key not in self._shards[name].entries:
+                raise refuse(self.path, f"it says that {key!r} is in {name!r}, which does not hold it")
+            self.entries[key] = self._shards[name].entries[key]
+        for name, shard in self._shards.items():
+            for key in shard.entries:
+                if self._map.get(key) != name:
+                    raise refuse(self.path, f"{name!r} holds {key!r}, and the index has it in {self._map.get(key)!r}")
+            self.container = shard.container
+            self.facts.update(shard.facts)
+
+    def _read_map(self):
+        found = read_json(self.path).get("weight_map")
+        if not (isinstance(found, dict) and found):
+            raise refuse(self.path, "it is no index of weights (it has no weight_map)")
+        for key, name in found.items():
+            if isinstance(name, list) or str(name).endswith(".h5"):
+                raise refuse(
+                    self.path,
+                    "it is the index of sharded Keras weights, which are not read here; load them with "
+                    "model.load_weights, and save them as one .weights.h5 file",
+                )
+            # A Windows path knows both kinds of slashes, and drives.
+            if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
+                raise refuse(self.path, f"it says that {key!r} is in {name!r}, expected the name of a file beside it")
+        return found
+
+    def _open_shard(self, name):
+        path = os.path.join(os.path.dirname(self.path), name)
+        reader = _SHARDS.get(os.path.splitext(name)[1])
+        if reader is None:
+            raise refuse(self.path, f"it names the file {name!r}, expected {' or '.join(_SHARDS)}")
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"{self.path!r} names the file {name!r}, which is not beside it.")
+        check_sidecar(path)
+        return reader(path)
+
+    def read(self, keys):
+        for name, some in itertools.groupby(keys, self._map.__getitem__):
+            yield from self._shards[name].read(some)
+
+
+# In the order in which they are looked for.
+_WEIGHTS = {
+    "model.safetensors": SafetensorsFile,
+    "model.safetensors.index.json": ShardedFile,
+    "pytorch_model.bin": PthFile,
+    "pytorch_model.bin.index.json": ShardedFile,
+}
+
+
+class HuggingFaceFolder(WeightsFile):
+    """A folder of transformers or timm: config.json with the weights beside it.
+
+    The container is "timm" where config.json names an "architecture", as timm writes it. The facts are those of the
+    weights' file, and the contents of "config", of "preprocessor" (preprocessor_config.json) and of "timm" (timm's
+    pretrained_cfg), None where they are missing.
+    """
+
+    def __init__(self, path):
+        super().__init__(path)
+        config = self._json("config.json")
+        if config is None:
+            raise refuse(
+                self.path,
+                "it is a folder that holds no config.json; to read weights without it, pass the path of their file",
+            )
+        if not isinstance(config.get("architecture", config.get("model_type")), str):
+            raise refuse(self.path, "its config.json names neither a model_type nor timm's architecture")
+        self.container = "timm" if "architecture" in config else "huggingface"
+        self._weights = self._open_weights()
+        self.entries = self._weights.entries
+        # Older timm wrote these settings beside the architecture.
+        timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
+        if not isinstance(timm, dict | None):
+            raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
+        preprocessor = self._json("preprocessor_config.json")
+        self.facts = {**self._weights.facts, "config": config, "preprocessor": preprocessor, "timm": timm}
+
+    def _json(self, name):
+        path = os.path.join(self.path, name)
+        if not os.path.exists(path):
+            return None
+        check_is_file(path)
+        check_sidecar(path)
+        return read_json(path)
+
+    def _open_weights(self):
+        for name, reader in _WEIGHTS.items():
+            path = os.path.join(self.path, name)
+            if os.path.exists(path):
+                check_is_file(path)
+                check_sidecar(path)
+                return reader(path)
+        raise refuse(self.path, f"it is a folder that holds none of {', '.join(_WEIGHTS)}")
+
+    def read(self, keys):
+        return self._weights.read(keys)
