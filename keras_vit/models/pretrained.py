@@ -13,6 +13,7 @@ from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
+from keras_vit.weights.model import name_of
 
 # The arguments of which None is a value.
 _NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
@@ -26,8 +27,8 @@ def from_pretrained(
     num_heads: int | None = None,
     source: str | None = None,
     skip: str | Sequence[str] = (),
-    grid: tuple[int, int] | None = None,
-    position_resize: str | None = None,
+    grid_size: tuple[int, int] | None = None,
+    position_interpolation: str | None = None,
     sha256: str | None = None,
     **kwargs,
 ) -> keras.Model:
@@ -49,8 +50,8 @@ def from_pretrained(
             the same widths and depth.
         source: As in `load_weights`.
         skip: As in `load_weights`.
-        grid: As in `load_weights`.
-        position_resize: As in `load_weights`.
+        grid_size: As in `load_weights`.
+        position_interpolation: As in `load_weights`; a model of any size resizes so at run time too.
         sha256: As in `load_weights`.
         **kwargs: Other arguments of `ViT` or `BiT`, which overrule what the file says: `dropout_rate`, `in_channels`,
             `patch_size`, `include_preprocessing`, `activation`, `mean`, `name`, ...
@@ -69,8 +70,8 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", image_size=384)  # doctest: +SKIP
     """
     row = zoo.find(os.fspath(path))
-    checkpoint = Checkpoint(_local_path(path, row), source, grid, sha256)
-    build = ViT if checkpoint.architecture.num_layers else BiT
+    checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
+    build = ViT if checkpoint.sizes["num_layers"] else BiT
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
     # None is for what the file says, but where it is a value.
     given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
@@ -88,13 +89,13 @@ def from_pretrained(
         if image_size is None:
             assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not tell"
     if build is ViT:
-        _fit_any_size(checkpoint, fields, given, position_resize)
+        _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
             fields.pop("return_both_heads", None)
     model = build(**{"variant": _variant(checkpoint), "name": _name(checkpoint), **fields, **given})
     model.get_layer("normalization").multi_label = multi_label
     allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in given]
-    report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_resize=position_resize)
+    report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()
     return model
@@ -151,20 +152,20 @@ def _check_unknown(checkpoint, fields, given):
 def _usual_size(checkpoint):
     if "position_embedding/embeddings" in checkpoint.weights:
         raise ValueError(
-            f"The number of position embeddings in {checkpoint.path!r} is no square: pass grid=(rows, columns) of "
+            f"The number of position embeddings in {checkpoint.path!r} is no square: pass grid_size=(rows, columns) of "
             "the file and, if it is to be another, image_size."
         )
     return DEFAULT_IMAGE_SIZE
 
 
-def _fit_any_size(checkpoint, fields, given, position_resize):
+def _fit_any_size(checkpoint, fields, given, position_interpolation):
     """Keeps the file's own grid in a model of any size, which resizes it once and not twice."""
     any_size = (None, None)
     of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
     if of_any and fields["image_size"] != any_size:
-        fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_resize}
-    if of_any and position_resize is not None:
-        fields["position_interpolation"] = position_resize
+        fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_interpolation}
+    if position_interpolation is not None:
+        fields["position_interpolation"] = position_interpolation
     if not of_any:
         fields["grid_size"] = None
     # A width that heads do not fill is meant: weights have it.
@@ -174,11 +175,11 @@ def _fit_any_size(checkpoint, fields, given, position_resize):
 
 def _variant(checkpoint):
     """The variant that has most of the sizes; those that it has not are passed beside it."""
-    name = checkpoint.architecture.name or ("ViT-B/16" if checkpoint.architecture.num_layers else "BiT-R50x1")
+    name = name_of(checkpoint.sizes) or ("ViT-B/16" if checkpoint.sizes["num_layers"] else "BiT-R50x1")
     return name.replace("ViT-", "").removeprefix("BiT-")
 
 
 def _name(checkpoint):
     """None for that of the variant."""
-    known = checkpoint.architecture.name or not checkpoint.architecture.num_layers
+    known = name_of(checkpoint.sizes) or not checkpoint.sizes["num_layers"]
     return None if known else "vit"

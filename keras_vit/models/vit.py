@@ -189,7 +189,7 @@ def ViT(
     if checkpoint is not None:
         given.setdefault("activation", checkpoint.settings["activation"] or ViTConfig.activation)
         if arguments.image_size(image_size) == (None, None):
-            given.setdefault("position_interpolation", checkpoint.position_resize)
+            given.setdefault("position_interpolation", checkpoint.position_interpolation)
             # The grid of the weights is kept as it is: whatever the input's size, it is resized once and not twice.
             given.setdefault("grid_size", checkpoint.grid_size)
     config = ViTConfig.from_variant(variant, **given)

@@ -1,6 +1,6 @@
-"""How one weight of a model is laid out in a file: as it is, transposed, or fused from and split over other arrays.
+"""How one weight of a model is laid out in a file: reshaped, transposed, fused from several arrays, or part of one.
 
-A codec knows one layout in both directions. Shapes are tuples; `heads` is the (num_heads, head_dim) of the attention.
+Shapes are tuples; `heads` is the (num_heads, head_dim) of the attention.
 """
 
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Same:
-    """One array, the same in file and model."""
+    """One array, the same in file and model. The other layouts are subclasses."""
 
     # Which part of the file's array this is; save_weights joins the parts in this order.
     part = 0
@@ -19,7 +19,7 @@ class Same:
         return (shape,)
 
     def model_shape(self, shapes):
-        """The shape of the model's weight that file arrays of `shapes` make; None if they make none."""
+        """The shape of the model's weight that file arrays of `shapes` make; None if they do not show it."""
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
@@ -36,11 +36,9 @@ class Same:
 
 
 class Ones(Same):
-    """The same numbers in the same order, with axes of length 1 more or fewer: (1, 1, 1, C) for (C,).
+    """The same numbers with axes of length 1 more or fewer in the file, such as (1, 1, 1, C) for (C,).
 
-    Args:
-        before: How many axes of length 1 the file is written with before the others.
-        without: How many leading axes of length 1 it is written without.
+    The file is written with `before` more axes of length 1 in front, and without the first `without` ones.
     """
 
     def __init__(self, before=0, without=0):
@@ -55,6 +53,30 @@ class Ones(Same):
 
     def fits(self, shapes, shape, heads):
         return self.model_shape(shapes) == shape
+
+
+class Heads(Same):
+    """One axis of the model's weight, num_heads * head_dim long, that the file splits into (num_heads, head_dim)."""
+
+    def __init__(self, axis):
+        self.axis = axis
+
+    def file_shapes(self, shape, heads):
+        return ((*shape[: self.axis], *heads, *shape[self.axis + 1 :]),)
+
+    def model_shape(self, shapes):
+        (shape,), end = shapes, self.axis + 2
+        return (*shape[: self.axis], math.prod(shape[self.axis : end]), *shape[end:])
+
+
+class Flat(Same):
+    """A bias with an axis of heads in the model and without one in the file."""
+
+    def file_shapes(self, shape, heads):
+        return ((math.prod(shape),),)
+
+    def model_shape(self, shapes):
+        return None
 
 
 class Transposed(Same):
@@ -73,6 +95,29 @@ class Transposed(Same):
         return (value.T,)
 
 
+class HeadsTransposed(Same):
+    """A projection with an axis of heads in the model, as PyTorch stores its matrix, (outputs, inputs).
+
+    The first `inputs` axes of the model's weight are its inputs: 1 for a projection to heads, 2 for one from heads.
+    """
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def file_shapes(self, shape, heads):
+        return ((math.prod(shape[self.inputs :]), math.prod(shape[: self.inputs])),)
+
+    def model_shape(self, shapes):
+        return None
+
+    def to_model(self, arrays, shape):
+        return arrays[0].T.reshape(shape)
+
+    def to_file(self, value, heads):
+        ((outputs, inputs),) = self.file_shapes(value.shape, heads)
+        return (value.reshape(inputs, outputs).T,)
+
+
 class TorchConv(Same):
     """A convolution's kernel as PyTorch stores it, (outputs, inputs, height, width)."""
 
@@ -81,8 +126,6 @@ class TorchConv(Same):
         return ((outputs, inputs, height, width),)
 
     def model_shape(self, shapes):
-        if len(shapes[0]) != 4:
-            return None
         outputs, inputs, height, width = shapes[0]
         return height, width, inputs, outputs
 
@@ -93,118 +136,29 @@ class TorchConv(Same):
         return (value.transpose(3, 2, 0, 1),)
 
 
-class FusedKernel(Same):
-    """Query, key and value kernels, each (hidden_dim, num_heads, head_dim), fused to one matrix side by side."""
+class Fused(Same):
+    """Query, key and value, each an array of layout `codec` in the file, side by side on the model's last axis."""
+
+    def __init__(self, codec):
+        self.codec = codec
 
     def file_shapes(self, shape, heads):
-        return ((shape[0], *heads),) * 3
+        return self.codec.file_shapes((*shape[:-1], shape[-1] // 3), heads) * 3
 
     def model_shape(self, shapes):
-        return shapes[0][0], sum(math.prod(shape[1:]) for shape in shapes)
+        parts = [self.codec.model_shape((shape,)) for shape in shapes]
+        return (*parts[0][:-1], sum(part[-1] for part in parts))
 
     def to_model(self, arrays, shape):
-        return np.concatenate([a.reshape(a.shape[0], -1) for a in arrays], axis=-1)
+        each = (*shape[:-1], shape[-1] // 3)
+        return np.concatenate([self.codec.to_model((array,), each) for array in arrays], axis=-1)
 
     def to_file(self, value, heads):
-        return tuple(part.reshape(-1, *heads) for part in np.split(value, 3, axis=-1))
-
-
-class FusedBias(Same):
-    """Query, key and value biases, each (num_heads, head_dim), fused to (3 * num_heads * head_dim,)."""
-
-    def file_shapes(self, shape, heads):
-        return (tuple(heads),) * 3
-
-    def model_shape(self, shapes):
-        return (sum(math.prod(shape) for shape in shapes),)
-
-    def to_model(self, arrays, shape):
-        return np.concatenate([a.reshape(-1) for a in arrays])
-
-    def to_file(self, value, heads):
-        return tuple(part.reshape(heads) for part in np.split(value, 3))
-
-
-class FusedTransposed(FusedKernel):
-    """Query, key and value kernels, each (num_heads * head_dim, hidden_dim) as PyTorch stores them."""
-
-    def file_shapes(self, shape, heads):
-        return ((math.prod(heads), shape[0]),) * 3
-
-    def model_shape(self, shapes):
-        return shapes[0][-1], sum(shape[0] for shape in shapes)
-
-    def to_model(self, arrays, shape):
-        return np.concatenate([a.T for a in arrays], axis=-1)
-
-    def to_file(self, value, heads):
-        return tuple(part.T for part in np.split(value, 3, axis=-1))
-
-
-class FusedVectors(FusedBias):
-    """Query, key and value biases, each (num_heads * head_dim,)."""
-
-    def file_shapes(self, shape, heads):
-        return ((math.prod(heads),),) * 3
-
-    def to_file(self, value, heads):
-        return tuple(np.split(value, 3))
-
-
-class OutKernel(Same):
-    """The attention's output kernel, (num_heads, head_dim, hidden_dim) in the file, a matrix in the model."""
-
-    def file_shapes(self, shape, heads):
-        return ((*heads, shape[-1]),)
-
-    def model_shape(self, shapes):
-        return math.prod(shapes[0][:-1]), shapes[0][-1]
-
-
-class HeadsTransposed(Same):
-    """A projection to heads, (hidden_dim, num_heads, head_dim) in the model, as PyTorch stores its matrix."""
-
-    def file_shapes(self, shape, heads):
-        return ((math.prod(shape[1:]), shape[0]),)
-
-    def model_shape(self, shapes):
-        return None
-
-    def to_model(self, arrays, shape):
-        return arrays[0].T.reshape(shape)
-
-    def to_file(self, value, heads):
-        return (value.reshape(value.shape[0], -1).T,)
-
-
-class FromHeadsTransposed(HeadsTransposed):
-    """A projection from heads, (num_heads, head_dim, hidden_dim) in the model, as PyTorch stores its matrix."""
-
-    def file_shapes(self, shape, heads):
-        return ((shape[-1], math.prod(shape[:-1])),)
-
-    def to_file(self, value, heads):
-        return (value.reshape(-1, value.shape[-1]).T,)
-
-
-class Flat(Same):
-    """A bias with an axis of heads in the model and without one in the file."""
-
-    def file_shapes(self, shape, heads):
-        return ((math.prod(shape),),)
-
-    def model_shape(self, shapes):
-        return None
+        return tuple(self.codec.to_file(part, heads)[0] for part in np.split(value, 3, axis=-1))
 
 
 class Part(Same):
-    """One of several weights that the file keeps in one array, one behind the other on its first axis.
-
-    Args:
-        codec: The codec of the part.
-        part: Which part it is, counted from 0.
-        count: How many there are.
-    """
+    """One of `count` weights of layout `codec` that the file stacks on the first axis of one array."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

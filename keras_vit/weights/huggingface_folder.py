@@ -1,89 +1,78 @@
-"""Writes the folders that Hugging Face transformers loads ViT and DeiT models from."""
+"""Writes folders from which Hugging Face transformers loads ViT and DeiT models."""
 
 import json
+import re
 
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.files import replacing
 from keras_vit.preprocessing import Preprocessing
-from keras_vit.weights import write
+from keras_vit.weights.write import write_safetensors
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bilinear": 2, "bicubic": 3, "area": 4}
-# Layers of the classifier, which do not belong to the backbone and its prefix.
+# Keys of the classifier, which do not carry the backbone's prefix.
 _HEADS = ("classifier.", "distillation_classifier.")
 
 
 def write_folder(path, arrays, sizes, facts):
     """Writes config.json, preprocessor_config.json and model.safetensors to a folder, each whole or not at all.
 
-    Args:
-        path: Path of the folder; it is made where it is missing, and its other files are left alone.
-        arrays: Dict from the keys of `names.HUGGINGFACE` to arrays.
-        sizes: The model's Architecture.
-        facts: Dict of the settings of the model: activation, layer_norm_epsilon, image_size, preprocessing.
-
-    Raises:
-        ValueError: If transformers has no class for such a model.
+    The arrays have the keys of `names.HUGGINGFACE`. Other files of the folder are left alone.
     """
     kind = "deit" if "embeddings.distillation_token" in arrays else "vit"
-    if kind == "deit" and not sizes.num_classes:
+    if kind == "deit" and not sizes["num_classes"]:
         raise ValueError(
             "The format 'huggingface' has no distilled model without its two heads. Received: num_classes=0"
         )
-    if sizes.num_classes and "pooler.dense.weight" in arrays:
+    if sizes["num_classes"] and "pooler.dense.weight" in arrays:
         raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
     path.mkdir(exist_ok=True)
     config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
-    preprocessor = _preprocessor(facts, sizes.in_channels)
-    write.write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
+    preprocessor = _preprocessor(facts, sizes["in_channels"])
+    write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
     _write_json(path / "preprocessor_config.json", preprocessor)
     _write_json(path / "config.json", config)
 
 
 def _renamed(kind, sizes, arrays):
-    """The keys as the class of the model has them: with the backbone's prefix where there is a head."""
-    if not sizes.num_classes:
+    """The keys as the model's class has them: with a head, the backbone's have a prefix."""
+    if not sizes["num_classes"]:
         return arrays
-    cls = "cls_classifier." if kind == "deit" else "classifier."
-    return {
-        key.replace("classifier.", cls, 1)
-        if key.startswith("classifier.")
-        else key
-        if key.startswith(_HEADS)
-        else f"{kind}.{key}": array
-        for key, array in arrays.items()
-    }
+    found = {key if key.startswith(_HEADS) else f"{kind}.{key}": array for key, array in arrays.items()}
+    if kind == "deit":
+        found = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in found.items()}
+    return found
 
 
 def _config(kind, sizes, facts, has_pooler):
     if kind == "deit":
         architectures = ["DeiTForImageClassificationWithTeacher"]
     else:
-        architectures = ["ViTForImageClassification" if sizes.num_classes else "ViTModel"]
+        architectures = ["ViTForImageClassification" if sizes["num_classes"] else "ViTModel"]
     height, width = facts["image_size"] or [
-        n * patch for n, patch in zip(sizes.grid_size, sizes.patch_size, strict=True)
+        n * patch for n, patch in zip(sizes["grid_size"], sizes["patch_size"], strict=True)
     ]
-    patch = sizes.patch_size[0] if sizes.patch_size[0] == sizes.patch_size[1] else list(sizes.patch_size)
+    patch = sizes["patch_size"][0] if sizes["patch_size"][0] == sizes["patch_size"][1] else list(sizes["patch_size"])
     config = {
         "architectures": architectures,
         "model_type": kind,
-        "hidden_size": sizes.hidden_dim,
-        "num_hidden_layers": sizes.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "intermediate_size": sizes.mlp_dim,
+        "hidden_size": sizes["hidden_dim"],
+        "num_hidden_layers": sizes["num_layers"],
+        "num_attention_heads": sizes["num_heads"],
+        "intermediate_size": sizes["mlp_dim"],
         "hidden_act": _ACTIVATIONS.get(facts["activation"], facts["activation"]),
         "layer_norm_eps": facts["layer_norm_epsilon"],
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "image_size": height if height == width else [height, width],
         "patch_size": patch,
-        "num_channels": sizes.in_channels,
+        "num_channels": sizes["in_channels"],
         "qkv_bias": True,
     }
     if has_pooler:
-        config |= {"pooler_act": "tanh", "pooler_output_size": sizes.hidden_dim}
-    if sizes.num_classes:
-        labels = {str(i): f"LABEL_{i}" for i in range(sizes.num_classes)}
+        config |= {"pooler_act": "tanh", "pooler_output_size": sizes["hidden_dim"]}
+    if sizes["num_classes"]:
+        labels = {str(i): f"LABEL_{i}" for i in range(sizes["num_classes"])}
         config |= {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
     return config
 
@@ -91,7 +80,7 @@ def _config(kind, sizes, facts, has_pooler):
 def _preprocessor(facts, channels):
     preprocessing = Preprocessing(**facts["preprocessing"])
     low, high = preprocessing.value_range
-    # Of images of 0 to 1.
+    # For images in [0, 1].
     mean = [(value - low) / (high - low) for value in preprocessing.mean]
     std = [value / (high - low) for value in preprocessing.std]
     mean, std = (values * (channels if len(values) == 1 else 1) for values in (mean, std))
@@ -103,7 +92,7 @@ def _preprocessor(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        # By Pillow or in its way, with antialiasing.
+        # Pillow's numbers; transformers antialiases as it does.
         "resample": _RESAMPLE[preprocessing.interpolation],
     }
     mode = preprocessing.resize_mode
@@ -118,7 +107,7 @@ def _preprocessor(facts, channels):
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # The ones that crop.
+        # The classes that crop.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config

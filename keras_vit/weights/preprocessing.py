@@ -1,4 +1,4 @@
-"""The image preprocessing constants that checkpoints come with: said by a config, or their source's own."""
+"""The image preprocessing constants of checkpoints: from a config, or those of their source."""
 
 import dataclasses
 
@@ -6,7 +6,6 @@ from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
-# timm's names.
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
 # Pillow's numbers of its filters.
@@ -14,19 +13,9 @@ _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"
 
 
 def preprocessing_of(checkpoint, record, in_channels, **given):
-    """The image preprocessing of a model: as given, else that of its weights, else the official one.
+    """Returns a model's `Preprocessing`: `record`, else that of the checkpoint, else the official one.
 
-    Args:
-        checkpoint: A Checkpoint, or None.
-        record: A `Preprocessing`, or None.
-        in_channels: Int, the images' channels: constants of another number are averaged.
-        **given: Some of its fields, None where not given.
-
-    Returns:
-        A `Preprocessing`.
-
-    Raises:
-        ValueError: If `record` is something else, or a value cannot be.
+    The fields in `given` that are not None replace its own. Constants for another number of channels are averaged.
     """
     if record is None:
         record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
@@ -34,13 +23,31 @@ def preprocessing_of(checkpoint, record, in_channels, **given):
     return record.changed(**{name: value for name, value in given.items() if value is not None})
 
 
-def of_own(facts):
-    """Reads the fields of a `Preprocessing` that a file of this package's own holds."""
-    return {field.name: facts[field.name] for field in dataclasses.fields(Preprocessing) if field.name in facts}
+def of_checkpoint(checkpoint):
+    """Returns (constants, whether the checkpoint itself determines them) of an open Checkpoint."""
+    source, weights = checkpoint.source, checkpoint.weights
+    own, container = checkpoint.own.get("preprocessing"), checkpoint.file.container
+    if own is not None:
+        # Files of version 0.1 lack some fields.
+        known = {field.name: own[field.name] for field in dataclasses.fields(Preprocessing) if field.name in own}
+        return OFFICIAL_PREPROCESSING | known, True
+    if container == "timm":
+        return of_timm(checkpoint.facts.get("timm") or {}), True
+    if container == "huggingface":
+        preprocessor = checkpoint.facts.get("preprocessor")
+        return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), isinstance(preprocessor, dict)
+    if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
+        # DeiT III is evaluated on the whole of the shorter side.
+        return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
+    imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
+    if source.name == "timm" and any(weight in weights for weight in imagenet):
+        # DeiT, DeiT III and DINOv2, which nothing else in a bare state dict names.
+        return IMAGENET_PREPROCESSING, False
+    return source.preprocessing, source.name in ("official", "big_vision", "bit")
 
 
 def of_timm(config):
-    """Reads the constants from timm's pretrained_cfg; what it does not say is the official code's."""
+    """Reads the constants from timm's pretrained_cfg; missing ones are those of the official code."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_TIMM_MODES):
         raise ValueError(
@@ -62,21 +69,9 @@ def of_timm(config):
 
 
 def of_huggingface(path, preprocessor, config):
-    """Reads the constants from transformers' preprocessor_config.json, or takes those usual for the kind of model.
-
-    Args:
-        path: Path of the folder, for errors.
-        preprocessor: Dict of that file, or None where there is none.
-        config: Dict of config.json.
-
-    Returns:
-        Dict of `mean`, `std`, `interpolation`, `antialias`, `crop_fraction` and `resize_mode`.
-
-    Raises:
-        ValueError: If it scales images otherwise than by 1/255.
-    """
+    """Reads the constants from a preprocessor_config.json; without one, returns those usual for the kind of model."""
     if not isinstance(preprocessor, dict):
-        # What the published models of each kind come with.
+        # Those of the published models.
         kind = str(config.get("model_type"))
         return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
     if preprocessor.get("do_normalize", True) is False:
@@ -101,7 +96,7 @@ def of_huggingface(path, preprocessor, config):
 
 
 def _by_pillow(interpolation):
-    """Pillow antialiases in any way but the nearest pixel's."""
+    """Pillow antialiases with all filters but "nearest"."""
     return {} if interpolation == "nearest" else {"antialias": True}
 
 
@@ -110,7 +105,7 @@ def _keeps_shape(preprocessor):
     size = preprocessor.get("size")
     if isinstance(size, dict):
         return "shortest_edge" in size
-    # A number alone is a square, but for the classes that always kept the shape.
+    # A number alone is a square, except for the classes that always keep the shape.
     kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type"))
     return kind.startswith(("Bit", "CLIP"))
 

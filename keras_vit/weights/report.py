@@ -1,12 +1,14 @@
-"""What a load did, or why it was refused."""
+"""The report of a load, and the error of one that was refused."""
 
 import logging
 import math
 import os
 from dataclasses import dataclass, field
 
+from keras_vit.weights.model import describe_sizes
+
 logger = logging.getLogger("keras_vit")
-# Why keys are left out that are no part of the model, as an optimizer's state: without them nothing is lost.
+# The reason why keys such as an optimizer's state are left out, with which nothing is lost.
 NO_WEIGHTS = "holds no weights of the model"
 
 
@@ -23,7 +25,7 @@ class LoadReport:
         adapted: Dict from a weight's path to how its kernel was adapted to other channels.
         skipped: Dict from the file's keys that were left out to the reason.
         kept: Dict from the model's weights that were not loaded to what they hold instead.
-        assumed: Dict from the settings that neither file nor caller told `from_pretrained` to what it took.
+        assumed: Dict from the settings that neither file nor caller told `from_pretrained` to the values it took.
 
     Example:
 
@@ -54,7 +56,7 @@ class LoadReport:
         return "\n".join(lines)
 
     def log(self):
-        """Tells the logger "keras_vit": as a warning where the model is not simply the file's, else for information."""
+        """Logs itself to "keras_vit": as a warning if the model differs from the file's, else as information."""
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)
@@ -71,14 +73,14 @@ class WeightsMismatchError(ValueError):
 
     _SHOWN = 12
 
-    def __init__(self, path, model, file_architecture, model_architecture, unexpected, missing, mismatched, hints=()):
+    def __init__(self, path, model, file_sizes, model_sizes, unexpected, missing, mismatched, hints=()):
         self.unexpected, self.missing, self.mismatched = list(unexpected), list(missing), dict(mismatched)
         shapes = [f"{key}: {there} in the file, {needed} needed" for key, (there, needed) in self.mismatched.items()]
         lines = [
             f"{os.fspath(path)!r} does not fit model {model!r}. Nothing was loaded.",
-            f"  The file:  {file_architecture}.",
-            f"  The model: {model_architecture}.",
-            *_differing(file_architecture, model_architecture),
+            f"  The file:  {describe_sizes(file_sizes)}.",
+            f"  The model: {describe_sizes(model_sizes)}.",
+            *_differing(file_sizes, model_sizes),
             *self._listed("In the file, without a place in the model", self.unexpected),
             *self._listed("In the model, not in the file", self.missing),
             *self._listed("Of another shape", shapes),
@@ -97,7 +99,6 @@ class WeightsMismatchError(ValueError):
 
 
 def _differing(there, here):
-    """One line with the fields in which two architectures differ, of those that both tell."""
-    pairs = {name: (value, getattr(here, name)) for name, value in there._asdict().items()}
-    names = [name for name, values in pairs.items() if None not in values and values[0] != values[1]]
+    """One line with the sizes that differ, of those that are known on both sides."""
+    names = [name for name, size in there.items() if None not in (size, here[name]) and size != here[name]]
     return [f"  They differ in {', '.join(names)}."] if names else []

@@ -43,7 +43,7 @@ def check_method(method):
     """Returns `method`, or raises if it is no way to resize position embeddings."""
     if method not in POSITION_METHODS:
         raise ValueError(
-            "Invalid value received for argument `position_resize`. "
+            "Invalid value received for argument `position_interpolation`. "
             f"Expected one of {', '.join(map(repr, POSITION_METHODS))}. Received: {method!r}"
         )
     return method

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,51 +11,31 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
-from keras_vit.weights import architecture, huggingface_folder, names, write
+from keras_vit.weights import names
+from keras_vit.weights.huggingface_folder import write_folder
+from keras_vit.weights.model import (
+    PREFIX_TOKENS,
+    REGISTERS,
+    differing_settings,
+    heads_of,
+    rows_of_tokens,
+    settings_of,
+    sizes_of,
+    unwritten,
+    weights_of,
+)
 from keras_vit.weights.names.source import Source
+from keras_vit.weights.write import write_npz, write_safetensors
 
 
-class _Model(NamedTuple):
-    """What a format's writer is given: the file's arrays by their canonical keys, and what they cannot say."""
-
-    arrays: dict
-    sizes: architecture.Architecture
-    facts: dict
+def _write_npz(path, arrays, sizes, facts, prefix=""):
+    write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
 
 
-class _Format(NamedTuple):
-    """One row: whose code reads the format, how it is written, and what that code can be told or cannot do."""
-
-    source: Source
-    write: Callable
-    # How many of the position embeddings are to belong to prefix tokens, from the number of each token by its weight,
-    # how many the model has, and the grid.
-    num_prefix_positions: Callable
-    says_settings: bool = False
-    # Whether its attention has heads that divide the width alone.
-    divides_heads: bool = False
-    unknown: tuple = ()
-
-
-def _write_npz(path, model):
-    write.write_npz(path, model.arrays, {"keras_vit": model.facts})
-
-
-def _write_big_vision(path, model):
-    write.write_npz(path, {f"params/{key}": a for key, a in model.arrays.items()}, {"keras_vit": model.facts})
-
-
-def _write_bit(path, model):
-    write.write_npz(path, {f"resnet/{key}": a for key, a in model.arrays.items()}, {"keras_vit": model.facts})
-
-
-def _write_timm(path, model):
-    write.write_safetensors(path, model.arrays, model.facts)
-
-
-def _write_huggingface(path, model):
-    huggingface_folder.write_folder(Path(path), model.arrays, model.sizes, model.facts)
+def _write_timm(path, arrays, sizes, facts):
+    write_safetensors(path, arrays, facts)
 
 
 def _all_of_prefix(counts, here, grid):
@@ -67,21 +48,34 @@ def _all_or_none_of_prefix(counts, here, grid):
 
 
 def _all_of_square(counts, here, grid):
-    """big_vision has none, but its `load` adds a row too many to the class token where it can tell it by the number."""
+    """big_vision has none, but its `load` adds a surplus row to the class token if the others make a square."""
     return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
 
 
+class _Format(NamedTuple):
+    """One row: whose code reads the format, how it is written, and what that code can be told or cannot do."""
+
+    source: Source
+    # Function of (path, arrays by their canonical keys, the model's sizes, facts that the arrays cannot show).
+    write: Callable
+    # Function of (the number of each prefix token by its weight, how many of them have a position in the model, grid)
+    # to how many are to have one in the file.
+    num_prefix_positions: Callable = _all_of_prefix
+    says_settings: bool = False
+    # Whether the heads of its attention have to divide the width.
+    divides_heads: bool = False
+    unknown: tuple = ()
+
+
 FORMATS = {
-    "npz": _Format(names.OFFICIAL, _write_npz, _all_of_prefix),
-    "big_vision": _Format(names.BIG_VISION, _write_big_vision, _all_of_square),
+    "npz": _Format(names.OFFICIAL, _write_npz),
+    "big_vision": _Format(names.BIG_VISION, partial(_write_npz, prefix="params/"), _all_of_square),
     "timm": _Format(
         names.TIMM, _write_timm, _all_or_none_of_prefix, divides_heads=True, unknown=("pre_logits/kernel",)
     ),
-    "huggingface": _Format(
-        names.HUGGINGFACE, _write_huggingface, _all_of_prefix, says_settings=True, divides_heads=True
-    ),
+    "huggingface": _Format(names.HUGGINGFACE, write_folder, says_settings=True, divides_heads=True),
 }
-_BIT = _Format(names.BIT, _write_bit, _all_of_prefix)
+_BIT = _Format(names.BIT, partial(_write_npz, prefix="resnet/"))
 
 
 def save_weights(
@@ -112,31 +106,28 @@ def save_weights(
             "Invalid value received for argument `format`. "
             f"Expected one of {', '.join(map(repr, FORMATS))}. Received: {format!r}"
         )
-    sizes = architecture.of_model(model)
-    row = FORMATS[format] if sizes.num_layers or format != "npz" else _BIT
-    variables = architecture.weights_of(model)
+    sizes = sizes_of(model)
+    row = FORMATS[format] if sizes["num_layers"] or format != "npz" else _BIT
+    variables = weights_of(model)
     _check(model, format, row, sizes, variables, allow)
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     _fit_prefix_positions(values, sizes, row.num_prefix_positions)
-    row.write(path, _Model(_arrays(row.source, values, sizes), sizes, _facts(model, sizes)))
+    row.write(Path(path), _arrays(row.source, values, sizes), sizes, _facts(model, sizes))
 
 
 def _fit_prefix_positions(values, sizes, wanted):
-    """Gives the table of positions the rows for prefix tokens that a format has, by ways that compute the same.
-
-    Rows that are missing are zeros, and rows too many are added to the tokens themselves.
-    """
+    """Gives the table of positions the rows for prefix tokens of a format: zeros, or else its own go to the tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
-    tokens = (*architecture.PREFIX_TOKENS, *architecture.REGISTERS)
-    counts = {name: values[name].shape[1] for name in tokens if name in values}
-    here = table.shape[1] - sizes.grid_size[0] * sizes.grid_size[1]
-    there = wanted(counts, here, sizes.grid_size)
+    counts = {name: values[name].shape[1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in values}
+    rows, columns = sizes["grid_size"]
+    here = table.shape[1] - rows * columns
+    there = wanted(counts, here, (rows, columns))
     if there > here:
         table = np.insert(table, [here] * (there - here), 0, axis=1)
     else:
-        for name, rows in architecture.rows_of_tokens(table[:, :here], counts, there):
+        for name, rows in rows_of_tokens(table[:, :here], counts, there):
             values[name] = values[name] + rows
         table = np.delete(table, range(there, here), axis=1)
     values["position_embedding/embeddings"] = table
@@ -153,17 +144,18 @@ def _check(model, format, row, sizes, variables, allow):
     missing = [weight for weight in row.source.required if weight not in variables]
     if missing:
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
-    for what in architecture.unwritten(model, row.source.name):
+    for what in unwritten(model, row.source.name):
         raise ValueError(f"The format {format!r} cannot say that model {model.name!r} has {what}. Nothing was written.")
-    if row.divides_heads and sizes.num_layers and sizes.head_dim * sizes.num_heads != sizes.hidden_dim:
+    num_heads, head_dim = heads_of(sizes)
+    if row.divides_heads and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
         raise ValueError(
-            f"The format {format!r} needs heads that divide the width. Received: {sizes.num_heads} heads of "
-            f"{sizes.head_dim} in {sizes.hidden_dim} channels"
+            f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
+            f"{sizes['hidden_dim']} channels"
         )
     settings = {"activation": row.source.activation, "layer_norm_epsilon": row.source.layer_norm_epsilon}
     if row.says_settings:
         settings = dict.fromkeys(settings)
-    for name, here, there in architecture.differences(model, settings, allow):
+    for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
             f"with {name}={here!r}. Nothing was written. Pass allow=({name!r},) to write it all the same."
@@ -175,7 +167,7 @@ def _arrays(source, values, sizes):
     parts = {}
     for weight, value in values.items():
         name = source.find(weight)
-        for key, array in zip(name.keys, name.codec.to_file(value, sizes.heads), strict=True):
+        for key, array in zip(name.keys, name.codec.to_file(value, heads_of(sizes)), strict=True):
             parts.setdefault(key, {})[name.codec.part] = array
     return {
         key: np.concatenate([found[i] for i in sorted(found)]) if len(found) > 1 else found[min(found)]
@@ -184,25 +176,24 @@ def _arrays(source, values, sizes):
 
 
 def _facts(model, sizes):
-    """What the weights cannot say, as `from_pretrained` reads it."""
-    normalization = model.get_layer("normalization")
+    """The facts that the weights cannot show, for `from_pretrained`. Their keys are those of version 0.1."""
     return {
         "config": _record(model, sizes).to_dict(),
-        **architecture.settings_of(model),
-        "num_heads": sizes.num_heads,
-        "grid": sizes.grid_size,
+        **settings_of(model),
+        "num_heads": sizes["num_heads"],
+        "grid": sizes["grid_size"],
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
-        "preprocessing": dataclasses.asdict(normalization.preprocessing),
+        "preprocessing": dataclasses.asdict(carrier_of(model).preprocessing),
     }
 
 
 def _record(model, sizes):
-    """The record of a model, with the head that it has: it may be the user's own."""
+    """The record of a model, with the head that it has, which may be the user's."""
     config = config_of(model)
     head = next((layer for layer in model.layers if layer.name == "head"), None)
-    changes = {"num_classes": sizes.num_classes, "classifier_activation": getattr(head, "activation", None)}
-    if len(config.class_names or ()) != sizes.num_classes:
+    changes = {"num_classes": sizes["num_classes"], "classifier_activation": getattr(head, "activation", None)}
+    if len(config.class_names or ()) != sizes["num_classes"]:
         changes["class_names"] = None
     if getattr(config, "return_both_heads", False):
-        changes["return_both_heads"] = sizes.num_classes > 0
+        changes["return_both_heads"] = sizes["num_classes"] > 0
     return config.replace(**changes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.weights import stated
+from keras_vit.weights import fields
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
@@ -23,7 +23,7 @@ GOLDEN = {
     "vit_token.npz": ({}, {}),
     "vit_token_prelogits.npz": ({}, {"representation_size": 48}),
     "vit_gap.npz": ({}, {"pooling": "gap"}),
-    "vit_nonsquare.npz": ({"grid": (6, 3)}, {}),
+    "vit_nonsquare.npz": ({"grid_size": (6, 3)}, {}),
     "hybrid_r50ish_patch1.npz": ({}, {"stages": (1, 2, 1), "width_factor": 0.5, "patch_size": 1}),
     "hybrid_stem_only_patch8.npz": ({}, {"stages": ()}),
     "bigvision_tok.npz": ({}, {}),
@@ -134,8 +134,8 @@ def test_what_a_bare_state_dict_does_not_tell_has_to_be_passed(tmp_path):
 
 def test_two_published_models_of_the_same_shapes_are_not_told_apart(tmp_path, monkeypatch):
     # As timm's ViT-B with the mean of all tokens, which it has with 12 heads and with 16.
-    monkeypatch.setattr(stated, "_BASE", (12, 2, 20))
-    monkeypatch.setattr(stated.variants, "num_heads_of", lambda *sizes: 3)
+    monkeypatch.setattr(fields, "_BASE", (12, 2, 20))
+    monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 3)
     for pooling in ("gap", "map"):
         keras_vit.save_weights(build(pooling=pooling, activation="gelu"), tmp_path / "model.safetensors", "timm")
         path = _without_facts(tmp_path / "model.safetensors")
@@ -173,7 +173,7 @@ def test_our_own_file_tells_all_that_its_arrays_cannot(tmp_path):
 
 def test_an_unsquare_table_of_positions_needs_its_grid():
     path = GOLDEN_FOLDER / "vit_nonsquare.npz"
-    with pytest.raises(ValueError, match=r"pass grid=\(rows, columns\)"):
+    with pytest.raises(ValueError, match=r"pass grid_size=\(rows, columns\)"):
         keras_vit.from_pretrained(path)
 
 

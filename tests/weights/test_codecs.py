@@ -13,21 +13,23 @@ SHAPES = {
     codecs.Ones(): lambda h, d, n: (n + 1,),
     codecs.Ones(before=2): lambda h, d, n: (n + 1, h),
     codecs.Ones(without=1): lambda h, d, n: (1, n + 1, h),
+    codecs.Heads(0): lambda h, d, n: (h * d, n),
+    codecs.Heads(1): lambda h, d, n: (n, h * d),
     codecs.Transposed(): lambda h, d, n: (n, h),
     codecs.TorchConv(): lambda h, d, n: (h, d, 3, n),
-    codecs.FusedKernel(): lambda h, d, n: (n, 3 * h * d),
-    codecs.FusedBias(): lambda h, d, n: (3 * h * d,),
-    codecs.FusedTransposed(): lambda h, d, n: (n, 3 * h * d),
-    codecs.FusedVectors(): lambda h, d, n: (3 * h * d,),
-    codecs.OutKernel(): lambda h, d, n: (h * d, n),
-    codecs.HeadsTransposed(): lambda h, d, n: (n, h, d),
-    codecs.FromHeadsTransposed(): lambda h, d, n: (h, d, n),
+    codecs.Fused(codecs.Heads(1)): lambda h, d, n: (n, 3 * h * d),
+    codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
+    codecs.Fused(codecs.Transposed()): lambda h, d, n: (n, 3 * h * d),
+    codecs.Fused(codecs.Same()): lambda h, d, n: (3 * h * d,),
+    codecs.HeadsTransposed(inputs=1): lambda h, d, n: (n, h, d),
+    codecs.HeadsTransposed(inputs=2): lambda h, d, n: (h, d, n),
     codecs.Flat(): lambda h, d, n: (h, d),
 }
 
 
 def name(codec):
-    return f"{type(codec).__name__}{vars(codec) or ''}"
+    settings = {key: name(value) if isinstance(value, codecs.Same) else value for key, value in vars(codec).items()}
+    return f"{type(codec).__name__}{settings or ''}"
 
 
 @pytest.mark.parametrize("codec", SHAPES, ids=name)
@@ -59,7 +61,7 @@ def test_every_codec_is_tried():
 def test_parts_of_one_array_are_told_apart(count, h, d):
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(5, h, d)).astype("float32") for _ in range(count)]
-    parts = [codecs.Part(codecs.HeadsTransposed(), i, count) for i in range(count)]
+    parts = [codecs.Part(codecs.HeadsTransposed(inputs=1), i, count) for i in range(count)]
     whole = np.concatenate([p.to_file(v, (h, d))[0] for p, v in zip(parts, values, strict=True)])
     for part, value in zip(parts, values, strict=True):
         assert part.fits((whole.shape,), value.shape, (h, d))

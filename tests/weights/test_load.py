@@ -6,7 +6,8 @@ import pytest
 import scipy.ndimage
 
 import keras_vit
-from keras_vit.weights import WeightsMismatchError, architecture, names, resize
+from keras_vit.weights import WeightsMismatchError, names, resize
+from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
@@ -143,7 +144,7 @@ def test_a_nested_vit_is_loaded_by_itself(tiny, tiny_file):
     inner = build()
     inputs = keras.Input((16, 16, 3))
     outer = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
-    with pytest.raises(ValueError, match="Where one of them holds the ViT, pass that"):
+    with pytest.raises(ValueError, match="If one of them holds the ViT, pass that"):
         keras_vit.load_weights(outer, tiny_file)
     keras_vit.load_weights(outer.get_layer(inner.name), tiny_file)
     assert unchanged(inner, tiny.get_weights())
@@ -219,8 +220,8 @@ def test_pre_logits_go_only_with_the_head(tmp_path):
 
 @pytest.mark.parametrize("grid", [(3, 5), (4,), 4, (-4, -4), (4.0, 4.0), "44"])
 def test_a_grid_that_is_not_the_files_is_refused(tiny, tiny_file, grid):
-    with pytest.raises(ValueError, match="`grid`.*16 position embeddings"):
-        keras_vit.load_weights(tiny, tiny_file, grid=grid)
+    with pytest.raises(ValueError, match="`grid_size`.*16 position embeddings"):
+        keras_vit.load_weights(tiny, tiny_file, grid_size=grid)
 
 
 def test_the_class_token_can_be_skipped_on_either_side(tiny, tiny_file, tmp_path):
@@ -284,9 +285,9 @@ def test_a_grid_that_cannot_be_told_must_be_passed(tmp_path):
     with np.load(path) as file:
         anonymous = write(tmp_path / "anonymous.npz", dict(file))
     keras_vit.load_weights(build(image_size=(8, 24)), anonymous)
-    with pytest.raises(WeightsMismatchError, match=r"grid=\(rows, columns\)"):
+    with pytest.raises(WeightsMismatchError, match=r"grid_size=\(rows, columns\)"):
         keras_vit.load_weights(build(), anonymous)
-    report = keras_vit.load_weights(build(), anonymous, grid=(2, 6))
+    report = keras_vit.load_weights(build(), anonymous, grid_size=(2, 6))
     assert report.resized["position_embedding/embeddings"].startswith("2 x 6 -> 4 x 4")
 
 
@@ -430,13 +431,13 @@ def test_another_patch_size_gives_the_embeddings_of_resized_images(tiny, tiny_fi
 @pytest.mark.parametrize("method", ["bicubic", "bicubic_antialias"])
 def test_positions_are_resized_as_asked(tiny, tiny_file, method):
     model = build(image_size=24)
-    report = keras_vit.load_weights(model, tiny_file, position_resize=method)
+    report = keras_vit.load_weights(model, tiny_file, position_interpolation=method)
     before = tiny.get_layer("position_embedding").get_weights()[0][0, 1:].reshape(4, 4, -1)
     actual = model.get_layer("position_embedding").get_weights()[0][0, 1:].reshape(6, 6, -1)
     np.testing.assert_allclose(actual, resize.resize_positions(before, 6, 6, method), atol=1e-6)
     assert "bicubic" in report.resized["position_embedding/embeddings"]
-    with pytest.raises(ValueError, match="position_resize"):
-        keras_vit.load_weights(model, tiny_file, position_resize="spline")
+    with pytest.raises(ValueError, match="position_interpolation"):
+        keras_vit.load_weights(model, tiny_file, position_interpolation="spline")
 
 
 # Wrong pairings -----------------------------------------------------------------------------------------------------
@@ -446,11 +447,11 @@ def real_file(tmp_path, model):
     """The model's shapes in the official format, in float16 zeros: what an error reads is the shapes alone."""
     path = tmp_path / f"{model.name}.npz"
     source = names.BIT if model.name.startswith("bit") else names.OFFICIAL
-    sizes = architecture.of_model(model)
+    heads = heads_of(sizes_of(model))
     arrays = {}
-    for weight, variable in architecture.weights_of(model).items():
+    for weight, variable in weights_of(model).items():
         name = source.find(weight)
-        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), sizes.heads), strict=True):
+        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), heads), strict=True):
             arrays[key if source is names.OFFICIAL else "resnet/" + key] = np.zeros(shape, "float16")
     np.savez_compressed(path, **arrays)
     return path

@@ -1,9 +1,8 @@
-"""Rename tables: where each source keeps the weights of a model. One table a source, read in both directions."""
+"""Where each source keeps the weights of a model: one rename table a source."""
 
-from keras_vit.weights.names.bit import BIT
 from keras_vit.weights.names.huggingface import DINOV2, HUGGINGFACE, SIGLIP
 from keras_vit.weights.names.keras import KERAS
-from keras_vit.weights.names.official import BIG_VISION, OFFICIAL
+from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
 from keras_vit.weights.names.source import Name, Source
 from keras_vit.weights.names.timm import DEIT, TIMM
 
@@ -17,14 +16,12 @@ __all__ = ["SOURCES", "Name", "Source", "recognise"]
 def recognise(keys, container, facts):
     """Returns the Source that a file belongs to by its keys and container, or None."""
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
-        # Both name the patch embedding alike; the table of positions tells them apart, and the prefix where there is
-        # none.
+        # Both have the same name for the patch embedding. The table of positions tells them apart, or else the prefix.
         keys = set(keys)
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
-        new = (
-            any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys) or "pos_embedding" in keys
-        )
-        return BIG_VISION if new or (not old and any("encoderblock/" in key for key in keys)) else OFFICIAL
+        stacked = any("encoderblock/" in key for key in keys)
+        prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
+        return BIG_VISION if "pos_embedding" in keys or prefixed or (stacked and not old) else OFFICIAL
     if TIMM.knows(keys):
         return DEIT if container == "pth" and facts.get("wrapper") == "model" else TIMM
     if DINOV2.knows(keys) and any(key.endswith(".layer_scale1.lambda1") for key in keys):

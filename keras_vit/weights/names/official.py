@@ -1,62 +1,58 @@
-"""The official Flax code: ViT and hybrid .npz files by their published names, and big_vision's."""
+"""Google's .npz files: the official Flax code's ViT and hybrids, big_vision's ViT, and the TensorFlow code's BiT."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.names.source import Name, Source
 
+_SAME = codecs.Same()
 BLOCK = "block_{block:02d}/"
-UNIT = "stage_{stage}_unit_{unit:02d}/"
-# Published GroupNorm parameters are (1, 1, 1, channels).
-_VECTOR = codecs.Ones()
+_UNIT = "stage_{stage}_unit_{unit:02d}/"
 
 
-def encoder(block, attention, norm_2, mlp):
+def _dense(ours, theirs):
+    return {f"{ours}/{part}": Name((f"{theirs}/{part}",)) for part in ("kernel", "bias")}
+
+
+def _norm(ours, theirs, codec=_SAME):
+    return {f"{ours}/gamma": Name((f"{theirs}/scale",), codec), f"{ours}/beta": Name((f"{theirs}/bias",), codec)}
+
+
+def _encoder(block, attention, norm_2, mlp):
     """The rows of embedding, blocks and head; `block` and the others are the names of modules in a block."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
 
-    rows = {
-        "patch_embedding/kernel": Name(("embedding/kernel",)),
-        "patch_embedding/bias": Name(("embedding/bias",)),
+    return {
+        **_dense("patch_embedding", "embedding"),
         "class_token/tokens": Name(("cls",)),
-        BLOCK + "attention/qkv/kernel": Name(qkv("kernel"), codecs.FusedKernel()),
-        BLOCK + "attention/qkv/bias": Name(qkv("bias"), codecs.FusedBias()),
-        BLOCK + "attention/out/kernel": Name((f"{block}{attention}/out/kernel",), codecs.OutKernel()),
+        BLOCK + "attention/qkv/kernel": Name(qkv("kernel"), codecs.Fused(codecs.Heads(1))),
+        BLOCK + "attention/qkv/bias": Name(qkv("bias"), codecs.Fused(codecs.Heads(0))),
+        BLOCK + "attention/out/kernel": Name((f"{block}{attention}/out/kernel",), codecs.Heads(0)),
         BLOCK + "attention/out/bias": Name((f"{block}{attention}/out/bias",)),
+        **_norm(BLOCK + "norm_1", f"{block}LayerNorm_0"),
+        **_norm(BLOCK + "norm_2", f"{block}{norm_2}"),
+        **_dense(BLOCK + "mlp/dense_1", f"{block}{mlp}/Dense_0"),
+        **_dense(BLOCK + "mlp/dense_2", f"{block}{mlp}/Dense_1"),
+        **_norm("norm", "Transformer/encoder_norm"),
+        **_dense("pre_logits", "pre_logits"),
+        **_dense("head", "head"),
     }
-    for norm, module in (("norm_1", "LayerNorm_0"), ("norm_2", norm_2)):
-        rows[BLOCK + norm + "/gamma"] = Name((f"{block}{module}/scale",))
-        rows[BLOCK + norm + "/beta"] = Name((f"{block}{module}/bias",))
-    for i in (0, 1):
-        for part in ("kernel", "bias"):
-            rows[f"{BLOCK}mlp/dense_{i + 1}/{part}"] = Name((f"{block}{mlp}/Dense_{i}/{part}",))
-    rows["norm/gamma"] = Name(("Transformer/encoder_norm/scale",))
-    rows["norm/beta"] = Name(("Transformer/encoder_norm/bias",))
-    for layer in ("pre_logits", "head"):
-        for part in ("kernel", "bias"):
-            rows[f"{layer}/{part}"] = Name((f"{layer}/{part}",))
-    return rows
 
 
 def _hybrid_stem():
-    rows = {
-        "root_conv/kernel": Name(("conv_root/kernel",)),
-        "root_norm/gamma": Name(("gn_root/scale",), _VECTOR),
-        "root_norm/beta": Name(("gn_root/bias",), _VECTOR),
-    }
-    unit = "block{stage}/unit{unit}/"
-    for part in ("1", "2", "3", "_proj"):
-        ours = part if part == "_proj" else f"_{part}"
-        rows[f"{UNIT}conv{ours}/kernel"] = Name((f"{unit}conv{part}/kernel",))
-        rows[f"{UNIT}norm{ours}/gamma"] = Name((f"{unit}gn{part}/scale",), _VECTOR)
-        rows[f"{UNIT}norm{ours}/beta"] = Name((f"{unit}gn{part}/bias",), _VECTOR)
+    # Published GroupNorm parameters are (1, 1, 1, channels).
+    vector = codecs.Ones()
+    rows = {"root_conv/kernel": Name(("conv_root/kernel",)), **_norm("root_norm", "gn_root", vector)}
+    for ours, theirs in (("_1", "1"), ("_2", "2"), ("_3", "3"), ("_proj", "_proj")):
+        rows[f"{_UNIT}conv{ours}/kernel"] = Name((f"block{{stage}}/unit{{unit}}/conv{theirs}/kernel",))
+        rows |= _norm(f"{_UNIT}norm{ours}", f"block{{stage}}/unit{{unit}}/gn{theirs}", vector)
     return rows
 
 
 OFFICIAL = Source(
     "official",
     {
-        **encoder("Transformer/encoderblock_{block}/", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
+        **_encoder("Transformer/encoderblock_{block}/", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
         "position_embedding/embeddings": Name(("Transformer/posembed_input/pos_embedding",)),
         **_hybrid_stem(),
     },
@@ -73,24 +69,22 @@ OFFICIAL = Source(
 
 
 def _map_head():
-    rows = {"pooling/probe": Name(("MAPHead_0/probe",))}
-    attention = "MAPHead_0/MultiHeadDotProductAttention_0/"
+    rows = {
+        "pooling/probe": Name(("MAPHead_0/probe",)),
+        **_norm("pooling/norm", "MAPHead_0/LayerNorm_0"),
+        **_dense("pooling/mlp/dense_1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        **_dense("pooling/mlp/dense_2", "MAPHead_0/MlpBlock_0/Dense_1"),
+    }
     for ours, theirs in (("query", "query"), ("key", "key"), ("value", "value"), ("attention_output", "out")):
-        for part in ("kernel", "bias"):
-            rows[f"pooling/attention/{ours}/{part}"] = Name((f"{attention}{theirs}/{part}",))
-    rows["pooling/norm/gamma"] = Name(("MAPHead_0/LayerNorm_0/scale",))
-    rows["pooling/norm/beta"] = Name(("MAPHead_0/LayerNorm_0/bias",))
-    for i in (0, 1):
-        for part in ("kernel", "bias"):
-            rows[f"pooling/mlp/dense_{i + 1}/{part}"] = Name((f"MAPHead_0/MlpBlock_0/Dense_{i}/{part}",))
+        rows |= _dense(f"pooling/attention/{ours}", f"MAPHead_0/MultiHeadDotProductAttention_0/{theirs}")
     return rows
 
 
-# The image tower alone is a ViT; the text tower and the loss' scale and bias beside it are not.
+# Of an image-text model, only the image tower is read.
 BIG_VISION = Source(
     "big_vision",
     {
-        **encoder("Transformer/encoderblock_{block}/", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+        **_encoder("Transformer/encoderblock_{block}/", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
         "position_embedding/embeddings": Name(("pos_embedding",)),
         **_map_head(),
     },
@@ -104,4 +98,34 @@ BIG_VISION = Source(
     ignored=r"(params/)?(txt/|t$|b$)|opt/",
     prefixes=("params/", "img/"),
     stacked=("Transformer/encoderblock/", "Transformer/encoderblock_{}/"),
+)
+
+
+def _bit():
+    unit = "block{stage}/unit{unit:02d}/"
+    rows = {
+        "root_conv/kernel": Name(("root_block/standardized_conv2d/kernel",)),
+        f"{_UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
+        "norm/gamma": Name(("group_norm/gamma",)),
+        "norm/beta": Name(("group_norm/beta",)),
+        # The head is a convolution of 1 x 1.
+        "head/kernel": Name(("head/conv2d/kernel",), codecs.Ones(before=2)),
+        "head/bias": Name(("head/conv2d/bias",)),
+    }
+    for i, part in enumerate("abc", start=1):
+        rows[f"{_UNIT}norm_{i}/gamma"] = Name((f"{unit}{part}/group_norm/gamma",))
+        rows[f"{_UNIT}norm_{i}/beta"] = Name((f"{unit}{part}/group_norm/beta",))
+        rows[f"{_UNIT}conv_{i}/kernel"] = Name((f"{unit}{part}/standardized_conv2d/kernel",))
+    return rows
+
+
+BIT = Source(
+    "bit",
+    _bit(),
+    # Neither appears in a ResNet.
+    activation=None,
+    layer_norm_epsilon=None,
+    # The TensorFlow graph numbers the convolutions of the whole model: standardized_conv2d_7 is one too.
+    aliases=[(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/|$)", r"\1")],
+    prefixes=("resnet/",),
 )

@@ -1,4 +1,4 @@
-"""What a rename table is made of, and how it is read in both directions."""
+"""Rename tables, which are read in both directions."""
 
 import copy
 import re
@@ -29,18 +29,17 @@ class Source:
         name: String, the name of the source.
         names: Dict from a weight's path in the model to its Name. "{block:02d}", "{stage}" and "{unit:02d}" stand for
             numbers, in the paths and in the keys alike.
-        activation: String, the activation that its models use; None where a file does not tell.
-        layer_norm_epsilon: Float, the epsilon of their norms; None likewise.
-        position_resize: String, how its code resizes position embeddings: a name out of `resize.POSITION_METHODS`.
-        class_token_position: Whether its code adds position embeddings to the class token too, so that a table whose
-            length fits both readings has a row for it.
-        preprocessing: Dict, the `mean`, `std`, `interpolation` and `crop_fraction` that its models are evaluated with.
-        aliases: (regular expression, replacement) pairs that turn other spellings of the file's keys into those of
-            `names`.
-        ignored: Regular expression of keys that hold no weights of this model, as an optimizer's state.
+        activation: The activation of its models; None if its files do not tell it.
+        layer_norm_epsilon: The epsilon of their norms, or None.
+        position_interpolation: How its code resizes position embeddings, one of `POSITION_METHODS`.
+        class_token_position: Whether its code adds position embeddings to the class token too. It decides where the
+            length of a table fits both.
+        preprocessing: Dict of the constants that its models are evaluated with.
+        aliases: (regular expression, replacement) pairs that turn other spellings of keys into those of `names`.
+        ignored: Regular expression of keys that hold no weights of this model, such as an optimizer's state.
         prefixes: Prefixes that all keys of weights may carry.
-        required: Weights without which its code reads no file.
-        stacked: (prefix, template) where its files may keep all blocks in one array each, stacked on the first axis.
+        required: Weights that its code cannot do without.
+        stacked: (prefix, template) if its files may keep all blocks in one array each, stacked on the first axis.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Source:
         *,
         activation="gelu",
         layer_norm_epsilon=1e-6,
-        position_resize="linear",
+        position_interpolation="linear",
         class_token_position=True,
         preprocessing=OFFICIAL_PREPROCESSING,
         aliases=(),
@@ -63,7 +62,7 @@ class Source:
         self.names = names
         self.activation = activation
         self.layer_norm_epsilon = layer_norm_epsilon
-        self.position_resize = position_resize
+        self.position_interpolation = position_interpolation
         self.class_token_position = class_token_position
         self.preprocessing = preprocessing
         self.required = required
@@ -81,11 +80,7 @@ class Source:
         return other
 
     def canonical_keys(self, keys):
-        """Returns ({key as in `names`: key as in the file}, [keys that hold no weights]).
-
-        Raises:
-            ValueError: If two keys of the file stand for the same weight.
-        """
+        """Returns ({key as in `names`: key as in the file}, [keys that hold no weights])."""
         canonical, ignored = {}, []
         for key in keys:
             if self._ignored.match(key):
@@ -126,12 +121,12 @@ class Source:
         return weight and weight.split("/")[0]
 
     def knows(self, keys):
-        """Whether the keys look like this source's: the embedding of the image is there under its name."""
+        """Whether the keys have the layer that images enter under this source's name."""
         canonical, _ = self.canonical_keys(keys)
         return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
 
 
-# Where an image enters a model; one of them is in every file.
+# The layers that images enter; each file has one of them.
 ENTRANCES = ("patch_embedding/kernel", "root_conv/kernel")
 
 

@@ -4,12 +4,12 @@ from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, Name, Source
 
-DENSE = codecs.Transposed()
+_TRANSPOSED = codecs.Transposed()
 
 
-def dense(ours, theirs):
-    """The two rows of a dense layer in PyTorch."""
-    return {f"{ours}/kernel": Name((f"{theirs}.weight",), DENSE), f"{ours}/bias": Name((f"{theirs}.bias",))}
+def dense(ours, theirs, codec=_TRANSPOSED):
+    """The two rows of a dense layer in PyTorch, or with another codec, of a convolution."""
+    return {f"{ours}/kernel": Name((f"{theirs}.weight",), codec), f"{ours}/bias": Name((f"{theirs}.bias",))}
 
 
 def norm(ours, theirs):
@@ -17,29 +17,34 @@ def norm(ours, theirs):
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
-def _map_head():
-    rows = {"pooling/probe": Name(("attn_pool.latent",))}
-    for ours, key, part, count in (("query", "q", 0, 1), ("key", "kv", 0, 2), ("value", "kv", 1, 2)):
-        kernel, bias = (codecs.Part(codec, part, count) for codec in (codecs.HeadsTransposed(), codecs.Flat()))
-        rows[f"pooling/attention/{ours}/kernel"] = Name((f"attn_pool.{key}.weight",), kernel)
-        rows[f"pooling/attention/{ours}/bias"] = Name((f"attn_pool.{key}.bias",), bias)
-    rows["pooling/attention/attention_output/kernel"] = Name(("attn_pool.proj.weight",), codecs.FromHeadsTransposed())
-    rows["pooling/attention/attention_output/bias"] = Name(("attn_pool.proj.bias",))
+def pooling(probe, parts, out, norm_, mlp):
+    """The rows of attention pooling; `parts` has (layer, kernel, bias, part, count) of each of its projections."""
+    rows = {"pooling/probe": Name((probe,))}
+    for ours, kernel, bias, part, count in parts:
+        row = codecs.Part(codecs.HeadsTransposed(inputs=1), part, count)
+        rows[f"pooling/attention/{ours}/kernel"] = Name((kernel,), row)
+        rows[f"pooling/attention/{ours}/bias"] = Name((bias,), codecs.Part(codecs.Flat(), part, count))
     return {
         **rows,
-        **norm("pooling/norm", "attn_pool.norm"),
-        **dense("pooling/mlp/dense_1", "attn_pool.mlp.fc1"),
-        **dense("pooling/mlp/dense_2", "attn_pool.mlp.fc2"),
+        **dense("pooling/attention/attention_output", out, codecs.HeadsTransposed(inputs=2)),
+        **norm("pooling/norm", norm_),
+        **dense("pooling/mlp/dense_1", f"{mlp}.fc1"),
+        **dense("pooling/mlp/dense_2", f"{mlp}.fc2"),
     }
 
 
 _BLOCK = "blocks.{block}."
+# timm projects keys and values together.
+_POOLING_PARTS = [
+    ("query", "attn_pool.q.weight", "attn_pool.q.bias", 0, 1),
+    ("key", "attn_pool.kv.weight", "attn_pool.kv.bias", 0, 2),
+    ("value", "attn_pool.kv.weight", "attn_pool.kv.bias", 1, 2),
+]
 
 TIMM = Source(
     "timm",
     {
-        "patch_embedding/kernel": Name(("patch_embed.proj.weight",), codecs.TorchConv()),
-        "patch_embedding/bias": Name(("patch_embed.proj.bias",)),
+        **dense("patch_embedding", "patch_embed.proj", codecs.TorchConv()),
         "class_token/tokens": Name(("cls_token",)),
         "distillation_token/tokens": Name(("dist_token",)),
         "registers/tokens": Name(("reg_token",)),
@@ -56,15 +61,15 @@ TIMM = Source(
         BLOCK + "layer_scale_2/gamma": Name((_BLOCK + "ls2.gamma",)),
         **norm("norm", "norm"),
         **norm("fc_norm", "fc_norm"),
-        **_map_head(),
+        **pooling("attn_pool.latent", _POOLING_PARTS, "attn_pool.proj", "attn_pool.norm", "attn_pool.mlp"),
         **dense("pre_logits", "pre_logits.fc"),
         **dense("head", "head"),
         **dense("head_dist", "head_dist"),
     },
-    position_resize="bicubic_antialias",
-    # DeiT III's own files name the scales of its blocks otherwise.
+    position_interpolation="bicubic_antialias",
+    # DeiT III's own files have other names for the scales of its blocks.
     aliases=[(r"(?<=\.)gamma_([12])$", r"ls\1.gamma")],
     prefixes=("module.",),
 )
 
-DEIT = TIMM.but("deit", position_resize="bicubic", preprocessing=IMAGENET_PREPROCESSING)
+DEIT = TIMM.but("deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)

@@ -2,7 +2,8 @@ import keras
 import pytest
 
 import keras_vit
-from keras_vit.weights import architecture, names
+from keras_vit.weights import names
+from keras_vit.weights.model import weights_of
 from tests.tiny import build
 
 # Models that between them have every weight that a source knows.
@@ -34,7 +35,7 @@ def weights(name):
         models = [keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3)]
     else:
         models = [build(**arguments) for arguments in MODELS[name]]
-    return [set(architecture.weights_of(model)) for model in models]
+    return [set(weights_of(model)) for model in models]
 
 
 @pytest.mark.parametrize("name", [*MODELS, "bit"])

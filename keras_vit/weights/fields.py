@@ -1,0 +1,268 @@
+"""The fields of its model's record that a checkpoint states or implies, and those that it leaves unknown."""
+
+import re
+from typing import NamedTuple
+
+from keras_vit import variants
+from keras_vit.config import total_stride
+from keras_vit.model_config import ModelConfig
+from keras_vit.preprocessing import Preprocessing
+
+# Other code's names of activations that Keras or this package has, with the same slopes and forms.
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+_TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
+# Sizes of which timm has several models: (hidden_dim, num_layers, mlp_dim) of ViT-B, and the hidden_dim of SO400M.
+_BASE = (768, 12, 3072)
+_SO400M = 1152
+
+
+class Stated(NamedTuple):
+    """What a checkpoint tells of the record of its model.
+
+    Args:
+        fields: Dict of the fields that the file says, by its arrays or beside them, or that the published models of its
+            source have in common.
+        unknown: Dict from the other fields that change the output to the reason why they are unknown.
+    """
+
+    fields: dict
+    unknown: dict
+
+
+def image_size(checkpoint):
+    """(height, width) of the images that the file says its model is for, or None."""
+    said = checkpoint.own.get("image_size") or checkpoint.config.get("image_size")
+    if checkpoint.file.container == "timm":
+        said = ((checkpoint.facts.get("timm") or {}).get("input_size") or (None,))[1:]
+    if isinstance(said, int):
+        said = (said, said)
+    known = isinstance(said, (tuple, list)) and len(said) == 2
+    return tuple(said) if known and all(isinstance(side, int) and side > 0 for side in said) else None
+
+
+def sizes(checkpoint):
+    """The `SIZES` of the model, None where they are unknown."""
+    weights = checkpoint.weights
+
+    def size(weight, rank, axis):
+        shape = weights.get(weight, ())
+        return shape[axis] if len(shape) == rank else None
+
+    patch = size("patch_embedding/kernel", 4, 0), size("patch_embedding/kernel", 4, 1)
+    layers = {weight.split("/")[0] for weight in weights}
+    units = [re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers]
+    stages = [int(match[1]) for match in units if match]
+    root_width = size("root_conv/kernel", 4, 3)
+    return {
+        "hidden_dim": size("patch_embedding/kernel", 4, 3),
+        "num_layers": sum(bool(re.fullmatch(r"block_\d+", name)) for name in layers),
+        "num_heads": _num_heads(checkpoint),
+        "mlp_dim": size("block_00/mlp/dense_1/kernel", 2, 1),
+        "patch_size": None if None in patch else patch,
+        "in_channels": size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
+        "num_classes": size("head/bias", 1, 0) or 0,
+        "grid_size": checkpoint.grid_size,
+        "stages": None if root_width is None else tuple(stages.count(stage) for stage in sorted(set(stages))),
+        "width_factor": None if root_width is None else root_width / variants.ROOT_WIDTH,
+    }
+
+
+def _num_heads(checkpoint):
+    """The number of attention heads, from shapes that show it or from what the file says; else None."""
+    qkv = checkpoint.weights.get("block_00/attention/qkv/kernel", ())
+    if len(qkv) != 2:
+        return None
+    shape = checkpoint.shapes[checkpoint.source.find("block_00/attention/qkv/kernel").keys[0]]
+    if len(shape) == 3:
+        return shape[1]
+    width = qkv[1] // 3
+    norm = checkpoint.weights.get("block_00/attention/query_norm/gamma", ())
+    if len(norm) == 1 and width % norm[0] == 0:
+        return width // norm[0]
+    number = checkpoint.config.get("num_attention_heads", checkpoint.own.get("num_heads"))
+    number = _model_args(checkpoint).get("num_heads", number)
+    return number if isinstance(number, int) and number > 0 and width % number == 0 else None
+
+
+def settings(checkpoint):
+    """The `SETTINGS` of the model, None where they are unknown."""
+    config, source = {**checkpoint.config, **_model_args(checkpoint)}, checkpoint.source
+    found = {"activation": source.activation, "layer_norm_epsilon": source.layer_norm_epsilon}
+    found["pooling"] = _pooling_of_source(checkpoint)
+    for key in ("hidden_act", "act_layer"):
+        if key in config:
+            found["activation"] = _known(checkpoint, key, config[key], _ACTIVATIONS)
+    if isinstance(config.get("layer_norm_eps"), (int, float)):
+        found["layer_norm_epsilon"] = float(config["layer_norm_eps"])
+    if "pre_logits/kernel" in checkpoint.weights:
+        _known(checkpoint, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
+    return {name: checkpoint.own.get(name, value) for name, value in found.items()}
+
+
+def _known(checkpoint, key, value, table):
+    if not isinstance(value, str) or value not in table:
+        raise ValueError(
+            f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which no model here has. "
+            f"Expected one of {', '.join(map(repr, table))}."
+        )
+    return table[value]
+
+
+def _model_args(checkpoint):
+    """The arguments of timm's builder that the config of a timm folder lists."""
+    found = checkpoint.config.get("model_args") if checkpoint.file.container == "timm" else None
+    return found if isinstance(found, dict) else {}
+
+
+def _pooling_of_source(checkpoint):
+    """How the source's code pools tokens; None where neither keys nor config tell."""
+    weights, source = checkpoint.weights, checkpoint.source.name
+    if checkpoint.file.container == "timm" and "global_pool" in checkpoint.config:
+        return _known(checkpoint, "global_pool", checkpoint.config["global_pool"], _TIMM_POOLINGS)
+    if source == "siglip" and "head/kernel" in weights:
+        # Its classifier uses the mean of the tokens, though the file has the attention pooling too.
+        return "gap"
+    if "pooling/probe" in weights:
+        return "map"
+    if "class_token/tokens" not in weights:
+        return "gap"
+    return None if source in ("timm", "deit", "keras") else "token"
+
+
+def stated(checkpoint):
+    """Returns the `Stated` of an open Checkpoint."""
+    sizes = checkpoint.sizes
+    found = Stated({"in_channels": sizes["in_channels"], "num_classes": sizes["num_classes"]}, {})
+    if sizes["stages"] is not None:
+        found.fields.update(stages=sizes["stages"], width_factor=sizes["width_factor"])
+    if sizes["num_layers"]:
+        _add_arrays_of_vit(checkpoint, found.fields)
+    elif not sizes["stages"]:
+        raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}, which has blocks of neither.")
+    if "config" in checkpoint.own:
+        _add_own_record(checkpoint, found)
+        return found
+    _add_preprocessing(checkpoint, found)
+    if sizes["num_layers"]:
+        _add_num_heads(checkpoint, found)
+        _add_settings(checkpoint, found)
+        _add_positions(checkpoint, found)
+    else:
+        found.unknown["pool_padding"] = "codes that read such files differ in it"
+    return found
+
+
+def _add_own_record(checkpoint, found):
+    """Adds what arrays do not show from the record that `save_weights` writes beside them."""
+    values = dict(checkpoint.own["config"])
+    for name in ("activation", "classifier_activation"):
+        try:
+            ModelConfig(classifier_activation=values.get(name))
+        except ValueError:
+            del values[name]
+            found.unknown[name] = "it is a function of its user's own"
+    try:
+        config = ModelConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"Cannot read weights from {checkpoint.path!r}: its record is damaged. {error}") from None
+    for name in values.keys() - {"family"}:
+        found.fields.setdefault(name, getattr(config, name))
+
+
+def _add_arrays_of_vit(checkpoint, fields):
+    """Adds the fields that the file's arrays, and the facts that change how they are read, decide."""
+    sizes, weights = checkpoint.sizes, checkpoint.weights
+    untold = [name for name in ("hidden_dim", "mlp_dim", "patch_size") if sizes[name] is None]
+    if untold:
+        raise ValueError(f"Cannot tell {' and '.join(untold)} from the shapes in {checkpoint.path!r}.")
+    fields.update({name: sizes[name] for name in ("hidden_dim", "num_layers", "mlp_dim", "patch_size")})
+    fields.update(
+        class_token="class_token/tokens" in weights,
+        distillation_token="distillation_token/tokens" in weights,
+        distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights,
+        num_registers=weights["registers/tokens"][1] if "registers/tokens" in weights else 0,
+        qk_norm="block_00/attention/query_norm/gamma" in weights,
+        norm_after_pooling="fc_norm/gamma" in weights,
+    )
+    if "pre_logits/kernel" in weights:
+        fields["representation_size"] = weights["pre_logits/kernel"][1]
+    if "position_embedding/embeddings" in weights:
+        fields["class_token_position"] = checkpoint.num_prefix_positions > 0 or not fields["class_token"]
+    if sizes["num_heads"] is not None:
+        fields["num_heads"] = sizes["num_heads"]
+    if checkpoint.settings["pooling"] is not None:
+        pooling = checkpoint.settings["pooling"]
+        fields["pooling"] = None if pooling == "none" else pooling
+
+
+def _add_preprocessing(checkpoint, found):
+    source = checkpoint.source.name
+    # Of timm's models only DeiT's have such a token.
+    one_kind = source != "keras" and (source != "timm" or "distillation_token/tokens" in checkpoint.weights)
+    if checkpoint.says_preprocessing or one_kind:
+        found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
+    else:
+        found.unknown["preprocessing"] = f"{source} has models of several"
+
+
+def _add_num_heads(checkpoint, found):
+    fields = found.fields
+    if "num_heads" in fields:
+        return
+    dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
+    published = variants.num_heads_of(*dims)
+    mean_of_all = not {"class_token/tokens", "pooling/probe", "fc_norm/gamma"} & set(checkpoint.weights)
+    if published is None:
+        found.unknown["num_heads"] = "no published model has these widths and depth"
+    elif checkpoint.source.name == "timm" and dims == _BASE and mean_of_all:
+        found.unknown["num_heads"] = "timm has such models of 12 and of 16 heads"
+    else:
+        fields["num_heads"] = published
+
+
+def _add_settings(checkpoint, found):
+    source, fields, weights = checkpoint.source.name, found.fields, checkpoint.weights
+    if "block_00/layer_scale_1/gamma" in weights:
+        # The file's values replace it.
+        fields["layer_scale_init"] = 1.0
+    if "pooling" not in fields and source == "keras":
+        found.unknown["pooling"] = "arrays do not show it beside a class token"
+    elif "pooling" not in fields:
+        # With a class token timm uses the mean of the patches only with a norm after it.
+        fields["pooling"] = "gap" if fields["norm_after_pooling"] else "token"
+    for name in ("activation", "layer_norm_epsilon"):
+        fields[name] = checkpoint.settings[name]
+        if fields[name] is None:
+            found.unknown[name] = f"{source} files do not tell it"
+    if source == "timm" and fields["hidden_dim"] == _SO400M and not (checkpoint.config or checkpoint.own):
+        found.unknown["activation"] = "timm has such models of both GELUs"
+    for name in ("activation", "layer_norm_epsilon"):
+        if name in found.unknown:
+            del fields[name]
+
+
+def _add_positions(checkpoint, found):
+    fields = found.fields
+    if checkpoint.image_size is not None:
+        fields["image_size"] = checkpoint.image_size
+    if "position_embedding/embeddings" in checkpoint.weights:
+        if checkpoint.image_size is None and checkpoint.grid_size is not None:
+            stride = total_stride(fields["stages"]) if "stages" in fields else 1
+            pairs = zip(checkpoint.grid_size, fields["patch_size"], strict=True)
+            fields["image_size"] = tuple(n * patch * stride for n, patch in pairs)
+    elif checkpoint.source.name == "big_vision":
+        # Its code has no other models without a table.
+        fields["position_embedding"] = "sincos2d"
+    else:
+        found.unknown["position_embedding"] = "the file has no table of positions"

@@ -1,0 +1,147 @@
+"""The model's side of a transfer: its weights by path, its sizes, and the settings that its weights do not show."""
+
+from types import SimpleNamespace
+
+from keras_vit import variants
+from keras_vit.config import ViTConfig
+from keras_vit.preprocessing import carrier_of
+from keras_vit.record import config_of
+
+# The fields of a record that decide whether a file fits a model. Here and in files `num_layers` is 0 without blocks,
+# and `stages` and `width_factor` are None without a ResNet.
+SIZES = (
+    "hidden_dim",
+    "num_layers",
+    "num_heads",
+    "mlp_dim",
+    "patch_size",
+    "in_channels",
+    "num_classes",
+    "grid_size",
+    "stages",
+    "width_factor",
+)
+SETTINGS = ("activation", "layer_norm_epsilon", "pooling")
+
+# Tokens that stand before the patches and may have a position embedding, in their order.
+PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
+REGISTERS = ("registers/tokens",)
+
+
+def weights_of(model):
+    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's own scope."""
+    return {
+        f"{layer.name}/{variable.path.rpartition(f'{layer.name}/')[2]}": variable
+        for layer in model.layers
+        for variable in layer.weights
+    }
+
+
+def sizes_of(model):
+    """Returns the `SIZES` of a model: its record's, but for a head and a depth that the user changed."""
+    config = config_of(model)
+    found = {layer.name: layer for layer in model.layers}
+    is_vit = isinstance(config, ViTConfig)
+    first_layers = ("patch_embedding" if is_vit else "root_conv", config.block_names[0])
+    missing = [name for name in first_layers if name not in found]
+    if missing:
+        raise ValueError(
+            "Expected a ViT of this package's builders, with layers named patch_embedding, block_00, ... "
+            f"Received: model {model.name!r} without {' and '.join(missing)}; its layers are {', '.join(found)}. "
+            "If one of them holds the ViT, pass that: model.get_layer(...)."
+        )
+    sizes = {name: getattr(config, name, None) for name in SIZES}
+    sizes["num_layers"] = sum(name in found for name in config.block_names) if is_vit else 0
+    sizes["num_classes"] = getattr(found.get("head"), "units", 0)
+    if is_vit:
+        sizes["grid_size"] = config.grid if "position_embedding" in found else None
+        sizes["width_factor"] = None if config.stages is None else config.width_factor
+    return sizes
+
+
+def heads_of(sizes):
+    """(num_heads, head_dim)."""
+    heads = sizes["num_heads"]
+    return heads, heads and sizes["hidden_dim"] // heads
+
+
+def name_of(sizes):
+    """The name of the variant with these sizes, such as "ViT-L/16" or "BiT-R50x1", or None."""
+    return variants.name_of(SimpleNamespace(**sizes))
+
+
+def describe_sizes(sizes):
+    """The sizes as text for messages."""
+    parts = []
+    if sizes["stages"] is not None:
+        parts.append(f"a ResNet of stages {sizes['stages']}, width factor {sizes['width_factor']:g}")
+    if sizes["num_layers"]:
+        patch, grid = (size and f"{size[0]} x {size[1]}" for size in (sizes["patch_size"], sizes["grid_size"]))
+        parts.append(
+            f"hidden_dim {sizes['hidden_dim']}, {sizes['num_layers']} blocks, {sizes['num_heads'] or '?'} heads, "
+            f"mlp_dim {sizes['mlp_dim']}, patch {patch or 'unknown'}, grid {grid or 'unknown'}"
+        )
+    text = ", ".join([*parts, f"{sizes['num_classes']} classes"])
+    return f"{name_of(sizes)} ({text})" if name_of(sizes) else text
+
+
+def settings_of(model):
+    """The `SETTINGS` of a model; {} without blocks."""
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        return {}
+    return {
+        "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "pooling": _pooling(model, config) or "none",
+    }
+
+
+def _pooling(model, config):
+    """How a model pools; None where its user went on from the tokens in another way."""
+    return config.pooling if any(layer.name == "pooling" for layer in model.layers) else None
+
+
+def differing_settings(model, settings, allow):
+    """Yields (name, the model's value, the other value) where `settings` differ; None in them is unknown."""
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    unknown = [name for name in allow if name not in SETTINGS]
+    if unknown:
+        raise ValueError(
+            f"Invalid value received for argument `allow`. Expected names out of {SETTINGS}. Received: {unknown}"
+        )
+    for name, here in settings_of(model).items():
+        there = settings.get(name)
+        if name not in allow and there is not None and here != there:
+            yield name, here, there
+
+
+def unwritten(model, source):
+    """Yields properties of a model that change what it computes and that no file for that source can express."""
+    if carrier_of(model).folded:
+        yield "preprocessing folded into its patch embedding"
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        return
+    # Without a table big_vision's code uses sines and cosines, and the others use nothing.
+    if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
+        yield f'position_embedding="{config.position_embedding}"'
+    pooling = _pooling(model, config)
+    if pooling is None:
+        yield "pooling=None"
+    if pooling == "gap" and config.class_token and not config.norm_after_pooling:
+        yield 'pooling="gap" beside a class token'
+
+
+def rows_of_tokens(rows, counts, kept):
+    """Yields (weight, its rows) for the prefix tokens whose positions a table has no room for.
+
+    Adding these rows to the tokens computes the same. `rows` is (1, positions, hidden_dim), `counts` the number of
+    tokens by weight, and `kept` how many of the positions, from the first, the table keeps.
+    """
+    start = 0
+    for weight, count in counts.items():
+        own = rows[:, start : start + count]
+        if start >= kept and own.size:
+            yield weight, own
+        start += count
