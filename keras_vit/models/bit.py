@@ -13,8 +13,8 @@ from keras_vit.models.resnet import bit_body
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.local import local_path
 from keras_vit.weights.preprocessing import preprocessing_of
+from keras_vit.weights.zoo import local_path
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -9,8 +9,8 @@ import inspect as _inspect
 from keras_vit.models.bit import BiT as _BiT
 from keras_vit.models.vit import ViT as _ViT
 from keras_vit.preprocessing import Preprocessing as _Preprocessing
-from keras_vit.weights.local import local_path as _local_path
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING as _IMAGENET
+from keras_vit.weights.zoo import local_path as _local_path
 
 # What weights bring with them, and so overrules a row's own.
 _OF_THE_WEIGHTS = ("activation", "preprocessing")

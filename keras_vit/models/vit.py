@@ -15,8 +15,8 @@ from keras_vit.models.vision_transformer import VisionTransformer, vision_transf
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.local import local_path
 from keras_vit.weights.preprocessing import preprocessing_of
+from keras_vit.weights.zoo import local_path
 
 logger = logging.getLogger("keras_vit")
 # The arguments of `ViT` that are fields of its record.

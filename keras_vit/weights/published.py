@@ -1,5 +1,6 @@
-"""The table of published checkpoints, and what it takes to write it briefly: facts alone, one row a checkpoint."""
+"""The table of published checkpoints."""
 
+import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -15,10 +16,9 @@ class Row(NamedTuple):
     Attributes:
         name: "architecture.tag", as in "ViTB16.imagenet21k".
         architecture: Name of the builder of its model, as in "ViTB16".
-        tag: What `weights=` takes. It names what the head tells apart, "imagenet21k" or "imagenet2012"; before it how
-            that was trained, where it was not by the architecture's own paper ("augreg", "sam") or where the same
-            paper has it both ways (BiT: "imagenet21k_imagenet2012" was pretrained, "imagenet2012" was not); after it
-            the resolution in pixels, where another than 224 is told apart.
+        tag: The value of `weights=`: the classes of its head, "imagenet21k" or "imagenet2012"; before them the recipe
+            if it is not that of the architecture's paper ("augreg", "sam"), or the pretraining if the paper has both
+            (BiT: "imagenet21k_imagenet2012"); after them the resolution in pixels if it is not 224.
         url: Where the file is published.
         source: Format of the file: "official", "bit" or "deit".
         sha256: The file's SHA-256 in hexadecimal digits; None where nobody published it.
@@ -52,78 +52,63 @@ class Row(NamedTuple):
     filename: str
 
 
-# The ViT paper (arXiv 2010.11929): architecture, file, accuracy. Accuracies at 384 are table 5's, those at 224 the
-# README's of the official code; each evaluates at the resolution of its row.
-_VIT_21K = (
-    ("ViTB8", "ViT-B_8", None),
-    ("ViTB16", "ViT-B_16", None),
-    ("ViTB32", "ViT-B_32", None),
-    ("ViTL16", "ViT-L_16", None),
-    ("ViTL32", "ViT-L_32", None),
-    ("ViTH14", "ViT-H_14", None),
-    ("R26ViTB32", "R26+ViT-B_32", None),
-    ("R50ViTB16", "R50+ViT-B_16", None),
-    ("R50ViTL32", "R50+ViT-L_32", None),
+# The ViT paper (arXiv 2010.11929): files by folder, with their accuracies if these were published: at 384 those of table
+# 5, at 224 those of the official code's README. Each is measured at the resolution of its row.
+_VIT_21K = dict.fromkeys(
+    ("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14")
+    + ("R26+ViT-B_32", "R50+ViT-B_16", "R50+ViT-L_32")
 )
-_VIT_2012 = (
-    ("ViTB16", "ViT-B_16-224", 81.2),
-    ("ViTL16", "ViT-L_16-224", 82.7),
-)
-_VIT_2012_384 = (
-    ("ViTB8", "ViT-B_8", None),
-    ("ViTB16", "ViT-B_16", 83.97),
-    ("ViTB32", "ViT-B_32", 81.28),
-    ("ViTL16", "ViT-L_16", 85.15),
-    ("ViTL32", "ViT-L_32", 80.99),
-    ("R50ViTB16", "R50+ViT-B_16", None),
-)
+_VIT_2012 = {"ViT-B_16-224": 81.2, "ViT-L_16-224": 82.7}
+_VIT_2012_384 = {
+    "ViT-B_8": None,
+    "ViT-B_16": 83.97,
+    "ViT-B_32": 81.28,
+    "ViT-L_16": 85.15,
+    "ViT-L_32": 80.99,
+    "R50+ViT-B_16": None,
+}
 # Trained with sharpness-aware minimization, on ImageNet alone (arXiv 2106.01548). The folder's ViT-S_16 is left out:
 # it is three times the size of the model.
-_SAM = (
-    ("ViTB16", "ViT-B_16", None),
-    ("ViTB32", "ViT-B_32", None),
-    ("ViTL16", "ViT-L_16", None),
-    ("ViTL32", "ViT-L_32", None),
-)
-# AugReg (arXiv 2106.10270): architecture, then what the file's name is made of: model, augmentation, weight decay,
-# dropout and stochastic depth alike; for the fine-tuned ones also the learning rate; and the accuracy.
+_SAM = dict.fromkeys(["ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32"])
+# AugReg (arXiv 2106.10270): model, augmentation, weight decay, dropout and stochastic depth alike, which make up the
+# file's name, with the learning rate of the fine-tuned ones; and the accuracy, which is the authors' own.
 # At 21k and at 384 the files are those that the official README recommends, B/8 from its notebook. At 224, where it
 # recommends none but B/8, they are those of timm's table; some of these were tuned from another pretraining than the
-# row of tag augreg_imagenet21k. Accuracies are the authors' own.
+# row of tag augreg_imagenet21k.
 _AUGREG_21K = (
-    ("RViTTi16", "R_Ti_16", "none", 0.03, 0.0),
-    ("ViTTi16", "Ti_16", "none", 0.03, 0.0),
-    ("ViTS16", "S_16", "light1", 0.03, 0.0),
-    ("ViTS32", "S_32", "none", 0.1, 0.0),
-    ("ViTB8", "B_8", "medium2", 0.1, 0.0),
-    ("ViTB16", "B_16", "medium1", 0.1, 0.0),
-    ("ViTB32", "B_32", "light1", 0.1, 0.0),
-    ("ViTL16", "L_16", "strong1", 0.1, 0.0),
-    ("R26ViTS32", "R26_S_32", "light1", 0.1, 0.0),
-    ("R50ViTL32", "R50_L_32", "medium1", 0.1, 0.1),
+    ("R_Ti_16", "none", 0.03, 0.0),
+    ("Ti_16", "none", 0.03, 0.0),
+    ("S_16", "light1", 0.03, 0.0),
+    ("S_32", "none", 0.1, 0.0),
+    ("B_8", "medium2", 0.1, 0.0),
+    ("B_16", "medium1", 0.1, 0.0),
+    ("B_32", "light1", 0.1, 0.0),
+    ("L_16", "strong1", 0.1, 0.0),
+    ("R26_S_32", "light1", 0.1, 0.0),
+    ("R50_L_32", "medium1", 0.1, 0.1),
 )
 _AUGREG_2012 = (
-    ("RViTTi16", "R_Ti_16", "none", 0.03, 0.0, 0.03, None),
-    ("ViTTi16", "Ti_16", "none", 0.03, 0.0, 0.03, None),
-    ("ViTS16", "S_16", "light1", 0.03, 0.0, 0.03, 80.46),
-    ("ViTS32", "S_32", "light1", 0.03, 0.0, 0.03, None),
-    ("ViTB8", "B_8", "medium2", 0.1, 0.0, 0.03, 85.58),
-    ("ViTB16", "B_16", "medium1", 0.1, 0.0, 0.01, None),
-    ("ViTB32", "B_32", "medium1", 0.03, 0.0, 0.03, 79.44),
-    ("ViTL16", "L_16", "medium1", 0.1, 0.1, 0.01, 85.72),
-    ("R26ViTS32", "R26_S_32", "light0", 0.03, 0.1, 0.03, 80.94),
-    ("R50ViTL32", "R50_L_32", "medium1", 0.1, 0.1, 0.01, 83.78),
+    ("R_Ti_16", "none", 0.03, 0.0, 0.03, None),
+    ("Ti_16", "none", 0.03, 0.0, 0.03, None),
+    ("S_16", "light1", 0.03, 0.0, 0.03, 80.46),
+    ("S_32", "light1", 0.03, 0.0, 0.03, None),
+    ("B_8", "medium2", 0.1, 0.0, 0.03, 85.58),
+    ("B_16", "medium1", 0.1, 0.0, 0.01, None),
+    ("B_32", "medium1", 0.03, 0.0, 0.03, 79.44),
+    ("L_16", "medium1", 0.1, 0.1, 0.01, 85.72),
+    ("R26_S_32", "light0", 0.03, 0.1, 0.03, 80.94),
+    ("R50_L_32", "medium1", 0.1, 0.1, 0.01, 83.78),
 )
 _AUGREG_2012_384 = (
-    ("RViTTi16", "R_Ti_16", "none", 0.03, 0.0, 0.03, 75.40),
-    ("ViTTi16", "Ti_16", "none", 0.03, 0.0, 0.03, 78.22),
-    ("ViTS16", "S_16", "light1", 0.03, 0.0, 0.03, 83.73),
-    ("ViTS32", "S_32", "none", 0.1, 0.0, 0.01, 79.58),
-    ("ViTB16", "B_16", "medium1", 0.1, 0.0, 0.03, 85.49),
-    ("ViTB32", "B_32", "light1", 0.1, 0.0, 0.01, 83.59),
-    ("ViTL16", "L_16", "strong1", 0.1, 0.0, 0.01, 85.59),
-    ("R26ViTS32", "R26_S_32", "light1", 0.1, 0.0, 0.01, 83.85),
-    ("R50ViTL32", "R50_L_32", "medium1", 0.1, 0.1, 0.01, 85.99),
+    ("R_Ti_16", "none", 0.03, 0.0, 0.03, 75.40),
+    ("Ti_16", "none", 0.03, 0.0, 0.03, 78.22),
+    ("S_16", "light1", 0.03, 0.0, 0.03, 83.73),
+    ("S_32", "none", 0.1, 0.0, 0.01, 79.58),
+    ("B_16", "medium1", 0.1, 0.0, 0.03, 85.49),
+    ("B_32", "light1", 0.1, 0.0, 0.01, 83.59),
+    ("L_16", "strong1", 0.1, 0.0, 0.01, 85.59),
+    ("R26_S_32", "light1", 0.1, 0.0, 0.01, 83.85),
+    ("R50_L_32", "medium1", 0.1, 0.1, 0.01, 85.99),
 )
 # BiT (arXiv 1912.11370): size, and the accuracy of BiT-M tuned on ImageNet at 480, as timm's documentation gives it.
 _BIT = (
@@ -147,11 +132,6 @@ _DEIT = (
 )
 
 
-def _augreg(model, augmentation, weight_decay, dropout, learning_rate=None, resolution=None):
-    file = f"{model}-i21k-300ep-lr_0.001-aug_{augmentation}-wd_{weight_decay}-do_{dropout}-sd_{dropout}"
-    return file + f"--imagenet2012-steps_20k-lr_{learning_rate}-res_{resolution}" if resolution else file
-
-
 def _published():
     """Yields (architecture, tag, source, url, resolution, num_classes, accuracy) of each checkpoint."""
     vit = (
@@ -161,19 +141,19 @@ def _published():
         ("sam_imagenet2012", "sam", 224, 1000, _SAM),
     )
     for tag, folder, resolution, classes, files in vit:
-        for architecture, file, accuracy in files:
+        for file, accuracy in files.items():
+            architecture = re.sub("[+_-]", "", file.removesuffix("-224"))
             url = f"{_GOOGLE}/vit_models/{quote(folder)}/{quote(file)}.npz"
             yield architecture, tag, "official", url, resolution, classes, accuracy
-    for architecture, *made_of in _AUGREG_21K:
-        url = f"{_GOOGLE}/vit_models/augreg/{_augreg(*made_of)}.npz"
-        yield architecture, "augreg_imagenet21k", "official", url, 224, 21843, None
+    for model, *made_of in _AUGREG_21K:
+        yield _of_augreg(model), "augreg_imagenet21k", "official", _augreg_url(model, *made_of), 224, 21843, None
     for tag, resolution, files in (
         ("augreg_imagenet2012", 224, _AUGREG_2012),
         ("augreg_imagenet2012_384", 384, _AUGREG_2012_384),
     ):
-        for architecture, *made_of, accuracy in files:
-            url = f"{_GOOGLE}/vit_models/augreg/{_augreg(*made_of, resolution)}.npz"
-            yield architecture, tag, "official", url, resolution, 1000, accuracy
+        for model, *made_of, rate, accuracy in files:
+            url = _augreg_url(model, *made_of, f"--imagenet2012-steps_20k-lr_{rate}-res_{resolution}")
+            yield _of_augreg(model), tag, "official", url, resolution, 1000, accuracy
     for size, accuracy in _BIT:
         url = f"{_GOOGLE}/bit_models/BiT"
         yield f"BiT{size}", "imagenet21k", "bit", f"{url}-M-{size}.npz", 224, 21843, None
@@ -184,44 +164,47 @@ def _published():
         yield architecture, tag, "deit", f"{_META}/{file}-{digits}.pth", int(file[-3:]), 1000, accuracy
 
 
-def _rows():
-    published = list(_published())
-    files = [_last(url) for _, _, _, url, *_ in published]
-    rows = {}
-    for architecture, tag, source, url, resolution, classes, accuracy in published:
-        file, deit, preprocessing = _last(url), source == "deit", names.SOURCES[source].preprocessing
-        rows[f"{architecture}.{tag}"] = Row(
-            name=f"{architecture}.{tag}",
-            architecture=architecture,
-            tag=tag,
-            url=url,
-            source=source,
-            sha256=None,
-            sha256_prefix=file.removesuffix(".pth").rpartition("-")[2] if deit else None,
-            resolution=resolution,
-            num_classes=classes,
-            mean=_of_three(preprocessing["mean"]),
-            std=_of_three(preprocessing["std"]),
-            interpolation=preprocessing["interpolation"],
-            crop_fraction=preprocessing["crop_fraction"],
-            accuracy=accuracy,
-            license="Apache-2.0",
-            filename=file if files.count(file) == 1 else "-".join(folder_and_file(url)),
-        )
-    return rows
+def _of_augreg(model):
+    """The architecture of an AugReg model: "R26ViTS32" for "R26_S_32"."""
+    *stem, size, patch = model.split("_")
+    return f"{''.join(stem)}ViT{size}{patch}"
+
+
+def _augreg_url(model, augmentation, weight_decay, dropout, tuned=""):
+    file = f"{model}-i21k-300ep-lr_0.001-aug_{augmentation}-wd_{weight_decay}-do_{dropout}-sd_{dropout}{tuned}.npz"
+    return f"{_GOOGLE}/vit_models/augreg/{file}"
+
+
+def folder_and_file(url):
+    """The last two parts of an address, such as ("imagenet21k", "ViT-B_16.npz")."""
+    return tuple(unquote(part) for part in url.split("/")[-2:])
+
+
+def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
+    file, constants = folder_and_file(url)[1], names.SOURCES[source].preprocessing
+    return Row(
+        name=f"{architecture}.{tag}",
+        architecture=architecture,
+        tag=tag,
+        url=url,
+        source=source,
+        sha256=None,
+        sha256_prefix=file.removesuffix(".pth").rpartition("-")[2] if source == "deit" else None,
+        resolution=resolution,
+        num_classes=num_classes,
+        mean=_of_three(constants["mean"]),
+        std=_of_three(constants["std"]),
+        interpolation=constants["interpolation"],
+        crop_fraction=constants["crop_fraction"],
+        accuracy=accuracy,
+        license="Apache-2.0",
+        filename="-".join(folder_and_file(url)) if _FILES.count(file) > 1 else file,
+    )
 
 
 def _of_three(constants):
     return constants if isinstance(constants, tuple) else (constants,) * 3
 
 
-def folder_and_file(url):
-    """The last two parts of an address, as in ("imagenet21k", "ViT-B_16.npz")."""
-    return tuple(unquote(part) for part in url.split("/")[-2:])
-
-
-def _last(url):
-    return folder_and_file(url)[1]
-
-
-ROWS = _rows()
+_FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
+ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}

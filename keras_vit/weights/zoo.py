@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from keras_vit.text_table import text_table
 from keras_vit.weights.download import DownloadError, confirm, download
 from keras_vit.weights.published import ROWS, Row, folder_and_file
 from keras_vit.weights.read import open_checkpoint
@@ -17,7 +18,7 @@ def list_weights(architecture: str | None = None) -> list[Row]:
     """Lists the published checkpoints that are known by name. Nothing is downloaded.
 
     Args:
-        architecture: Name of a builder, as in "ViTB16", to list its checkpoints alone; None lists all.
+        architecture: Name of a builder, such as "ViTB16", to list its checkpoints alone; None lists all.
 
     Returns:
         A list of rows, each with its name, url, source, hash, resolution, preprocessing, accuracy and licence.
@@ -42,66 +43,19 @@ def list_weights(architecture: str | None = None) -> list[Row]:
 
 
 def table(rows):
-    """Sets rows out as text, one a line.
-
-    Args:
-        rows: Rows, as `list_weights` returns them.
-
-    Returns:
-        A string of aligned columns below a line of titles.
-
-    Example:
-
-    >>> print(table(list_weights("DeiTB16")))
-    name                      resolution  classes  top-1  source  license
-    DeiTB16.imagenet2012             224     1000   81.8  deit    Apache-2.0
-    DeiTB16.imagenet2012_384         384     1000   82.9  deit    Apache-2.0
-    """
-    cells = [("name", "resolution", "classes", "top-1", "source", "license")]
-    for row in rows:
-        accuracy = "-" if row.accuracy is None else str(row.accuracy)
-        cells.append((row.name, str(row.resolution), str(row.num_classes), accuracy, row.source, row.license))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    sides = "<>>><<"
-    lines = ("  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, sides, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in lines)
+    """Returns rows of `list_weights` as text, one a line."""
+    titles = ("name", "resolution", "classes", "top-1", "source", "license")
+    cells = [(row.name, row.resolution, row.num_classes, row.accuracy, row.source, row.license) for row in rows]
+    return text_table(titles, cells, decimals=2, missing="-")
 
 
 def find(name):
-    """Finds a checkpoint by its whole name.
-
-    Args:
-        name: "architecture.tag", as in "ViTB16.imagenet21k".
-
-    Returns:
-        Its Row, or None if no checkpoint is known by that name.
-
-    Example:
-
-    >>> find("ViTB16.imagenet21k").num_classes
-    21843
-    """
+    """Returns the Row of a checkpoint by its whole name, such as "ViTB16.imagenet21k", or None."""
     return ROWS.get(name)
 
 
 def resolve(architecture, tag):
-    """Finds the checkpoint that a builder's `weights=` means.
-
-    Args:
-        architecture: Name of the builder, as in "ViTB16".
-        tag: What `weights` was given and is no file, as in "imagenet21k".
-
-    Returns:
-        Its Row.
-
-    Raises:
-        ValueError: If that architecture has no checkpoint of that tag. It names those that there are.
-
-    Example:
-
-    >>> resolve("ViTB16", "imagenet21k").url
-    'https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'
-    """
+    """Returns the Row that the builder named `architecture` means by `weights=tag`, or raises with those it has."""
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
@@ -117,28 +71,23 @@ def resolve(architecture, tag):
     raise ValueError(f"Invalid value received for argument `weights`. Expected {expected}. Received: {tag!r}{hint}")
 
 
-def fetch(row: Row) -> str:
-    """Brings the file of a checkpoint here, or finds it, and checks it.
+def local_path(weights, architecture):
+    """Returns the path of `weights`, a file, a folder, or a tag of an architecture, which is downloaded if need be."""
+    path = os.fspath(weights)
+    row = find(f"{architecture}.{path}")
+    if row is None and os.path.exists(path):
+        return path
+    if row is None and (os.path.basename(path) != path or os.path.splitext(path)[1] or not isinstance(weights, str)):
+        raise FileNotFoundError(f"Expected a weights file. Received: {path!r}, where there is no file.")
+    return fetch(row or resolve(architecture, path))
 
-    It is looked for in the folder that the environment variable KERAS_VIT_WEIGHTS names and in the folders in that, by
-    `row.filename` or in a folder called as it is where it is published ("imagenet21k/ViT-B_16.npz"); then in Keras'
-    cache, KERAS_HOME or ~/.keras; and is then downloaded to there. A file whose hash nobody published is pinned when it
-    is first used, in a `.sha256` file of the cache, and must be the same ever after.
 
-    Args:
-        row: A Row, from `resolve` or `find`.
+def fetch(row):
+    """Returns the path of a Row's file, checked, and downloaded if need be.
 
-    Returns:
-        Path of the file.
-
-    Raises:
-        DownloadError: If it is nowhere here and cannot be downloaded. It says which file to put where.
-        ValueError: If the file that is here is not the one that its hash belongs to.
-        NotADirectoryError: If KERAS_VIT_WEIGHTS names no folder.
-
-    Example:
-
-    >>> path = fetch(find("ViTB16.imagenet21k"))  # doctest: +SKIP
+    The folder that the environment variable KERAS_VIT_WEIGHTS names comes first, with the folders in it, then Keras'
+    cache, KERAS_HOME or ~/.keras, which downloads go to. The hash of a file whose own was never published is kept in
+    the cache when it is first used, and the file must have it ever after.
     """
     folder = _cache()
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
@@ -158,7 +107,7 @@ def fetch(row: Row) -> str:
 
 
 def _check_readable(path):
-    """Raises ValueError unless the file is a whole checkpoint: keys can be read, and an archive's checksums hold."""
+    """Raises ValueError unless the file is a checkpoint, and an archive's checksums are right."""
     checkpoint = open_checkpoint(path)
     if checkpoint.container == "npz":
         for _ in checkpoint.read(checkpoint.entries):
@@ -166,7 +115,7 @@ def _check_readable(path):
 
 
 def _provided(row):
-    """Yields where the file may be in the folder that the user named."""
+    """Yields the places where the file may be in the folder that the user named."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return
@@ -176,18 +125,18 @@ def _provided(row):
             f"Expected the environment variable {FOLDER_VARIABLE} to name a folder. Received: {named!r}"
         )
     yield folder / row.filename
+    # A folder named as where it is published: imagenet21k/ViT-B_16.npz.
     yield folder.joinpath(*folder_and_file(row.url))
     # Kaggle mounts each input as a folder in one folder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())
 
 
 def _home():
-    """The part of Keras' own folder that is this package's."""
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
 def _cache():
-    """That folder, or one in the system's temporary folder where it cannot be written, as Keras does it."""
+    """The package's folder in Keras' own, or one in the system's temporary folder if that cannot be written."""
     for folder in (_home(), Path(tempfile.gettempdir(), ".keras", "keras_vit")):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -171,7 +171,7 @@ def test_table_is_aligned():
     lines = zoo.table(ROWS).splitlines()
     assert len(lines) == 1 + len(ROWS)
     assert len({line.index("Apache-2.0") for line in lines[1:]} | {lines[0].index("license")}) == 1
-    assert lines[1].split() == ["ViTB8.imagenet21k", "224", "21843", "-", "official", "Apache-2.0"]
+    assert lines[1].split() == ["ViTB8.imagenet21k", "224", "21,843", "-", "official", "Apache-2.0"]
     assert len(zoo.table([]).splitlines()) == 1
 
 
