@@ -11,68 +11,46 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:
-    # Windows has other locks, and none for folders.
+    # Windows has no locks for folders.
     fcntl = None
 
-# No space is left, or none that this user or process may take.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# No space is left, or none that this user or process may use.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """Gives a path to write to, and renames it to `path` when the block ends without an error.
+    """Yields a path to write to, and renames it to `path` when the block ends without an error.
 
-    A full disk or an error leaves what was at `path` as it was, and nothing beside it; of a process that is killed the
-    next one that writes to `path` removes what is left.
-
-    Args:
-        path: Path of the file to write; an existing file is replaced.
-
-    Raises:
-        FileNotFoundError: If the folder of `path` does not exist.
+    Otherwise the file at `path` stays as it was, with nothing beside it. What a killed process leaves there, the next
+    one that writes to `path` removes.
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
     with draft_folder(path) as folder:
-        # Of the same name, since Keras chooses a format by how it ends.
+        # It has the same name, since Keras chooses a format by the ending.
         yield folder / path.name
         os.replace(folder / path.name, path)
 
 
 @contextlib.contextmanager
 def draft_folder(path):
-    """Gives a new hidden folder beside `path` to write to, and removes it in the end.
-
-    A process that is killed leaves it there, so this first removes those for `path` that are nobody's any more.
-
-    Args:
-        path: Path of the file or folder that is to be; its own folder exists.
-
-    Example:
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "new.txt")
-    >>> with draft_folder(path) as folder:
-    ...     _ = (folder / "new.txt").write_text("whole")
-    ...     _ = (folder / "new.txt").rename(path)
-    >>> [file.name for file in path.parent.iterdir()]
-    ['new.txt']
-    """
+    """Yields a new hidden folder beside `path`, in which to write it, and removes the folder in the end."""
     path = Path(path)
     remove_abandoned(path.parent, glob.escape(path.name))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
         lock = _lock(folder, wait=True)
-        # Before it was locked another process may have found it to be nobody's.
+        # Before it was locked another process may have removed it as abandoned.
         if folder.is_dir():
             break
         _unlock(lock)
     try:
         yield folder
     except OSError as error:
-        # That the disk is full is said of no file: Python names one only where it opens it.
-        if error.filename is not None or error.errno not in FULL:
+        # Python names a file only if it fails to open, and not if the disk is full.
+        if error.filename is not None or error.errno not in _FULL:
             raise
         raise OSError(error.errno, f"Cannot write it, {os.strerror(error.errno).lower()}", str(path)) from error
     finally:
@@ -81,12 +59,7 @@ def draft_folder(path):
 
 
 def put_folder(draft, path):
-    """Renames a folder within a draft folder to `path`, and what is there into the draft folder.
-
-    Args:
-        draft: Path of the new folder, in a draft folder.
-        path: Path that it gets.
-    """
+    """Renames a folder in a draft folder to `path`, whose old contents go with the draft folder."""
     replaced = _replaced(draft.parent, path)
     if path.exists():
         os.rename(path, replaced)
@@ -99,26 +72,21 @@ def put_folder(draft, path):
 
 
 def _replaced(folder, path):
-    """Where in a draft folder is what was at `path`, until the new one is there."""
+    """The place in a draft folder of the old contents of `path`, until the new ones are there."""
     return folder / f"{path.name}.replaced"
 
 
 def remove_abandoned(folder, pattern, alone=False):
-    """Removes the draft folders of processes that are no more.
+    """Removes the draft folders of ended processes for names that match a glob pattern.
 
-    Each process holds the system's lock on its own, which ends with it, however it ends, and also tells of processes in
-    other containers. Most network folders tell nothing of other machines: two that write the same name there at the
-    same time get in each other's way. Without locks all stay.
-
-    Args:
-        folder: Path of the folder that they are in.
-        pattern: Glob pattern of the names that they are drafts of.
-        alone: Bool, whether the caller knows that no other process writes there, so that no lock is asked for.
+    Each process holds the system's lock on its own, which ends with it; this works across containers. Without locks all
+    stay, unless the caller knows that it is `alone` in writing there. Most network folders share no locks between
+    machines: two that write the same name at the same time get in each other's way.
     """
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # Killed between two renames, it holds all that there is of the old and the new.
+        # A process that was killed between two renames left the only copies of the old and the new contents there.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if (lock is not None or alone) and not halfway:
             shutil.rmtree(draft, ignore_errors=True)
@@ -126,7 +94,7 @@ def remove_abandoned(folder, pattern, alone=False):
 
 
 def _lock(folder, wait):
-    """A descriptor that holds the lock on a folder; None where another has it, or there are no locks."""
+    """A descriptor that holds the lock on a folder; None if another process holds it, or there are no locks."""
     if fcntl is None:
         return None
     try:

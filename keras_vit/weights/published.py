@@ -52,12 +52,12 @@ class Row(NamedTuple):
     filename: str
 
 
-# The ViT paper (arXiv 2010.11929): files by folder, with their accuracies if these were published: at 384 those of table
-# 5, at 224 those of the official code's README. Each is measured at the resolution of its row.
-_VIT_21K = dict.fromkeys(
-    ("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14")
-    + ("R26+ViT-B_32", "R50+ViT-B_16", "R50+ViT-L_32")
-)
+# The ViT paper (arXiv 2010.11929): files by folder, with their accuracies if these were published: at 384 from table 5,
+# at 224 from the official code's README. Each is measured at the resolution of its row.
+_VIT_21K = {
+    **dict.fromkeys(("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14")),
+    **dict.fromkeys(("R26+ViT-B_32", "R50+ViT-B_16", "R50+ViT-L_32")),
+}
 _VIT_2012 = {"ViT-B_16-224": 81.2, "ViT-L_16-224": 82.7}
 _VIT_2012_384 = {
     "ViT-B_8": None,

@@ -1,6 +1,7 @@
 """Rename tables, which are read in both directions."""
 
-import copy
+import dataclasses
+import functools
 import re
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ class Name(NamedTuple):
     codec: codecs.Same = codecs.Same()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """A code base's checkpoint format.
 
@@ -42,55 +44,31 @@ class Source:
         stacked: (prefix, template) if its files may keep all blocks in one array each, stacked on the first axis.
     """
 
-    def __init__(
-        self,
-        name,
-        names,
-        *,
-        activation="gelu",
-        layer_norm_epsilon=1e-6,
-        position_interpolation="linear",
-        class_token_position=True,
-        preprocessing=OFFICIAL_PREPROCESSING,
-        aliases=(),
-        ignored=r"(?!)",
-        prefixes=(),
-        required=(),
-        stacked=None,
-    ):
-        self.name = name
-        self.names = names
-        self.activation = activation
-        self.layer_norm_epsilon = layer_norm_epsilon
-        self.position_interpolation = position_interpolation
-        self.class_token_position = class_token_position
-        self.preprocessing = preprocessing
-        self.required = required
-        self.stacked = stacked
-        self._aliases = [(re.compile(pattern), replacement) for pattern, replacement in aliases]
-        self._ignored = re.compile(ignored)
-        self._prefixes = prefixes
-        self._by_weight = [(_pattern(weight), name) for weight, name in names.items() if "{" in weight]
-        self._by_key = [(_pattern(key), weight) for weight, name in names.items() for key in name.keys]
-
-    def but(self, name, **changes):
-        """Returns a Source with the same table, under another name and with some attributes changed."""
-        other = copy.copy(self)
-        vars(other).update(name=name, **changes)
-        return other
+    name: str
+    names: dict
+    activation: str | None = "gelu"
+    layer_norm_epsilon: float | None = 1e-6
+    position_interpolation: str = "linear"
+    class_token_position: bool = True
+    preprocessing: dict = dataclasses.field(default_factory=OFFICIAL_PREPROCESSING.copy)
+    aliases: tuple = ()
+    ignored: str = r"(?!)"
+    prefixes: tuple = ()
+    required: tuple = ()
+    stacked: tuple | None = None
 
     def canonical_keys(self, keys):
         """Returns ({key as in `names`: key as in the file}, [keys that hold no weights])."""
         canonical, ignored = {}, []
         for key in keys:
-            if self._ignored.match(key):
+            if re.match(self.ignored, key):
                 ignored.append(key)
                 continue
             name = key
-            for prefix in self._prefixes:
+            for prefix in self.prefixes:
                 name = name.removeprefix(prefix)
-            for pattern, replacement in self._aliases:
-                name = pattern.sub(replacement, name)
+            for pattern, replacement in self.aliases:
+                name = re.sub(pattern, replacement, name)
             if name in canonical:
                 raise ValueError(f"The file holds the same weight twice, as {canonical[name]!r} and as {key!r}.")
             canonical[name] = key
@@ -98,21 +76,19 @@ class Source:
 
     def find(self, weight):
         """Returns the Name of a model weight by its path, or None if the source has no such weight."""
-        if weight in self.names:
-            return self.names[weight]
-        for pattern, name in self._by_weight:
-            match = pattern.fullmatch(weight)
-            if match:
-                numbers = {field: int(number) for field, number in match.groupdict().items()}
+        for path, name in self.names.items():
+            numbers = _numbers(path, weight)
+            if numbers is not None:
                 return Name(tuple(key.format(**numbers) for key in name.keys), name.codec)
         return None
 
     def weight_of(self, key):
         """Returns the path of the (first) model weight that a canonical key belongs to, or None if it is unknown."""
-        for pattern, weight in self._by_key:
-            match = pattern.fullmatch(key)
-            if match:
-                return weight.format(**{field: int(number) for field, number in match.groupdict().items()})
+        for path, name in self.names.items():
+            for own in name.keys:
+                numbers = _numbers(own, key)
+                if numbers is not None:
+                    return path.format(**numbers)
         return None
 
     def layer_of(self, key):
@@ -130,7 +106,13 @@ class Source:
 ENTRANCES = ("patch_embedding/kernel", "root_conv/kernel")
 
 
+def _numbers(template, text):
+    """{"block": 7} for the template "block_{block:02d}/" and the text "block_07/"; None if they do not match."""
+    match = _pattern(template).fullmatch(text)
+    return match and {field: int(number) for field, number in match.groupdict().items()}
+
+
+@functools.cache
 def _pattern(template):
-    """The regular expression of a template: "block_{block:02d}/" matches "block_07/" and names its number."""
     parts = re.split(r"\{(\w+)(?::\w+)?\}", template)
     return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))

@@ -1,5 +1,7 @@
 """timm state dicts, which DeiT's own .pth files share."""
 
+import dataclasses
+
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, Name, Source
@@ -72,4 +74,4 @@ TIMM = Source(
     prefixes=("module.",),
 )
 
-DEIT = TIMM.but("deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)
+DEIT = dataclasses.replace(TIMM, name="deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)
