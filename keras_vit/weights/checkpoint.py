@@ -201,15 +201,15 @@ class Checkpoint:
         fits = grid and grid[0] * grid[1] == count - self.num_prefix_positions
         return self.num_prefix_positions, grid if fits else None
 
-    def read(self, wanted):
-        """Yields (canonical key, array) for each wanted canonical key; each array is the caller's."""
-        by_key = {}
-        for name in wanted:
-            by_key.setdefault(self.places[name].key, []).append(name)
-        for key, array in self.file.read(by_key):
-            for name in by_key[key]:
-                index = self.places[name].index
-                yield name, array if index is None else array[index]
+    def read(self, keys):
+        """Yields (canonical key, array) for each of the canonical keys."""
+        by_place = {}
+        for key in dict.fromkeys(keys):
+            by_place.setdefault(self.places[key].key, []).append(key)
+        for place, array in self.file.read(by_place):
+            for key in by_place[place]:
+                index = self.places[key].index
+                yield key, array if index is None else array[index]
 
 
 def describe(checkpoint):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 
 import keras
 import numpy as np
@@ -116,12 +115,9 @@ def _assign(variables, values):
     before = {}
     try:
         for weight in list(values):
-            # Each array makes room when its turn comes for the value that was there before.
-            value = values.pop(weight)()
-            held = ops.convert_to_tensor(variables[weight])
-            # JAX's arrays are immutable; the other backends write into the tensor that they returned.
-            before[weight] = held if keras.backend.backend() == "jax" else ops.copy(held)
-            variables[weight].assign(value)
+            before[weight] = ops.copy(ops.convert_to_tensor(variables[weight]))
+            # It makes room for the copy of the next one.
+            variables[weight].assign(values.pop(weight))
     except BaseException:
         for weight, value in before.items():
             variables[weight].assign(value)
@@ -247,39 +243,24 @@ class _Plan:
             yield "The file does not tell the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def read(self):
-        """Returns {weight: function that returns its array} for all weights that change. The model is not touched.
-
-        Whatever can fail has been done by then: the functions only rearrange numbers.
-        """
-        values = {
-            weight: partial(np.zeros, tuple(self.variables[weight].shape), "float32")
-            for weight, what in self.report.kept.items()
-            if what == "zero"
-        }
-        wanted = {}
+        """Returns {weight: its array} for all weights that change. The model is not touched."""
+        arrays = dict(self.checkpoint.read(key for name in self.rows.values() for key in name.keys))
+        values = {}
         for weight, name in self.rows.items():
-            for key in name.keys:
-                wanted.setdefault(key, []).append(weight)
-        parts = {}
-        for key, array in self.checkpoint.read(wanted):
-            for weight in wanted[key]:
-                parts.setdefault(weight, {})[key] = array
-                if len(parts[weight]) == len(self.rows[weight].keys):
-                    values[weight] = self._convert(weight, parts.pop(weight))
-        self._add_prefix_positions(values)
+            shape = tuple(self.variables[weight].shape)
+            self.report.loaded[weight] = shape
+            adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
+            there = shape if adapt is None else self.checkpoint.weights.get(weight, shape)
+            value = name.codec.to_model([arrays[key] for key in name.keys], there)
+            values[weight] = value if adapt is None else adapt(weight, value, shape)
+        for weight, what in self.report.kept.items():
+            if what == "zero":
+                values[weight] = np.zeros(self.variables[weight].shape, "float32")
+        if self.prefix_rows is not None:
+            self._add_prefix_positions(values)
         return values
 
-    def _convert(self, weight, parts):
-        name, shape = self.rows[weight], tuple(self.variables[weight].shape)
-        arrays = [parts[key] for key in name.keys]
-        self.report.loaded[weight] = shape
-        if weight not in (self.entrance, _POSITIONS):
-            return partial(name.codec.to_model, arrays, shape)
-        value = name.codec.to_model(arrays, self.checkpoint.weights.get(weight, shape))
-        convert = self._convert_entrance if weight == self.entrance else self._convert_positions
-        return partial(np.asarray, convert(weight, value, shape))
-
-    def _convert_entrance(self, weight, kernel, shape):
+    def _adapt_entrance(self, weight, kernel, shape):
         old, new = kernel.shape[2], shape[2]
         if kernel.shape[:2] != shape[:2]:
             self.report.resized[weight] = f"patches of {_change(kernel.shape[:2], shape[:2])} (pseudo-inverse)"
@@ -289,7 +270,7 @@ class _Plan:
             self.report.adapted[weight] = f"{old} -> {new} channels ({how})"
         return resize.adapt_channels(kernel, new)
 
-    def _convert_positions(self, weight, embeddings, shape):
+    def _adapt_positions(self, weight, embeddings, shape):
         there, here = self.grid_there, self.sizes["grid_size"]
         if there is None or here is None:
             # Its size fits as it is.
@@ -311,13 +292,11 @@ class _Plan:
 
     def _add_prefix_positions(self, values):
         """Adds to the prefix tokens the positions that the file has for them and the model has no rows for."""
-        if self.prefix_rows is None:
-            return
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.prefix_here):
             if weight in values:
-                values[weight] = partial(np.add, values[weight](), rows)
+                values[weight] = values[weight] + rows
 
 
 def _change(there, here):
