@@ -22,8 +22,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path):
     """Yields a path to write to, and renames it to `path` when the block ends without an error.
 
-    Otherwise the file at `path` stays as it was, with nothing beside it. What a killed process leaves there, the next
-    one that writes to `path` removes.
+    Otherwise the file at `path` is unchanged. The draft of a killed process is removed by the next one that writes to
+    `path`.
     """
     path = Path(path)
     if not path.parent.is_dir():

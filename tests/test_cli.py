@@ -45,7 +45,7 @@ def test_what_a_state_dict_does_not_tell_is_set(capsys, tmp_path):
     checkpoint = open_checkpoint(GOLDEN_FOLDER / "timm_vit.safetensors")
     write_safetensors(bare, dict(checkpoint.read(checkpoint.entries)), {})
     keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
-    assert re.search("to be passed +preprocessing, num_heads", run(capsys, "weights", "show", bare)[1])
+    assert re.search("to pass +preprocessing, num_heads", run(capsys, "weights", "show", bare)[1])
     predict = ("predict", tmp_path / "a.png", "--weights", bare)
     status, _, error = run(capsys, *predict)
     assert status == 1 and "each by --set on the command line" in error and "num_heads: " in error

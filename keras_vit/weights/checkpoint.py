@@ -1,4 +1,4 @@
-"""A checkpoint file with its source: shapes by the source's own names, and what it tells of the record of its model."""
+"""A checkpoint file with its source: shapes by the source's own names, and the record of its model."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ class Checkpoint:
         weights: Dict from the paths of a model's weights to their shapes, as far as the file's shapes tell.
         num_prefix_positions: How many of the position embeddings belong to prefix tokens.
         grid_size: (rows, columns) of the others; None if unknown.
-        image_size: (height, width) that the file says its model is for; None if it does not.
+        image_size: (height, width) of the images that the file states, or None.
         sizes: Dict of the model's `SIZES`, None if unknown.
         settings: Dict of its `SETTINGS`, None if unknown.
         position_interpolation: How its source resizes position embeddings.
@@ -75,7 +75,7 @@ class Checkpoint:
             return {}
         for name, value in facts.items():
             if name in _OWN_TYPES and not isinstance(value, _OWN_TYPES[name]):
-                raise ValueError(f"Cannot read weights from {self.path!r}: it says {name}={value!r}, which cannot be.")
+                raise ValueError(f"Cannot read weights from {self.path!r}: it says {name}={value!r}, which is invalid.")
         return facts
 
     def _config(self):
@@ -128,7 +128,7 @@ class Checkpoint:
                 try:
                     shape = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
                 except (IndexError, ValueError):
-                    # Of another rank: the match with a model says which.
+                    # It has another rank. The match with a model reports it.
                     continue
                 if shape is not None:
                     found[weight] = shape
@@ -137,7 +137,7 @@ class Checkpoint:
     def _positions(self, grid_size):
         """How many position embeddings belong to prefix tokens, and the grid of the others.
 
-        The grid is the one passed, the one that the file says, or a square; else None. Our own files say it.
+        The grid is the one passed, the one that the file states, as our own files do, or a square; else None.
         """
         table = self.weights.get("position_embedding/embeddings", ())
         if len(table) != 3:
@@ -190,7 +190,7 @@ class Checkpoint:
         """How many embeddings belong to prefix tokens, and the grid of the others, for a model with such a table.
 
         A square number of embeddings is a square grid even where it would fit the model's as it is: 2 x 8 for 4 x 4.
-        Only Keras' own files, which come from such models and say nothing, are taken to be the model's.
+        Only Keras' own files, which come from such models and state no grid, are taken to have the model's.
         """
         count = self.weights["position_embedding/embeddings"][1]
         same = grid and grid[0] * grid[1] == count - num_prefix_positions
@@ -225,7 +225,7 @@ def describe(checkpoint):
         **checkpoint.preprocessing,
         "positions": f"{checkpoint.num_prefix_positions} of prefix tokens",
         "unknown keys": ", ".join(unknown) or "none",
-        "to be passed": ", ".join(checkpoint.stated.unknown) or "nothing",
+        "to pass": ", ".join(checkpoint.stated.unknown) or "nothing",
     }
     width = max(map(len, rows))
-    return "\n".join(f"{name:{width}}  {'not told' if value is None else value}" for name, value in rows.items())
+    return "\n".join(f"{name:{width}}  {'unknown' if value is None else value}" for name, value in rows.items())

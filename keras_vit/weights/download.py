@@ -83,7 +83,7 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin=None):
     digest = digest_of(path)
     if wrong := _difference(digest, expected):
         raise ValueError(
-            f"{str(path)!r} {wrong}. It is damaged, or another file than before. Delete it to download it anew."
+            f"{str(path)!r} {wrong}. It is damaged, or another file than before. Delete it to download it again."
         )
     _remember(pin, digest, expected)
 
@@ -104,7 +104,7 @@ def _expected(sha256, sha256_prefix, pins):
             found = re.match(rb"[0-9a-fA-F]{64}(?=\s|$)", pin.read_bytes())
             if not found:
                 raise ValueError(f"Expected {str(pin)!r} to begin with a SHA-256, as sha256sum writes it. Delete it.")
-            expected[f"pinned in {str(pin)!r} (which to delete if the new one is right)"] = found[0].decode().lower()
+            expected[f"pinned in {str(pin)!r} (delete that file if the new hash is right)"] = found[0].decode().lower()
     return expected
 
 
@@ -203,7 +203,7 @@ class _Transfer:
         if response.status != 200:
             raise _BrokenError(f"the server answered {response.status}")
         if response.headers.get_content_type() == "text/html":
-            raise DownloadError(f"Cannot download {self.url}: a web page came in place of the file.")
+            raise DownloadError(f"Cannot download {self.url}: the server sent a web page instead of the file.")
         self.restart()
         self.mark = _mark(response)
         length = response.headers.get("Content-Length", "")
@@ -234,7 +234,7 @@ def _receive(transfer, expected, attempts, delay):
             if not wrong:
                 return digest
             if refused:
-                raise DownloadError(f"Refused {transfer.url}, twice: what came {wrong}.")
+                raise DownloadError(f"Refused {transfer.url} after two downloads: the file {wrong}.")
             # Bytes can be damaged on their way: once more from the beginning.
             refused, furthest = True, 0
             transfer.restart()

@@ -28,11 +28,11 @@ _SO400M = 1152
 
 
 class Stated(NamedTuple):
-    """What a checkpoint tells of the record of its model.
+    """The record of a checkpoint's model, as far as it is known.
 
     Args:
-        fields: Dict of the fields that the file says, by its arrays or beside them, or that the published models of its
-            source have in common.
+        fields: Dict of the fields that the file states, by its arrays or beside them, or that the published models of
+            its source have in common.
         unknown: Dict from the other fields that change the output to the reason why they are unknown.
     """
 
@@ -41,7 +41,7 @@ class Stated(NamedTuple):
 
 
 def image_size(checkpoint):
-    """(height, width) of the images that the file says its model is for, or None."""
+    """(height, width) of the images that the file states, or None."""
     said = checkpoint.own.get("image_size") or checkpoint.config.get("image_size")
     if checkpoint.file.container == "timm":
         said = ((checkpoint.facts.get("timm") or {}).get("input_size") or (None,))[1:]
@@ -79,7 +79,7 @@ def sizes(checkpoint):
 
 
 def _num_heads(checkpoint):
-    """The number of attention heads, from shapes that show it or from what the file says; else None."""
+    """The number of attention heads, from the shapes or from the file's metadata; else None."""
     qkv = checkpoint.weights.get("block_00/attention/qkv/kernel", ())
     if len(qkv) != 2:
         return None
@@ -126,7 +126,7 @@ def _model_args(checkpoint):
 
 
 def _pooling_of_source(checkpoint):
-    """How the source's code pools tokens; None where neither keys nor config tell."""
+    """How the source's code pools tokens; None if neither keys nor config show it."""
     weights, source = checkpoint.weights, checkpoint.source.name
     if checkpoint.file.container == "timm" and "global_pool" in checkpoint.config:
         return _known(checkpoint, "global_pool", checkpoint.config["global_pool"], _TIMM_POOLINGS)
@@ -159,7 +159,7 @@ def stated(checkpoint):
         _add_settings(checkpoint, found)
         _add_positions(checkpoint, found)
     else:
-        found.unknown["pool_padding"] = "codes that read such files differ in it"
+        found.unknown["pool_padding"] = "it differs between the code bases that read such files"
     return found
 
 
@@ -171,7 +171,7 @@ def _add_own_record(checkpoint, found):
             ModelConfig(classifier_activation=values.get(name))
         except ValueError:
             del values[name]
-            found.unknown[name] = "it is a function of its user's own"
+            found.unknown[name] = "it is a function defined by its user"
     try:
         config = ModelConfig.from_dict(values)
     except ValueError as error:
@@ -213,7 +213,7 @@ def _add_preprocessing(checkpoint, found):
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:
-        found.unknown["preprocessing"] = f"{source} has models of several"
+        found.unknown["preprocessing"] = f"{source} has models with several"
 
 
 def _add_num_heads(checkpoint, found):
@@ -237,14 +237,14 @@ def _add_settings(checkpoint, found):
         # The file's values replace it.
         fields["layer_scale_init"] = 1.0
     if "pooling" not in fields and source == "keras":
-        found.unknown["pooling"] = "arrays do not show it beside a class token"
+        found.unknown["pooling"] = "with a class token the arrays do not show it"
     elif "pooling" not in fields:
         # With a class token timm uses the mean of the patches only with a norm after it.
         fields["pooling"] = "gap" if fields["norm_after_pooling"] else "token"
     for name in ("activation", "layer_norm_epsilon"):
         fields[name] = checkpoint.settings[name]
         if fields[name] is None:
-            found.unknown[name] = f"{source} files do not tell it"
+            found.unknown[name] = f"{source} files do not contain it"
     if source == "timm" and fields["hidden_dim"] == _SO400M and not (checkpoint.config or checkpoint.own):
         found.unknown["activation"] = "timm has such models of both GELUs"
     for name in ("activation", "layer_norm_epsilon"):

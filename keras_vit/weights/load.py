@@ -93,7 +93,7 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
-            "Load the one that fold_preprocessing was called on, and fold that again."
+            "Load the weights into the model that fold_preprocessing was called on, and fold it again."
         )
     plan = _Plan(model, checkpoint, skip, position_interpolation)
     settings = dict(checkpoint.settings)
@@ -104,7 +104,7 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
         raise ValueError(
             f"{checkpoint.path!r} was trained with {name}={there!r}, and model {model.name!r} was built with "
             f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or call "
-            f"load_weights with allow=({name!r},) to load it all the same."
+            f"load_weights with allow=({name!r},) to load it nevertheless."
         )
     _assign(plan.variables, plan.read())
     return plan.report
@@ -162,7 +162,7 @@ class _Plan:
                 "Invalid value received for argument `skip`. "
                 f"Expected names of layers with weights, such as {', '.join(sorted(here | there))}. Received: {unknown}"
             )
-        dropped = dict.fromkeys(skip, "skipped as asked")
+        dropped = dict.fromkeys(skip, "skipped as requested")
         classes_here, classes_there = self.sizes["num_classes"], self.checkpoint.sizes["num_classes"]
         if classes_here != classes_there:
             for name in {"head", "head_dist"} & (here | there) - set(dropped):
@@ -173,9 +173,9 @@ class _Plan:
                 f"the mean with a zero head would be half the logits. Received: {skip}"
             )
         if self.checkpoint.source.name == "siglip" and "head" in there - set(dropped):
-            dropped.setdefault("pooling", "its own classifier leaves the attention pooling out")
+            dropped.setdefault("pooling", "SigLIP's classifier does not use the attention pooling")
         if "head" in dropped and "pre_logits" in there - here:
-            dropped.setdefault("pre_logits", "goes with the head, since the model has no pre_logits")
+            dropped.setdefault("pre_logits", "left out with the head, since the model has no pre_logits")
         return dropped
 
     def _match(self):
@@ -184,7 +184,7 @@ class _Plan:
         for weight, variable in self.variables.items():
             layer = weight.split("/")[0]
             if layer in self.dropped:
-                self.report.kept[weight] = "zero" if layer in ("head", "head_dist") else "as it was"
+                self.report.kept[weight] = "zero" if layer in ("head", "head_dist") else "unchanged"
                 continue
             name = self.checkpoint.source.find(weight)
             used.update(name.keys if name else ())
@@ -234,13 +234,13 @@ class _Plan:
             yield "The file has a pre_logits layer: build the model with representation_size, or leave the head out."
         tokens = "class_token/tokens"
         if (tokens in self.checkpoint.weights) != (tokens in self.variables):
-            yield 'Only one of the two has a class token: pass skip=("class_token",) to load_weights to leave it out.'
+            yield 'Either the file or the model has no class token: pass skip=("class_token",) to load_weights to leave it out.'
         there, here = self.checkpoint.sizes["num_heads"], self.sizes["num_heads"]
         if there not in (None, here):
             yield f"The file's blocks have {there} attention heads, the model's {here}."
         name = self.checkpoint.source.find(_POSITIONS)
         if name and name.keys[0] in mismatched and self.grid_there is None:
-            yield "The file does not tell the grid of its position embeddings: pass grid_size=(rows, columns)."
+            yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def read(self):
         """Returns {weight: its array} for all weights that change. The model is not touched."""

@@ -14,7 +14,7 @@ NO_WEIGHTS = "holds no weights of the model"
 
 @dataclass
 class LoadReport:
-    """What became of each weight of the file and of the model; `print` it.
+    """The result for each weight of the file and of the model, to be printed.
 
     Attributes:
         path: Path of the file.
@@ -63,7 +63,7 @@ class LoadReport:
 
 
 class WeightsMismatchError(ValueError):
-    """A file does not fit a model. The model was left as it was.
+    """A file does not fit a model. The model is unchanged.
 
     Attributes:
         unexpected: The file's keys that the model has no place for.
@@ -81,9 +81,9 @@ class WeightsMismatchError(ValueError):
             f"  The file:  {describe_sizes(file_sizes)}.",
             f"  The model: {describe_sizes(model_sizes)}.",
             *_differing(file_sizes, model_sizes),
-            *self._listed("In the file, without a place in the model", self.unexpected),
-            *self._listed("In the model, not in the file", self.missing),
-            *self._listed("Of another shape", shapes),
+            *self._listed("In the file, but not in the model", self.unexpected),
+            *self._listed("In the model, but not in the file", self.missing),
+            *self._listed("With another shape", shapes),
             *(f"  {hint}" for hint in hints),
             '  To leave a layer out on purpose, pass skip=("its name",) to load_weights.',
         ]

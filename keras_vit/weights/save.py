@@ -53,7 +53,7 @@ def _all_of_square(counts, here, grid):
 
 
 class _Format(NamedTuple):
-    """One row: whose code reads the format, how it is written, and what that code can be told or cannot do."""
+    """One row: the source whose code reads the format, how it is written, and the limits of that code."""
 
     source: Source
     # Function of (path, arrays by their canonical keys, the model's sizes, facts that the arrays cannot show).
@@ -86,12 +86,12 @@ def save_weights(
     Args:
         model: A ViT, hybrid or BiT of this package's builders.
         path: Path of the file to write, of the folder for "huggingface"; an existing file is replaced.
-        format: "npz", the official Flax code's format and published names (for a BiT the official TensorFlow code's);
+        format: "npz", the format and names of the official Flax code (for a BiT of the official TensorFlow code);
             "big_vision", an .npz that its `load` reads; "timm", a state dict as .safetensors; "huggingface", a folder
-            of config.json, preprocessor_config.json and model.safetensors for transformers. The last two also say the
+            of config.json, preprocessor_config.json and model.safetensors for transformers. The last two also hold the
             preprocessing constants, which `from_pretrained` reads again.
         allow: Differences between the model and the format's own code to permit: "activation" and "layer_norm_epsilon".
-            timm's code, for one, has to be told `act_layer="gelu_tanh"` then.
+            For example, timm's code then needs `act_layer="gelu_tanh"`.
 
     Raises:
         ValueError: If the format is unknown, has no place for one of the model's weights or misses one, or its code
@@ -145,7 +145,9 @@ def _check(model, format, row, sizes, variables, allow):
     if missing:
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
     for what in unwritten(model, row.source.name):
-        raise ValueError(f"The format {format!r} cannot say that model {model.name!r} has {what}. Nothing was written.")
+        raise ValueError(
+            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written."
+        )
     num_heads, head_dim = heads_of(sizes)
     if row.divides_heads and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
         raise ValueError(
@@ -158,7 +160,7 @@ def _check(model, format, row, sizes, variables, allow):
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
-            f"with {name}={here!r}. Nothing was written. Pass allow=({name!r},) to write it all the same."
+            f"with {name}={here!r}. Nothing was written. Pass allow=({name!r},) to write it nevertheless."
         )
 
 

@@ -192,7 +192,7 @@ def test_damage_on_the_way_is_seen_and_the_file_had_anew(server, path, what):
 def test_a_file_that_stays_damaged_is_refused(server, path, what):
     arguments = known(server, what)
     server.answers = [Answer(body=damaged(server.body))]
-    with pytest.raises(DownloadError, match=f"Refused {server.url}, twice: what came has the"):
+    with pytest.raises(DownloadError, match=f"Refused {server.url} after two downloads: the file has the"):
         download(server.url, path, **arguments)
     assert len(server.requests) == 2
     check_nothing(path)
@@ -216,7 +216,7 @@ def test_a_file_of_unknown_length_needs_a_hash(server, path):
 
 def test_a_web_page_is_no_file(server, path):
     server.answers = [Answer(body=b"<html>Please log in</html>", headers={"Content-Type": "text/html; charset=utf-8"})]
-    with pytest.raises(DownloadError, match="a web page came in place of the file"):
+    with pytest.raises(DownloadError, match="the server sent a web page instead of the file"):
         download(server.url, path)
     check_nothing(path)
 
@@ -305,7 +305,7 @@ def test_a_file_that_is_there_is_pinned_and_checked(server, path):
     check_whole(server, path)
     download(server.url, path)
     path.write_bytes(damaged(server.body))
-    with pytest.raises(ValueError, match="is pinned in .*Delete it to download it anew"):
+    with pytest.raises(ValueError, match="is pinned in .*Delete it to download it again"):
         download(server.url, path)
     assert path.read_bytes() == damaged(server.body)
     assert not server.requests
@@ -316,7 +316,7 @@ def test_a_file_that_changed_at_its_source_is_refused(server, path):
     path.unlink()
     pinned = pin_of(path).read_text()
     server.body = damaged(server.body)
-    with pytest.raises(DownloadError, match="weights.npz.sha256' .which to delete if the new one is right"):
+    with pytest.raises(DownloadError, match="weights.npz.sha256' .delete that file if the new hash is right"):
         download(server.url, path)
     assert not path.exists() and pin_of(path).read_text() == pinned
     pin_of(path).unlink()

@@ -231,6 +231,6 @@ def test_a_function_of_the_users_own_has_to_be_passed_again(tmp_path):
     model = randomize(build(activation=of_ones_own))
     keras_vit.save_weights(model, tmp_path / "model.npz", allow="activation")
     keras_vit.load_weights(build(activation=of_ones_own), tmp_path / "model.npz", allow="activation")
-    with pytest.raises(ValueError, match="(?s)Pass activation= .*a function of its user's own"):
+    with pytest.raises(ValueError, match="(?s)Pass activation= .*a function defined by its user"):
         keras_vit.from_pretrained(tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=of_ones_own).config.activation is of_ones_own

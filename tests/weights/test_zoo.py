@@ -272,7 +272,7 @@ def test_a_damaged_file_in_the_cache_is_refused_and_had_anew_when_deleted(server
     row = B16._replace(url=server.url)
     path = Path(zoo.fetch(row))
     path.write_bytes(server.body[:-1])
-    with pytest.raises(ValueError, match="Delete it to download it anew"):
+    with pytest.raises(ValueError, match="Delete it to download it again"):
         zoo.fetch(row)
     path.unlink()
     zoo.fetch(row)

@@ -42,7 +42,7 @@ HUGGINGFACE = Source(
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
     },
-    # The folder's config.json says otherwise.
+    # Unless the folder's config.json has another, as is usual.
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],

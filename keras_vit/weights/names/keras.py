@@ -2,7 +2,7 @@
 
 from keras_vit.weights.names.source import Name, Source
 
-# The place of a weight among those of its own layer, in the order in which the layer makes them.
+# The place of a weight among those of its layer, in the order of their creation.
 _NUMBERS = {
     "kernel": 0,
     "gamma": 0,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What the standard library and NumPy raise on damaged files; each becomes a ValueError that names the file.
+# Errors of the standard library and NumPy on damaged files; each becomes a ValueError that names the file.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -45,7 +45,7 @@ class WeightsFile:
         path: String, the path of the file or folder.
         container: String, the format: "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
         entries: Dict from each key to its Entry.
-        facts: Dict of what the file says beside its arrays; its keys depend on the container.
+        facts: Dict of the metadata beside the arrays; its keys depend on the container.
     """
 
     container = None
@@ -87,11 +87,11 @@ class WeightsFile:
 
 
 class RefusedError(ValueError):
-    """A refusal that already says what is wrong."""
+    """A file was refused, with a message for the user."""
 
 
 def refuse(path, what):
-    """Returns the error that says why a file cannot be read."""
+    """Returns the error to raise for a file that cannot be read."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
 
 
@@ -115,14 +115,14 @@ def is_of_the_system(error):
 
 
 def check_is_file(path):
-    """Refuses a path without a regular file that has contents of its own."""
+    """Refuses a path that is not a regular file with the contents that its name promises."""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"Expected a weights file. Received: {os.fsdecode(path)!r}, where there is no file.")
+        raise FileNotFoundError(f"Expected a weights file. Received: {os.fsdecode(path)!r}, which does not exist.")
     if os.path.isdir(path):
         raise refuse(path, "it is a folder; expected a file")
     # Opening a pipe would wait for ever.
     if not os.path.isfile(path):
-        raise refuse(path, "it is no regular file")
+        raise refuse(path, "it is not a regular file")
     if not os.path.getsize(path):
         raise refuse(path, "it is empty (0 bytes)")
     check_is_no_stand_in(path)
@@ -135,7 +135,7 @@ def check_is_no_stand_in(path):
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         raise refuse(
             path,
-            "it is a Git LFS pointer, a few lines that stand for the file. Run `git lfs pull` in its repository, or "
+            "it is a Git LFS pointer, a few lines in place of the file. Run `git lfs pull` in its repository, or "
             "download the file itself",
         )
     if head.startswith((b"<!doctype html", b"<html", b"<?xml")):
@@ -148,7 +148,7 @@ def check_is_no_stand_in(path):
 
 def read_json(path):
     """Returns the JSON object in a file beside the weights, as a dict."""
-    with refusing_damage(path, "it is no JSON file"):
+    with refusing_damage(path, "it is not a JSON file"):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         if not isinstance(found, dict):
@@ -184,7 +184,7 @@ def check_sidecar(path):
     sidecar, name = f"{path}.sha256", os.path.basename(path)
     if not os.path.exists(sidecar):
         return
-    with refusing_damage(sidecar, "it is no text file"), open(sidecar, encoding="utf-8") as file:
+    with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
         lines = [line.strip().split(maxsplit=1) for line in file if line.strip()]
     # sha256sum puts a star before the name of a file that it read as binary. A digest without a name is this file's.
     digests = [words[0] for words in lines if words[1:] in ([], [name], [f"*{name}"])]

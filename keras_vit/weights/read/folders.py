@@ -20,19 +20,19 @@ class ShardedFile(WeightsFile):
         self._shards = {name: self._open_shard(name) for name in dict.fromkeys(self._map.values())}
         for key, name in self._map.items():
             if key not in self._shards[name].entries:
-                raise refuse(self.path, f"it says that {key!r} is in {name!r}, which does not hold it")
+                raise refuse(self.path, f"it maps {key!r} to {name!r}, which does not hold it")
             self.entries[key] = self._shards[name].entries[key]
         for name, shard in self._shards.items():
             for key in shard.entries:
                 if self._map.get(key) != name:
-                    raise refuse(self.path, f"{name!r} holds {key!r}, and the index has it in {self._map.get(key)!r}")
+                    raise refuse(self.path, f"{name!r} holds {key!r}, and the index maps it to {self._map.get(key)!r}")
             self.container = shard.container
             self.facts.update(shard.facts)
 
     def _read_map(self):
         found = read_json(self.path).get("weight_map")
         if not (isinstance(found, dict) and found):
-            raise refuse(self.path, "it is no index of weights (it has no weight_map)")
+            raise refuse(self.path, "it is not an index of weights (it has no weight_map)")
         for key, name in found.items():
             if isinstance(name, list) or str(name).endswith(".h5"):
                 raise refuse(
@@ -42,7 +42,7 @@ class ShardedFile(WeightsFile):
                 )
             # A Windows path knows both kinds of slashes, and drives.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
-                raise refuse(self.path, f"it says that {key!r} is in {name!r}, expected the name of a file beside it")
+                raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")
         return found
 
     def _open_shard(self, name):

@@ -55,12 +55,12 @@ class H5File(WeightsFile):
         import h5py
 
         if h5py.h5o.get_info(item.id).rc != 1:
-            raise refuse(self.path, f"{name!r} is there under several names")
+            raise refuse(self.path, f"{name!r} has several names")
         if isinstance(item, h5py.Group) or re.search(r"^optimizer/|(^|/)seed_generator(_\d+)?/", name):
             return
         *layers, group, number = f"/{name}".split("/")
         if group != "vars":
-            raise refuse(self.path, f"{name!r} lies where Keras 3 keeps no arrays")
+            raise refuse(self.path, f"{name!r} is where Keras 3 keeps no arrays")
         key = "/".join((*self._names(item.file, layers[1:]), number))
         dtype, shape = item.dtype, item.shape
         if item.attrs.get("dtype") == "bfloat16" and dtype == "V2":

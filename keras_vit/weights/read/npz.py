@@ -31,7 +31,9 @@ class NpzFile(WeightsFile):
         with open(self.path, "rb") as file:
             magic = file.read(4)
         if magic[:2] != b"PK":
-            raise refuse(self.path, f"it is no .npz archive: its first bytes are {magic!r}, expected b'PK\\x03\\x04'")
+            raise refuse(
+                self.path, f"it is not an .npz archive: its first bytes are {magic!r}, expected b'PK\\x03\\x04'"
+            )
         with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
             self.comment = archive.comment
             self._check_end(len(archive.infolist()))
@@ -56,7 +58,7 @@ class NpzFile(WeightsFile):
     def _add(self, archive, info):
         key = info.filename.removesuffix(".npy")
         if key == info.filename:
-            raise refuse(self.path, f"its member {info.filename!r} is no array")
+            raise refuse(self.path, f"its member {info.filename!r} is not an array")
         # NumPy parses the header as Python, which has limits of its own on deep nesting.
         with archive.open(info) as member, refusing_damage(self.path, also=(TypeError, LookupError, MemoryError)):
             version = np.lib.format.read_magic(member)

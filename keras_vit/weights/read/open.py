@@ -40,7 +40,7 @@ def _reader(path, head):
         return ShardedFile
     what = "; a Python pickle could run code and is never read" if head.startswith(b"\x80") else ""
     raise refuse(
-        path, f"it is no .npz archive, nor a .safetensors, .pth or .h5 file: its first bytes are {head[:8]!r}{what}"
+        path, f"it is not an .npz archive, nor a .safetensors, .pth or .h5 file: its first bytes are {head[:8]!r}{what}"
     )
 
 

@@ -30,7 +30,7 @@ class PthFile(WeightsFile):
         self.facts = {"wrapper": wrapped[0] if wrapped else None}
         self._tensors = found[wrapped[0]] if wrapped else found
         if not isinstance(self._tensors, dict) or not self._tensors:
-            raise refuse(self.path, f"it holds a {type(self._tensors).__name__} and no state dict")
+            raise refuse(self.path, f"it holds a {type(self._tensors).__name__} instead of a state dict")
         for key, tensor in self._tensors.items():
             self.entries[key] = self._entry(key, tensor)
 

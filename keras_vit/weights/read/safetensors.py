@@ -51,7 +51,7 @@ class SafetensorsFile(WeightsFile):
                 raise refuse(
                     self.path,
                     "it is damaged, or was changed after it was written: the SHA-256 of its contents is "
-                    f"{found}, and it says {self._digest}",
+                    f"{found}, and its header says {self._digest}",
                 )
             # Once is enough, however often it is read from.
             self._digest = None

@@ -117,7 +117,7 @@ def test_a_sidecar_that_says_nothing_of_the_file_is_refused(path, text):
 
 def test_a_binary_sidecar_is_refused(path):
     path.with_name("file.npz.sha256").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="file.npz.sha256.*no text file"):
+    with pytest.raises(ValueError, match="file.npz.sha256.*not a text file"):
         check_sidecar(path)
 
 

@@ -53,15 +53,15 @@ def test_a_missing_shard_is_named(shards, tmp_path):
 
 
 def test_index_and_shards_must_agree(shards):
-    with pytest.raises(ValueError, match="'scale' is in '.*00001.*does not hold it"):
+    with pytest.raises(ValueError, match="'scale' to '.*00001.*does not hold it"):
         open_checkpoint(shards(scale=FILES[0]))
-    with pytest.raises(ValueError, match="'more' is in .*does not hold it"):
+    with pytest.raises(ValueError, match="'more' to .*does not hold it"):
         open_checkpoint(shards(more=FILES[0]))
     path = shards()
     index = json.loads(path.read_text())
     del index["weight_map"]["scale"]
     path.write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="holds 'scale', and the index has it in None"):
+    with pytest.raises(ValueError, match="holds 'scale', and the index maps it to None"):
         open_checkpoint(path)
 
 
@@ -73,7 +73,7 @@ def test_index_and_shards_must_agree(shards):
         ('{"weight_map": {"a": "b.txt"}}', "expected .safetensors or .bin"),
         ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "sharded Keras weights"),
         ('{"weight_map": {"/layers/dense/vars": "model_00000.weights.h5"}}', "sharded Keras weights"),
-        ('{"weight_map": ', "is no JSON file"),
+        ('{"weight_map": ', "is not a JSON file"),
     ],
 )
 def test_other_json_is_refused(tmp_path, text, expected):
@@ -172,9 +172,9 @@ def test_a_folder_with_pytorch_s_file_alone(folder, arrays):
     ("config", "expected"),
     [
         ("", "config.json': it is empty"),
-        ("{", "config.json': it is no JSON file"),
+        ("{", "config.json': it is not a JSON file"),
         ("[1]", "config.json': it holds a JSON list"),
-        ("[" * 50_000, "config.json': it is no JSON file"),
+        ("[" * 50_000, "config.json': it is not a JSON file"),
         ({"hidden_size": 64}, "neither a model_type nor timm's architecture"),
         ({"model_type": 3}, "neither a model_type nor timm's architecture"),
     ],

@@ -71,10 +71,10 @@ def damages(tmp_path):
         yield f"bit_flip_{i}", lambda d, i=i: flipped(d, data_positions(d, 20)[i], i % 8), "damaged"
     yield "empty", lambda d: b"", "is empty"
     yield "text", lambda d: b"<html>404 Not Found</html>", "is a web page"
-    yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is no .npz archive"
-    yield "npy", lambda d: npy(np.ones(3, "float32")), "is no .npz archive"
+    yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is not an .npz archive"
+    yield "npy", lambda d: npy(np.ones(3, "float32")), "is not an .npz archive"
     yield "no_members", lambda d: b"PK\x05\x06" + bytes(18), "holds no arrays"
-    yield "foreign_member", lambda d: with_member(d, "readme.txt", b"hello"), "is no array"
+    yield "foreign_member", lambda d: with_member(d, "readme.txt", b"hello"), "is not an array"
     yield "raw_pickle_member", lambda d: with_member(d, NORM, pickle.dumps(Bomb(tmp_path / "ran"))), "damaged"
     objects = np.array([Bomb(tmp_path / "ran")], object)
     yield "objects", lambda d: with_member(d, NORM, npy(objects, allow_pickle=True)), "Python objects"
@@ -108,7 +108,7 @@ def damages(tmp_path):
     for name, value in (("activation", 3), ("layer_norm_epsilon", "x"), ("pooling", []), ("preprocessing", [0.5])):
         text = json.dumps({"keras_vit": {name: value}}).encode()
         yield f"comment_{name}", lambda d, c=text: with_comment(d, c), f"says {name}="
-    yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "without a place"
+    yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "but not in the model"
 
 
 @pytest.fixture

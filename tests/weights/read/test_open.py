@@ -27,18 +27,18 @@ def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
     ("data", "expected"),
     [
         (b"", "is empty"),
-        (b"<b>404 Not Found</b>", "is no .npz archive, nor a .safetensors, .pth or .h5 file"),
+        (b"<b>404 Not Found</b>", "is not an .npz archive, nor a .safetensors, .pth or .h5 file"),
         (b"\xef\xbb\xbf \n<!DOCTYPE html><html>404 Not Found", "it is a web page, which a server sent in place"),
         (b"<html>404 Not Found</html>", "it is a web page"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied", "it is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "Git LFS pointer.*git lfs pull"),
-        (b"\x93NUMPY\x01\x00", "is no .npz archive"),
+        (b"\x93NUMPY\x01\x00", "is not an .npz archive"),
         (pickle.dumps({"w": [1.0]}), "a Python pickle could run code and is never read"),
         (b"PK\x03\x04 and no more", "truncated or damaged"),
         (b"PK\x05\x06" + bytes(18), "holds no arrays"),
         (b"\x89HDF\r\n\x1a\n" + bytes(99), "truncated or damaged"),
         (b'{"weight_map": 3}', "no weight_map"),
-        (b"x", "is no .npz archive"),
+        (b"x", "is not an .npz archive"),
     ],
 )
 def test_other_files_are_refused(tmp_path, data, expected):
@@ -65,7 +65,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is a folder"):
         NpzFile(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         open_checkpoint(tmp_path / "pipe")
 
 

@@ -135,8 +135,8 @@ def test_torchscript_is_refused(path):
         ({"teacher": {"w": torch.ones(2)}}, "'teacher' is a dict"),
         ({}, "no state dict"),
         ({"model": {}}, "no state dict"),
-        (torch.ones(2), "holds a Tensor and no state dict"),
-        ([torch.ones(2)], "holds a list and no state dict"),
+        (torch.ones(2), "holds a Tensor instead of a state dict"),
+        ([torch.ones(2)], "holds a list instead of a state dict"),
         ({"w": torch.tensor([1.0, float("nan")])}, "'w' holds 1 NaN"),
     ],
 )
