@@ -234,7 +234,7 @@ class _Plan:
             yield "The file has a pre_logits layer: build the model with representation_size, or leave the head out."
         tokens = "class_token/tokens"
         if (tokens in self.checkpoint.weights) != (tokens in self.variables):
-            yield 'Either the file or the model has no class token: pass skip=("class_token",) to load_weights to leave it out.'
+            yield 'Either the file or the model has no class token: pass skip=("class_token",) to leave it out.'
         there, here = self.checkpoint.sizes["num_heads"], self.sizes["num_heads"]
         if there not in (None, here):
             yield f"The file's blocks have {there} attention heads, the model's {here}."

@@ -31,9 +31,7 @@ class NpzFile(WeightsFile):
         with open(self.path, "rb") as file:
             magic = file.read(4)
         if magic[:2] != b"PK":
-            raise refuse(
-                self.path, f"it is not an .npz archive: its first bytes are {magic!r}, expected b'PK\\x03\\x04'"
-            )
+            raise refuse(self.path, f"it is not an .npz archive: its first bytes are {magic!r}, expected b'PK'")
         with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
             self.comment = archive.comment
             self._check_end(len(archive.infolist()))
