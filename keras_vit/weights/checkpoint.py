@@ -1,5 +1,6 @@
 """A checkpoint file with its source: shapes by the source's own names, and the record of its model."""
 
+import contextlib
 import functools
 import math
 import numbers
@@ -125,13 +126,9 @@ class Checkpoint:
             weight = self.source.weight_of(key)
             name = weight and self.source.find(weight)
             if name and all(key in self.shapes for key in name.keys):
-                try:
-                    shape = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
-                except (IndexError, ValueError):
-                    # It has another rank. The match with a model reports it.
-                    continue
-                if shape is not None:
-                    found[weight] = shape
+                # One of another rank is left out here. The match with a model reports it.
+                with contextlib.suppress(IndexError, ValueError):
+                    found[weight] = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
         return found
 
     def _positions(self, grid_size):

@@ -19,7 +19,7 @@ class Same:
         return (shape,)
 
     def model_shape(self, shapes):
-        """The shape of the model's weight that file arrays of `shapes` make; None if they do not show it."""
+        """The shape of the model's weight from file arrays of `shapes`, whose axes of heads may be merged."""
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
@@ -75,40 +75,18 @@ class Flat(Same):
     def file_shapes(self, shape, heads):
         return ((math.prod(shape),),)
 
-    def model_shape(self, shapes):
-        return None
-
 
 class Transposed(Same):
-    """A dense kernel as PyTorch stores it, (outputs, inputs)."""
+    """A dense kernel as PyTorch stores it, (outputs, inputs). The first `inputs` axes of the model's are its inputs."""
 
-    def file_shapes(self, shape, heads):
-        return (shape[::-1],)
-
-    def model_shape(self, shapes):
-        return shapes[0][::-1]
-
-    def to_model(self, arrays, shape):
-        return arrays[0].T
-
-    def to_file(self, value, heads):
-        return (value.T,)
-
-
-class HeadsTransposed(Same):
-    """A projection with an axis of heads in the model, as PyTorch stores its matrix, (outputs, inputs).
-
-    The first `inputs` axes of the model's weight are its inputs: 1 for a projection to heads, 2 for one from heads.
-    """
-
-    def __init__(self, inputs):
+    def __init__(self, inputs=1):
         self.inputs = inputs
 
     def file_shapes(self, shape, heads):
         return ((math.prod(shape[self.inputs :]), math.prod(shape[: self.inputs])),)
 
     def model_shape(self, shapes):
-        return None
+        return shapes[0][::-1]
 
     def to_model(self, arrays, shape):
         return arrays[0].T.reshape(shape)

@@ -457,6 +457,7 @@ def real_file(tmp_path, model):
     return path
 
 
+@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize(
     "build_file, name",
     [
@@ -472,6 +473,7 @@ def test_a_wrong_pairing_names_the_architecture_of_the_file(tmp_path, build_file
     assert "The model: ViT-Ti/16 (hidden_dim 192" in str(error.value)
 
 
+@pytest.mark.tried_on("torch")
 def test_a_plain_file_is_refused_by_a_hybrid_and_a_bit(tmp_path):
     path = real_file(tmp_path, keras_vit.ViTTi16())
     for model in (keras_vit.RViTTi16(), keras_vit.BiTR50x1()):

@@ -23,12 +23,12 @@ def pooling(probe, parts, out, norm_, mlp):
     """The rows of attention pooling; `parts` has (layer, kernel, bias, part, count) of each of its projections."""
     rows = {"pooling/probe": Name((probe,))}
     for ours, kernel, bias, part, count in parts:
-        row = codecs.Part(codecs.HeadsTransposed(inputs=1), part, count)
+        row = codecs.Part(_TRANSPOSED, part, count)
         rows[f"pooling/attention/{ours}/kernel"] = Name((kernel,), row)
         rows[f"pooling/attention/{ours}/bias"] = Name((bias,), codecs.Part(codecs.Flat(), part, count))
     return {
         **rows,
-        **dense("pooling/attention/attention_output", out, codecs.HeadsTransposed(inputs=2)),
+        **dense("pooling/attention/attention_output", out, codecs.Transposed(inputs=2)),
         **norm("pooling/norm", norm_),
         **dense("pooling/mlp/dense_1", f"{mlp}.fc1"),
         **dense("pooling/mlp/dense_2", f"{mlp}.fc2"),
