@@ -1,4 +1,4 @@
-"""The record of what a model is: all that decides what given weights compute, as plain data that reads and writes JSON.
+"""The record of what a model is: all that decides the outputs of given weights, as data that reads and writes JSON.
 
 A model carries its record in the config of its first layer; `keras_vit.config_of` finds it there.
 """
@@ -9,27 +9,46 @@ from typing import ClassVar
 
 from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, check_names
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, check_names, checked
 from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)
 
 
+def stage_sizes(name, value):
+    """Returns `value` as a tuple; raises if it is not the number of units of each stage."""
+    if not isinstance(value, (tuple, list)):
+        raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
+    return tuple(arguments.positive_int(name, num_units) for num_units in value)
+
+
+def half_multiple(name, value):
+    """Returns `value` as a float; raises if it is no multiple of 0.5 above 0."""
+    if arguments.positive_number(name, value) * 2 % 1:
+        raise arguments.invalid(name, "a multiple of 0.5, since the norms have 32 groups", value)
+    return float(value)
+
+
+def total_stride(stages):
+    """By how much a ResNet reduces images: fourfold by the root, twofold by each stage but the first."""
+    return 4 * 2 ** max(len(stages) - 1, 0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ViTConfig(ModelConfig):
     """The record of a Vision Transformer, hybrids included: what `keras_vit.ViT` builds.
 
-    Its fields are named and explained as the arguments of `keras_vit.ViT`. What a run chooses and weights do not depend
-    on, as dropout and dtype, is no part of it.
+    Its fields are named and explained as the arguments of `keras_vit.ViT`. Arguments that change training or speed but
+    not the outputs of given weights, such as dropout and dtype, are not part of it.
 
     Args:
-        patch_size: Int, or (height, width), in pixels; of the feature map where there is a ResNet below.
+        patch_size: Int, or (height, width), in pixels; of the feature map if there is a ResNet below.
         hidden_dim: Int.
         num_layers: Int.
         num_heads: Int.
         mlp_dim: Int.
-        **others: As in `keras_vit.ViT`; `layer_scale_init` says with any number that the residual branches are scaled.
+        **others: As in `keras_vit.ViT`; any number as `layer_scale_init` says that the residual branches are scaled.
 
     Raises:
         ValueError: If a value is out of its range, or does not go with another.
@@ -43,30 +62,30 @@ class ViTConfig(ModelConfig):
 
     family: ClassVar[str] = "vit"
 
-    patch_size: int | tuple[int, int]
-    hidden_dim: int
-    num_layers: int
-    num_heads: int
-    mlp_dim: int
-    head_dim: int | None = None
-    stages: tuple[int, ...] | None = None
-    width_factor: float = 1.0
-    pooling: str | None = "token"
-    position_embedding: str = "learned"
-    position_interpolation: str = "linear"
-    grid_size: tuple[int, int] | None = None
-    class_token: bool | None = None
-    class_token_position: bool = True
-    distillation_token: bool = False
-    distillation_head: bool = True
-    return_both_heads: bool = False
-    num_registers: int = 0
-    norm_after_pooling: bool = False
-    representation_size: int | None = None
-    layer_scale_init: float | None = None
-    qk_norm: bool = False
-    activation: str | Callable = "gelu_tanh"
-    layer_norm_epsilon: float = 1e-6
+    patch_size: int | tuple[int, int] = checked(arguments.pair)
+    hidden_dim: int = checked(arguments.positive_int)
+    num_layers: int = checked(arguments.positive_int)
+    num_heads: int = checked(arguments.positive_int)
+    mlp_dim: int = checked(arguments.positive_int)
+    head_dim: int | None = checked(arguments.positive_int, optional=True, default=None)
+    stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
+    width_factor: float = checked(half_multiple, default=1.0)
+    pooling: str | None = checked(arguments.one_of, POOLINGS, default="token")
+    position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
+    position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
+    grid_size: tuple[int, int] | None = checked(arguments.pair, optional=True, default=None)
+    class_token: bool | None = checked(arguments.boolean, optional=True, default=None)
+    class_token_position: bool = checked(arguments.boolean, default=True)
+    distillation_token: bool = checked(arguments.boolean, default=False)
+    distillation_head: bool = checked(arguments.boolean, default=True)
+    return_both_heads: bool = checked(arguments.boolean, default=False)
+    num_registers: int = checked(arguments.non_negative_int, default=0)
+    norm_after_pooling: bool = checked(arguments.boolean, default=False)
+    representation_size: int | None = checked(arguments.positive_int, optional=True, default=None)
+    layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
+    qk_norm: bool = checked(arguments.boolean, default=False)
+    activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
+    layer_norm_epsilon: float = checked(arguments.positive_number, default=1e-6)
 
     @classmethod
     def from_variant(cls, variant, **overrides):
@@ -77,7 +96,7 @@ class ViTConfig(ModelConfig):
             **overrides: Other values of its fields.
 
         Raises:
-            ValueError: If there is no such variant or field, or a value cannot be.
+            ValueError: If there is no such variant or field, or a value is out of its range.
         """
         size, patch_size, stages = decode_variant(variant)
         check_names(cls, overrides)
@@ -85,77 +104,42 @@ class ViTConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._set(
-            patch_size=arguments.pair("patch_size", self.patch_size),
-            num_registers=arguments.non_negative_int("num_registers", self.num_registers),
-            activation=activation_of("activation", self.activation),
-            layer_norm_epsilon=arguments.positive_number("layer_norm_epsilon", self.layer_norm_epsilon),
-        )
-        for name in ("hidden_dim", "num_layers", "num_heads", "mlp_dim"):
-            self._set(**{name: arguments.positive_int(name, getattr(self, name))})
-        for name in ("representation_size", "head_dim"):
-            if getattr(self, name) is not None:
-                self._set(**{name: arguments.positive_int(name, getattr(self, name))})
-        if self.layer_scale_init is not None:
-            self._set(layer_scale_init=arguments.number("layer_scale_init", self.layer_scale_init))
+        if self.class_token is None:
+            self._set("class_token", self.pooling in ("token", None))
+        if not self.distillation_token:
+            self._set("distillation_head", True)
         self._check_head_dim()
-        arguments.one_of("pooling", self.pooling, POOLINGS)
-        arguments.one_of("position_embedding", self.position_embedding, POSITION_EMBEDDINGS)
-        arguments.one_of("position_interpolation", self.position_interpolation, POSITION_METHODS)
         self._check_grid()
         self._check_tokens()
 
     def _check_head_dim(self):
         width = self.hidden_dim // self.num_heads
+        received = f"Received: hidden_dim={self.hidden_dim}, num_heads={self.num_heads}"
         if not width:
-            raise ValueError(
-                f"Expected at least as many channels as heads. Received: hidden_dim={self.hidden_dim}, "
-                f"num_heads={self.num_heads}"
-            )
+            raise ValueError(f"Expected at least as many channels as heads. {received}")
         if self.head_dim is None and self.hidden_dim % self.num_heads:
             raise ValueError(
-                "Expected `num_heads` to divide `hidden_dim`, or `head_dim` to say that the heads are not to be as "
-                f"wide together. Received: hidden_dim={self.hidden_dim}, num_heads={self.num_heads}, head_dim=None; "
-                f"pass head_dim={width} if that is meant."
+                "Expected `num_heads` to divide `hidden_dim`, or `head_dim` to confirm that the heads are narrower. "
+                f"{received}, head_dim=None; pass head_dim={width} to confirm."
             )
         if self.head_dim not in (None, width):
-            raise ValueError(
-                "Invalid value received for argument `head_dim`. Expected hidden_dim // num_heads = "
-                f"{self.hidden_dim} // {self.num_heads} = {width}. Received: {self.head_dim!r}"
-            )
-        # Else it follows from the others, which a copy may change.
-        self._set(head_dim=width if self.hidden_dim % self.num_heads else None)
+            expected = f"hidden_dim // num_heads = {self.hidden_dim} // {self.num_heads} = {width}"
+            raise arguments.invalid("head_dim", expected, self.head_dim)
+        # None if it follows from the others, which a copy may change.
+        self._set("head_dim", width if self.hidden_dim % self.num_heads else None)
 
     def _check_grid(self):
-        if self.stages is not None:
-            self._set(stages=stage_sizes(self.stages))
-            self._set(width_factor=checked_width_factor(self.width_factor))
-        elif self.width_factor != 1:
+        if self.stages is None and self.width_factor != 1:
+            raise ValueError(f"Expected width_factor=1 without a ResNet. Received: width_factor={self.width_factor}")
+        if self.grid_size is not None and not self.any_size:
             raise ValueError(
-                f"Expected width_factor=1 where there is no ResNet. Received: width_factor={self.width_factor}"
+                f"Expected grid_size=None with images of a known size. Received: grid_size={self.grid_size}, "
+                f"image_size={self.image_size}"
             )
-        if self.grid_size is not None:
-            self._set(grid_size=arguments.pair("grid_size", self.grid_size))
-            if not self.any_size:
-                raise ValueError(
-                    f"Expected grid_size=None with images of a known size. Received: grid_size={self.grid_size}, "
-                    f"image_size={self.image_size}"
-                )
-        # Raises where images are too small.
+        # Raises if images are too small.
         _ = self.grid
 
     def _check_tokens(self):
-        if self.class_token is None:
-            self._set(class_token=self.pooling in ("token", None))
-        self._check_bools(
-            "class_token",
-            "class_token_position",
-            "distillation_token",
-            "distillation_head",
-            "return_both_heads",
-            "norm_after_pooling",
-            "qk_norm",
-        )
         if self.pooling == "token" and not self.class_token:
             raise ValueError('Expected a class token with pooling="token". Received: class_token=False')
         if self.distillation_token and (
@@ -166,8 +150,6 @@ class ViTConfig(ModelConfig):
                 f"distillation_token=True. Received: pooling={self.pooling!r}, representation_size="
                 f"{self.representation_size}, norm_after_pooling={self.norm_after_pooling}"
             )
-        if not self.distillation_token:
-            self._set(distillation_head=True)
         if self.return_both_heads and not (self.has_distillation_head and self.num_classes):
             raise ValueError(
                 "Expected distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True. "
@@ -200,11 +182,11 @@ class ViTConfig(ModelConfig):
         if self.grid_size is not None:
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
-        return token_grid(image_size, self.stages, self.patch_size)
+        return arguments.grid_size(image_size, self.patch_size, self.stride)
 
     @property
     def has_distillation_head(self):
-        """Whether the distillation token has a head of its own, or is pooled for one to come."""
+        """Whether the distillation token has its own head, or is pooled for a later one."""
         return self.distillation_token and self.distillation_head
 
     @property
@@ -225,7 +207,7 @@ class BiTConfig(ModelConfig):
     Args:
         stages: Ints, the number of units of each stage.
         width_factor: Float, a multiple of 0.5, the widths relative to a plain ResNet's.
-        pool_padding: "lowest" or "zeros", what surrounds the first convolution's output where its maxima are taken.
+        pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
         **others: As in `keras_vit.BiT`.
 
     Raises:
@@ -239,80 +221,18 @@ class BiTConfig(ModelConfig):
 
     family: ClassVar[str] = "bit"
 
-    stages: tuple[int, ...]
-    width_factor: float
-    pool_padding: str = "lowest"
+    stages: tuple[int, ...] = checked(stage_sizes)
+    width_factor: float = checked(half_multiple)
+    pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
 
     @classmethod
     def from_variant(cls, variant, **overrides):
-        """Returns the record of a variant.
-
-        Args:
-            variant: String, as "R50x1".
-            **overrides: Other values of its fields.
-
-        Raises:
-            ValueError: If there is no such variant or field, or a value cannot be.
-        """
+        """Returns the record of a variant, as "R50x1"; otherwise as `ViTConfig.from_variant`."""
         stages, width_factor = decode_resnet(variant)
         check_names(cls, overrides)
         return cls(**{"stages": stages, "width_factor": width_factor, **overrides})
-
-    def __post_init__(self):
-        super().__post_init__()
-        self._set(stages=stage_sizes(self.stages), width_factor=checked_width_factor(self.width_factor))
-        arguments.one_of("pool_padding", self.pool_padding, ("lowest", "zeros"))
 
     @property
     def block_names(self):
         """The names of the units, from the first."""
         return [f"stage_{s}_unit_{u:02d}" for s, units in enumerate(self.stages, 1) for u in range(1, units + 1)]
-
-
-def stage_sizes(stages):
-    """Returns `stages` as a tuple of ints, or raises if it is not the number of units of each stage."""
-    if not isinstance(stages, (tuple, list)):
-        raise ValueError(
-            "Invalid value received for argument `stages`. Expected the number of units of each stage, as in "
-            f"(3, 4, 9). Received: {stages!r}"
-        )
-    return tuple(arguments.positive_int("stages", num_units) for num_units in stages)
-
-
-def checked_width_factor(value):
-    """Returns `value` as a float, or raises if it is no multiple of 0.5 above 0."""
-    if arguments.positive_number("width_factor", value) * 2 % 1:
-        raise ValueError(
-            "Invalid value received for argument `width_factor`. Expected a multiple of 0.5, since the norms have 32 "
-            f"groups. Received: {value!r}"
-        )
-    return float(value)
-
-
-def total_stride(stages):
-    """By how much a ResNet reduces images: fourfold by the root, twofold by each stage but the first."""
-    return 4 * 2 ** max(len(stages) - 1, 0)
-
-
-def token_grid(image_size, stages, patch_size):
-    """Rows and columns of whole patches in the feature map of images of a known size.
-
-    Args:
-        image_size: (height, width) in pixels.
-        stages: The number of units of each stage; None where there is no ResNet and patches are cut out of the images.
-        patch_size: (height, width) in pixels of the feature map.
-
-    Returns:
-        (rows, columns).
-
-    Raises:
-        ValueError: If the images are smaller than one patch.
-    """
-    stride = 1 if stages is None else total_stride(stages)
-    smallest = [(patch - 1) * stride + 1 for patch in patch_size]
-    if image_size[0] < smallest[0] or image_size[1] < smallest[1]:
-        raise ValueError(
-            f"Expected images of at least one patch, {smallest[0]} x {smallest[1]} pixels. "
-            f"Received: images of {image_size[0]} x {image_size[1]} pixels."
-        )
-    return tuple(-(-side // stride) // patch for side, patch in zip(image_size, patch_size, strict=True))

@@ -1,13 +1,13 @@
 """How images become a model's input: one record, which the model's first layer carries and every room reads."""
 
 import dataclasses
-import math
-import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping
+
+from keras_vit import arguments
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 RESIZE_MODES = ("crop", "squash", "pad")
-# What these two do is the same by nature, whatever else is asked.
+# These two cannot be otherwise.
 _ANTIALIAS = {"nearest": False, "area": True}
 
 
@@ -15,16 +15,16 @@ _ANTIALIAS = {"nearest": False, "area": True}
 class Preprocessing:
     """The resizing, cropping and scaling of images that a model was trained with.
 
-    How it is carried out is said in one place, `keras_vit.evaluation_transform`.
+    `keras_vit.evaluation_transform` carries it out.
 
     Args:
-        value_range: (low, high): what pixels of 0 and 255 become before the mean is taken off.
+        value_range: (low, high): the values that pixels of 0 and 255 are scaled to before the mean is subtracted.
         mean: Float, or one float a channel: the mean of images scaled to `value_range`.
         std: Float, or one float a channel: their standard deviation. With the default, 0.5 for both, images of 0..255
             become [-1, 1], as the official checkpoints expect.
         interpolation: How images are resized: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        antialias: Bool. True filters before shrinking and rounds to whole numbers, as Pillow and the code that takes it
-            do; False does neither, as the official code. None: True unless bilinear or nearest.
+        antialias: Bool. True filters before shrinking and rounds to whole numbers, as Pillow does; False does neither,
+            as the official code. None: True unless bilinear or nearest.
         crop_fraction: Float in (0, 1]: the share of a side that the evaluation's centre crop keeps. Images are resized
             for a size of `floor(size / crop_fraction)`.
         resize_mode: "squash" resizes the whole image to that size, whatever its shape; "crop" keeps its shape and
@@ -49,38 +49,23 @@ class Preprocessing:
     resize_mode: str | None = None
 
     def __post_init__(self):
-        value_range = _range(self.value_range)
+        value_range = _numbers(self.value_range)
+        if len(value_range) != 2 or value_range[0] >= value_range[1]:
+            raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
         mean, std = _constants("mean", self.mean), _constants("std", self.std)
         if min(std) <= 0:
-            raise ValueError(
-                f"Invalid value received for argument `std`. Expected positive numbers. Received: {self.std!r}"
-            )
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                "Invalid value received for argument `interpolation`. Expected one of "
-                f"{', '.join(map(repr, INTERPOLATIONS))}. Received: {self.interpolation!r}"
-            )
-        if not _is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
-            raise ValueError(
-                "Invalid value received for argument `crop_fraction`. Expected a number in (0, 1]. "
-                f"Received: {self.crop_fraction!r}"
-            )
-        natural = _ANTIALIAS.get(self.interpolation)
+            raise arguments.invalid("std", "positive numbers", self.std)
+        arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
+            raise arguments.invalid("crop_fraction", "a number in (0, 1]", self.crop_fraction)
         if not isinstance(self.antialias, (bool, type(None))):
-            raise ValueError(
-                "Invalid value received for argument `antialias`. Expected True, False or None. "
-                f"Received: {self.antialias!r}"
-            )
-        if None not in (natural, self.antialias) and self.antialias != natural:
-            raise ValueError(
-                f"Invalid value received for argument `antialias`. Expected None or {natural} with "
-                f"interpolation={self.interpolation!r}. Received: {self.antialias!r}"
-            )
+            raise arguments.invalid("antialias", "True, False or None", self.antialias)
+        only = _ANTIALIAS.get(self.interpolation)
+        if None not in (only, self.antialias) and self.antialias != only:
+            expected = f"None or {only} with interpolation={self.interpolation!r}"
+            raise arguments.invalid("antialias", expected, self.antialias)
         if self.resize_mode not in (None, *RESIZE_MODES):
-            raise ValueError(
-                f"Invalid value received for argument `resize_mode`. Expected {', '.join(map(repr, RESIZE_MODES))} or "
-                f"None. Received: {self.resize_mode!r}"
-            )
+            raise arguments.invalid("resize_mode", f"{', '.join(map(repr, RESIZE_MODES))} or None", self.resize_mode)
         resolved = {
             "value_range": value_range,
             "mean": mean,
@@ -99,7 +84,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """A copy with other values; where `antialias` or `resize_mode` is the usual one, it follows them."""
+        """A copy with other values; `antialias` and `resize_mode` follow them if they have their default value."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -118,31 +103,37 @@ class Preprocessing:
                 )
 
     def for_channels(self, channels) -> "Preprocessing":
-        """The constants for images of another number of channels: the mean of all channels for each."""
+        """The constants for another number of channels: the mean of all channels for each."""
         constants = {"mean": self.mean, "std": self.std}
         averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
         return dataclasses.replace(self, **averaged)
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What takes images x of 0..255 to the model's as `(x - offset) / scale`, one number or one a channel each."""
+        """Images x of 0..255 are scaled as `(x - offset) / scale`: each one number, or one a channel."""
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
 
 
+def preprocessing_record(value):
+    """Returns a `Preprocessing`, or makes one of a dict of its fields."""
+    if isinstance(value, Mapping):
+        names = [field.name for field in dataclasses.fields(Preprocessing)]
+        if unknown := [name for name in value if name not in names]:
+            raise ValueError(
+                f"Expected the fields {', '.join(names)} of `preprocessing`. Received: {', '.join(map(repr, unknown))}"
+            )
+        return Preprocessing(**value)
+    if not isinstance(value, Preprocessing):
+        raise arguments.invalid("preprocessing", "a keras_vit.Preprocessing", value)
+    return value
+
+
 def carrier_of(model):
-    """The layer of a model, or of a model within it, that carries the preprocessing, as `normalization` does.
-
-    Args:
-        model: A `keras.Model`.
-
-    Returns:
-        The layer; None where there is none. Its `preprocessing` is a `Preprocessing`, and its `apply` says whether it
-        scales the images itself.
-    """
+    """The layer of a model, or of one within it, whose `preprocessing` is a `Preprocessing`; None if there is none."""
     for layer in model.layers:
-        # A list in models, which may tell their preprocessing too; a layer of a user's own may call anything so.
+        # Nested models may have such an attribute too, and a user's own layer may call anything so.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
             if (found := carrier_of(layer)) is not None:
                 return found
@@ -151,27 +142,17 @@ def carrier_of(model):
     return None
 
 
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _range(value):
-    try:
-        values = () if isinstance(value, str) else tuple(value)
-    except TypeError:
-        values = ()
-    if len(values) != 2 or not all(map(_is_number, values)) or values[0] >= values[1]:
-        raise ValueError(
-            f"Invalid value received for argument `value_range`. Expected (low, high), two numbers. Received: {value!r}"
-        )
-    return tuple(map(float, values))
-
-
 def _constants(name, value):
-    value = value.tolist() if hasattr(value, "tolist") else value
-    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    if not values or not all(map(_is_number, values)):
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected a number, or one a channel. Received: {value!r}"
-        )
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    values = _numbers(plain if isinstance(plain, (tuple, list)) else (plain,))
+    if not values:
+        raise arguments.invalid(name, "a number, or one a channel", value)
+    return values
+
+
+def _numbers(value):
+    """A list, tuple or array of finite numbers as a tuple of floats; () for anything else."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(values, (tuple, list)) or not all(map(arguments.is_number, values)):
+        return ()
     return tuple(map(float, values))

@@ -11,13 +11,13 @@ from keras_vit.variants import ROOT_WIDTH
 
 
 def config_of(model: keras.Model) -> ModelConfig:
-    """Finds the record of a model, or of a model of this package that a user's own goes on from or holds.
+    """Finds the record of a model, or of a model of this package that it extends or contains.
 
     Args:
         model: A functional or sequential `keras.Model`.
 
     Returns:
-        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the one below it; of a model that holds
+        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the original model; of a model that contains
         several, that of the first.
 
     Raises:
@@ -37,7 +37,7 @@ def config_of(model: keras.Model) -> ModelConfig:
     names = {layer.name for layer in owner.layers} if owner else set()
     if not names >= {"patch_embedding", "block_00"} and not names >= {"root_conv", "root_pool", "stage_1_unit_01"}:
         raise ValueError(
-            "Expected a model of this package's builders, or one that goes on from it or holds it. Received: model "
+            "Expected a model of this package's builders, or one that extends or contains it. Received: model "
             f"{model.name!r}, none of whose layers carries a record; they are "
             f"{', '.join(layer.name for layer in model.layers)}"
         )
@@ -53,7 +53,7 @@ def _owner(model, layer):
 
 
 def _of_version_0_1(model, carrier):
-    """The record of a model that was saved before there were records, from the layers that its builder gave it."""
+    """The record of a model that was saved before there were records, from its layers."""
     found = {layer.name: layer for layer in model.layers}
     head = found.get("head")
     fields = {
@@ -73,19 +73,18 @@ def _of_version_0_1(model, carrier):
     if "patch_embedding" not in found:
         return BiTConfig(**fields, pool_padding=found["root_pool"].padding)
     blocks = [layer for name, layer in found.items() if re.fullmatch(r"block_\d+", name)]
-    block, positions, pooling = blocks[0], found.get("position_embedding"), found.get("pooling")
-    heads = block.attention.num_heads
+    block, embedding, pooling = blocks[0], found["patch_embedding"], found.get("pooling")
     fields |= {
-        "patch_size": found["patch_embedding"].patch_size,
-        "hidden_dim": found["patch_embedding"].hidden_dim,
+        "patch_size": embedding.patch_size,
+        "hidden_dim": embedding.hidden_dim,
         "num_layers": len(blocks),
-        "num_heads": heads,
-        "head_dim": found["patch_embedding"].hidden_dim // heads,
-        "mlp_dim": block.mlp.mlp_dim,
-        "activation": block.mlp.activation,
+        "num_heads": block.num_heads,
+        "head_dim": embedding.hidden_dim // block.num_heads,
+        "mlp_dim": block.mlp_dim,
+        "activation": block.activation,
         "layer_norm_epsilon": block.layer_norm_epsilon,
         "layer_scale_init": block.layer_scale_init,
-        "qk_norm": block.attention.qk_norm,
+        "qk_norm": block.qk_norm,
         "class_token": "class_token" in found,
         "distillation_token": "distillation_token" in found,
         "distillation_head": "pooling_dist" in found,
@@ -94,10 +93,10 @@ def _of_version_0_1(model, carrier):
         "representation_size": getattr(found.get("pre_logits"), "units", None),
         # Attention pooling has no method.
         "pooling": None if pooling is None else getattr(pooling, "method", "map"),
-        "position_embedding": "relative" if block.attention.max_relative_distance else "none",
+        "position_embedding": "relative" if block.max_relative_distance else "none",
     }
     fields["return_both_heads"] = fields["distillation_head"] and bool(head) and "mean_of_heads" not in found
-    if positions is not None:
+    if positions := found.get("position_embedding"):
         fields |= {
             "position_embedding": positions.method,
             "position_interpolation": positions.interpolation,

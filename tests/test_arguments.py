@@ -78,22 +78,25 @@ def test_seeds_differ():
 
 
 @given(*[st.integers(1, 100)] * 4)
-def test_patch_grid_counts_whole_patches(height, width, patch_height, patch_width):
-    patch_size = patch_height, patch_width
+def test_grid_size_counts_whole_patches(height, width, patch_height, patch_width):
+    image_size, patch_size = (height, width), (patch_height, patch_width)
     if height < patch_height or width < patch_width:
         with pytest.raises(ValueError, match=r"Expected images of at least one patch, .* Received: images of"):
-            arguments.patch_grid(height, width, patch_size)
+            arguments.grid_size(image_size, patch_size)
         return
-    rows, columns = arguments.patch_grid(height, width, patch_size)
+    rows, columns = arguments.grid_size(image_size, patch_size)
     assert rows == len(range(0, height - patch_height + 1, patch_height))
     assert columns == len(range(0, width - patch_width + 1, patch_width))
-    assert arguments.grid_tokens((rows, columns)) == rows * columns
+    assert arguments.num_patches((rows, columns)) == rows * columns
 
 
-def test_patch_grid_of_unknown_sizes():
-    assert arguments.patch_grid(None, 32, (16, 16)) == (None, 2)
-    assert arguments.patch_grid(32, None, (16, 16)) == (2, None)
-    assert arguments.grid_tokens((None, 2)) is None
+def test_grid_size_of_unknown_sizes_and_with_a_stride():
+    assert arguments.grid_size((None, 32), (16, 16)) == (None, 2)
+    assert arguments.grid_size((32, None), (16, 16)) == (2, None)
+    assert arguments.num_patches((None, 2)) is None
     # The side that is known is checked all the same.
     with pytest.raises(ValueError, match="at least one patch"):
-        arguments.patch_grid(None, 15, (16, 16))
+        arguments.grid_size((None, 15), (16, 16))
+    assert arguments.grid_size((224, 65), (1, 2), stride=32) == (7, 1)
+    with pytest.raises(ValueError, match="at least one patch, 1 x 33 pixels"):
+        arguments.grid_size((224, 32), (1, 2), stride=32)
