@@ -32,7 +32,7 @@ def raw_images(images, model: keras.Model):
     layer = normalization_of(model)
     in_numpy = isinstance(images, np.ndarray)
     images = images.astype("float32") if in_numpy else ops.cast(images, "float32")
-    return images if layer.apply else layer.denormalize(images)
+    return layer.raw_images(images)
 
 
 class FrozenTeacher:

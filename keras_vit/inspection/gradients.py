@@ -113,7 +113,7 @@ def _weights_of_class(outputs, classes):
 
 def _of_scores(attention, tokens, gradient):
     """The gradient of the attention weights, given that of the attention layer's output, in NumPy."""
-    value = to_numpy(attention.project(tokens)[2])
+    value = to_numpy(attention.project(tokens)[2]).transpose(0, 2, 1, 3)
     # The output projection takes the joined heads A V.
     of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
     return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))

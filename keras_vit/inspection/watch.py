@@ -62,7 +62,7 @@ def pictures_of(model, images):
     if watch.images is None:
         raise ValueError(f"Expected a model with a `normalization` layer of this package. Received: {_named(model)}")
     layer, images = watch.images
-    return to_numpy(images if layer.apply else layer.denormalize(ops.cast(images, "float32")))
+    return to_numpy(layer.raw_images(ops.cast(images, "float32")))
 
 
 class Watch:

@@ -5,14 +5,9 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers import initializers
-from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, has_fused_kernel, steps_are_faster
-
-
-def num_leading(count, length):
-    """How many the first `count` of `length` tokens are; None stands for all, and for a length that is not known."""
-    return min((number for number in (count, length) if number is not None), default=None)
+from keras_vit.layers.fused_attention import attend, has_fused_kernel
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -20,14 +15,12 @@ class MultiHeadSelfAttention(CompositeLayer):
     """Multi-head self-attention with one fused projection for queries, keys and values.
 
     Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
-    The softmax is in float32 under mixed precision. Where the backend has a fused kernel it does the work, unless the
-    attention scores are asked for, dropout acts on them, `num_queries` is given or the steps one by one are faster,
-    as at inference in bfloat16 on a CPU with PyTorch: then the same function is computed step by step.
+    The softmax is in float32 under mixed precision. The backend's fused kernel is used if it has one, unless the scores
+    are asked for, dropout acts on them, or `num_queries` is given.
 
     Args:
         num_heads: Int, the number of heads.
-        head_dim: Int, the width of a head; `hidden_dim // num_heads` by default, which need not divide evenly: 512 wide
-            with 6 heads gives 85 each.
+        head_dim: Int, the width of a head; None is `hidden_dim // num_heads`, rounded down: 512 by 6 heads gives 85.
         dropout_rate: Float in [0, 1), the dropout on the attention weights.
         qk_norm: Bool, whether queries and keys are layer-normalised over each head's width before the product.
         layer_norm_epsilon: Float, the epsilon of those two norms.
@@ -38,17 +31,17 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens) or None, of how many tokens each was merged: it is attended to as if they were all
-            there.
+        sizes: (batch, num_tokens) or None: how many patches were merged into each token. log(size) is added to the
+            scores (ToMe).
         training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
-        return_keys: Bool, whether to return the mean of the heads' keys too.
-        num_queries: Int or None, how many leading tokens to compute, each of which attends to all tokens. None for all.
+        return_keys: Bool, whether to return the keys too, averaged over the heads.
+        num_queries: Int or None: computes the first `num_queries` tokens only, which attend to all. None for all.
 
     Returns:
-        (batch, num_queries, hidden_dim), of all tokens by default; with `return_attention_scores=True` also the
-        weights, (batch, num_heads, num_queries, num_tokens), whose rows sum to 1; with `return_keys=True` also the
-        keys, (batch, num_tokens, head_dim).
+        (batch, num_queries, hidden_dim); with `return_attention_scores=True` also the weights, (batch, num_heads,
+        num_queries, num_tokens), whose rows sum to 1; with `return_keys=True` also the keys, (batch, num_tokens,
+        head_dim).
 
     Raises:
         ValueError: If an argument is out of its range or there are more heads than channels.
@@ -76,14 +69,12 @@ class MultiHeadSelfAttention(CompositeLayer):
     ):
         super().__init__(**kwargs)
         self.num_heads = arguments.positive_int("num_heads", num_heads)
-        self.head_dim = None if head_dim is None else arguments.positive_int("head_dim", head_dim)
+        self.head_dim = arguments.optional(arguments.positive_int, "head_dim", head_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.qk_norm = bool(qk_norm)
         self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
-        self.max_relative_distance = (
-            None
-            if max_relative_distance is None
-            else arguments.positive_int("max_relative_distance", max_relative_distance)
+        self.max_relative_distance = arguments.optional(
+            arguments.positive_int, "max_relative_distance", max_relative_distance
         )
         self.seed = seed
         self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
@@ -91,39 +82,19 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def build(self, tokens_shape, sizes_shape=None):
         hidden_dim = tokens_shape[-1]
-        if self.head_dim is None and hidden_dim < self.num_heads:
-            raise ValueError(
-                f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {self.num_heads} heads."
-            )
-        self.key_dim = self.head_dim or hidden_dim // self.num_heads
+        self.key_dim = self.head_dim or head_width(hidden_dim, self.num_heads)
         width = self.num_heads * self.key_dim
-        self.qkv = Dense(
-            3 * width,
-            kernel_initializer=initializers.xavier_uniform(hidden_dim, width),
-            # A frozen layer that is loaded again tells its sublayers by this alone.
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
-            name="qkv",
-        )
+        qkv_init = initializers.xavier_uniform(hidden_dim, width)
+        self.qkv = Dense(3 * width, kernel_initializer=qkv_init, name="qkv", **self.inherited)
         self.qkv.build(tokens_shape)
-        self.out = Dense(
-            hidden_dim,
-            kernel_initializer=initializers.GlorotUniform(),
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
-            name="out",
-        )
+        self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
         if self.qk_norm:
-            heads_shape = (*tokens_shape[:-1], self.num_heads, self.key_dim)
-            self.query_norm, self.key_norm = (
-                keras.layers.LayerNormalization(
-                    epsilon=self.layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name=name
-                )
-                for name in ("query_norm", "key_norm")
-            )
-            self.query_norm.build(heads_shape)
-            self.key_norm.build(heads_shape)
+            options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
+            self.query_norm = keras.layers.LayerNormalization(name="query_norm", **options)
+            self.key_norm = keras.layers.LayerNormalization(name="key_norm", **options)
+            self.query_norm.build((None, self.num_heads, None, self.key_dim))
+            self.key_norm.build((None, self.num_heads, None, self.key_dim))
         if self.max_relative_distance is not None:
             self.relative_embeddings = self.add_weight(
                 name="relative_embeddings",
@@ -136,48 +107,38 @@ class MultiHeadSelfAttention(CompositeLayer):
         return self.qkv, self.out
 
     def call(
-        self,
-        tokens,
-        sizes=None,
-        training=None,
-        return_attention_scores=False,
-        return_keys=False,
-        num_queries=None,
+        self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False, num_queries=None
     ):
-        dropout = training and self.dropout_rate > 0
-        by_steps = return_attention_scores or dropout or num_queries is not None
-        fused = has_fused_kernel() and not by_steps and (training or not steps_are_faster(tokens))
-        query, key, value = self.project(tokens, heads_first=not fused)
+        query, key, value = self.project(tokens)
         if num_queries is not None:
             query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
         bias = None
         if self.max_relative_distance is not None:
-            bias = self._relative_bias(ops.transpose(query, (0, 2, 1, 3)) if fused else query, ops.shape(tokens)[1])
+            bias = self._relative_bias(query, ops.shape(tokens)[1])
         if sizes is not None:
-            of_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
-            bias = of_sizes if bias is None else bias + of_sizes
-        if fused:
+            log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
+            bias = log_sizes if bias is None else bias + log_sizes
+        dropout = training and self.dropout_rate > 0
+        if has_fused_kernel() and not (return_attention_scores or dropout or num_queries is not None):
             x, scores = attend(query, key, value, bias), None
         else:
             x, scores = self._attend(query, key, value, bias, training)
+        x = ops.transpose(x, (0, 2, 1, 3))
         x = self.out(ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim)))
-        if not return_attention_scores and not return_keys:
-            return x
-        keys = (ops.mean(key, axis=2 if fused else 1),) if return_keys else ()
-        return (x, *((scores,) if return_attention_scores else ()), *keys)
+        outputs = [x]
+        if return_attention_scores:
+            outputs.append(scores)
+        if return_keys:
+            outputs.append(ops.mean(key, axis=1))
+        return tuple(outputs) if len(outputs) > 1 else x
 
-    def project(self, tokens, heads_first=False):
-        """Queries, keys and values, each (batch, num_tokens, num_heads, head_dim), or the heads before the tokens."""
-        length = ops.shape(tokens)[1]
-        # One reshape and views of it: on PyTorch the gradient of a split copies more.
-        qkv = ops.reshape(self.qkv(tokens), (-1, length, 3, self.num_heads, self.key_dim))
-        if heads_first:
-            # One transposition for the three, of which TensorFlow's parts are views then.
-            query, key, value = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
-        else:
-            query, key, value = ops.unstack(qkv, 3, axis=2)
+    def project(self, tokens):
+        """Queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
+        qkv = ops.reshape(self.qkv(tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
+        # One transposition for the three, and views of it: the gradient of a split copies more.
+        query, key, value = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
         if self.qk_norm:
-            # Whose policy may be float32 where the rest has another.
+            # The norms may have another dtype policy.
             query, key = (ops.cast(x, value.dtype) for x in (self.query_norm(query), self.key_norm(key)))
         return query, key, value
 
@@ -193,24 +154,17 @@ class MultiHeadSelfAttention(CompositeLayer):
         scores = ops.matmul(query / math.sqrt(self.key_dim), ops.transpose(key, (0, 1, 3, 2)))
         if bias is not None:
             scores = scores + bias
-        # In float32, as PyTorch's softmax of less is inside.
+        # PyTorch's softmax of a lower precision computes in float32 anyway.
         if keras.backend.backend() != "torch":
             scores = ops.cast(scores, "float32")
         scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
-        x = ops.matmul(self.dropout(scores, training=training), value)
-        return ops.transpose(x, (0, 2, 1, 3)), scores
+        return ops.matmul(self.dropout(scores, training=training), value), scores
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape
 
     def compute_output_spec(
-        self,
-        tokens,
-        sizes=None,
-        training=None,
-        return_attention_scores=False,
-        return_keys=False,
-        num_queries=None,
+        self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False, num_queries=None
     ):
         batch, length, hidden_dim = tokens.shape
         num_queries = num_leading(num_queries, length)
@@ -222,14 +176,16 @@ class MultiHeadSelfAttention(CompositeLayer):
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "dropout_rate": self.dropout_rate,
-            "qk_norm": self.qk_norm,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "max_relative_distance": self.max_relative_distance,
-            "seed": self.seed,
-        }
+
+def head_width(hidden_dim, num_heads):
+    """The width of a head where none is given; raises if there are more heads than channels."""
+    if hidden_dim < num_heads:
+        raise ValueError(
+            f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {num_heads} heads."
+        )
+    return hidden_dim // num_heads
+
+
+def num_leading(count, length):
+    """How many the first `count` of `length` tokens are; either may be None."""
+    return min((number for number in (count, length) if number is not None), default=None)

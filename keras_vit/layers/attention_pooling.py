@@ -3,10 +3,10 @@ import math
 import keras
 from keras import ops
 
-from keras_vit import arguments
+from keras_vit import activations, arguments
 from keras_vit.layers import initializers
-from keras_vit.layers.composite import CompositeLayer
-from keras_vit.layers.fused_attention import has_fused_kernel
+from keras_vit.layers.attention import head_width
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.mlp import MLP
 
 
@@ -17,14 +17,13 @@ class AttentionPooling(CompositeLayer):
     Args:
         num_heads: Int, the number of attention heads.
         mlp_dim: Int, the hidden width of the MLP.
-        activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
+        activation: As in `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norm before the MLP.
         num_prefix_tokens: Int, how many tokens stand before the patches and are left out.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens) or None, of how many tokens each was merged: it is attended to as if they were all
-            there.
+        sizes: As in `MultiHeadSelfAttention`.
         return_attention_scores: Bool, whether to return the probe's attention weights too.
 
     Returns:
@@ -47,22 +46,18 @@ class AttentionPooling(CompositeLayer):
         self, num_heads, mlp_dim, activation="gelu_tanh", layer_norm_epsilon=1e-6, num_prefix_tokens=0, **kwargs
     ):
         super().__init__(**kwargs)
-        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
+        self.activation = activations.get(activation)
         self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
-        self.norm = keras.layers.LayerNormalization(
-            epsilon=layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name="norm"
-        )
-        self.mlp = MLP(mlp_dim, activation=activation, trainable=self.trainable, dtype=self.dtype_policy, name="mlp")
+        self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="norm", **self.inherited)
+        self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **self.inherited)
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape, sizes_shape=None):
         batch, _, hidden_dim = tokens_shape
-        head_dim = hidden_dim // self.num_heads
-        if not head_dim:
-            raise ValueError(
-                f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {self.num_heads} heads."
-            )
+        head_dim = head_width(hidden_dim, self.num_heads)
         probe_shape = (batch, 1, hidden_dim)
         self.probe = self.add_weight(
             name="probe", shape=(1, 1, hidden_dim), initializer=initializers.xavier_uniform(1, hidden_dim)
@@ -75,7 +70,7 @@ class AttentionPooling(CompositeLayer):
             name="attention",
         )
         self.attention.build(probe_shape, tokens_shape)
-        # A frozen layer that is loaded again has to tell its sublayers; Keras' attention does not pass it on itself.
+        # Keras' attention does not pass it on to its own layers from its arguments.
         if not self.trainable:
             self.attention.trainable = False
         self.norm.build(probe_shape)
@@ -84,25 +79,22 @@ class AttentionPooling(CompositeLayer):
 
     def dense_layers(self):
         attention = self.attention
-        of_attention = (attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense)
-        return *of_attention, *self.mlp.dense_layers()
+        projections = (attention.query_dense, attention.key_dense, attention.value_dense, attention.output_dense)
+        return *projections, *self.mlp.dense_layers()
 
     def call(self, tokens, sizes=None, return_attention_scores=False):
         batch, _, hidden_dim = ops.shape(tokens)
         tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
-        if sizes is not None:
-            x, scores = self._attend_by_size(probe, tokens, sizes[:, self.num_prefix_tokens :])
-        # Asking for the scores makes Keras compute them step by step.
-        elif return_attention_scores or not has_fused_kernel():
+        if sizes is None:
             x, scores = self.attention(probe, tokens, return_attention_scores=True)
         else:
-            x, scores = self.attention(probe, tokens), None
+            x, scores = self._attend_by_size(probe, tokens, sizes[:, self.num_prefix_tokens :])
         x = (x + self.mlp(self.norm(x)))[:, 0]
         return (x, scores) if return_attention_scores else x
 
     def _attend_by_size(self, probe, tokens, sizes):
-        """What `self.attention` computes, which takes no bias, with the logarithm of the sizes added to the scores."""
+        """The function of `self.attention`, which takes no bias, with log(sizes) added to the scores."""
         query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
         key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
         scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")
@@ -120,14 +112,3 @@ class AttentionPooling(CompositeLayer):
         batch, length, _ = tokens.shape
         length = None if length is None else length - self.num_prefix_tokens
         return x, keras.KerasTensor((batch, self.num_heads, 1, length), dtype=self.compute_dtype)
-
-    def get_config(self):
-        mlp = self.mlp.get_config()
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "mlp_dim": mlp["mlp_dim"],
-            "activation": mlp["activation"],
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "num_prefix_tokens": self.num_prefix_tokens,
-        }

@@ -2,10 +2,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.standardized_conv import StandardizedConv2D
 
-# By pre-activation: what the official hybrids (False) and BiT (True) pass to each convolution and norm.
+# By pre-activation: the options of each convolution and norm of the official hybrids (False) and of BiT (True).
 CONV_OPTIONS = {
     False: {"padding": "same", "epsilon": 1e-5, "epsilon_added_to": "std"},
     True: {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"},
@@ -14,11 +15,11 @@ NORM_OPTIONS = {False: {"groups": 32, "epsilon": 1e-6}, True: {"groups": 32, "ep
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class Bottleneck(keras.layers.Layer):
+class Bottleneck(Layer):
     """A bottleneck residual unit of a ResNet with group normalisation and standardized convolutions.
 
-    Convolutions of 1 x 1, 3 x 3 and 1 x 1 pixels make the branch; the second one carries the strides. Where the strides
-    or the number of channels change the shape, a 1 x 1 convolution projects the shortcut. Norms have 32 groups.
+    The branch is three convolutions, 1 x 1, 3 x 3 (with the strides) and 1 x 1. If the strides or the number of
+    channels change the shape, a 1 x 1 convolution projects the shortcut. Norms have 32 groups.
 
     Args:
         width: Int, a multiple of 32, the channels inside the unit; four times as many come out.
@@ -28,13 +29,13 @@ class Bottleneck(keras.layers.Layer):
             first of which the projection shares. The two also differ in the convolutions' padding and epsilon.
 
     Call arguments:
-        images: Feature maps, (batch, height, width, channels). With `pre_activation=True`, 32 divides their channels.
+        images: Feature maps, (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
 
     Returns:
         (batch, ceil(height / strides), ceil(width / strides), 4 * width).
 
     Raises:
-        ValueError: If an argument is out of its range, or 32 divides `width` or the channels not.
+        ValueError: If an argument is out of its range, or `width` or the channels are not multiples of 32.
 
     Example:
 
@@ -52,10 +53,8 @@ class Bottleneck(keras.layers.Layer):
         self.width = arguments.positive_int("width", width)
         self.strides = arguments.positive_int("strides", strides)
         self.pre_activation = bool(pre_activation)
-        if self.width % NORM_OPTIONS[self.pre_activation]["groups"]:
-            raise ValueError(
-                f"Invalid value received for argument `width`. Expected a multiple of 32. Received: {width!r}"
-            )
+        if self.width % 32:
+            raise arguments.invalid("width", "a multiple of 32", width)
         self.conv_1 = self._conv("conv_1", width, 1)
         self.conv_2 = self._conv("conv_2", width, 3, strides)
         self.conv_3 = self._conv("conv_3", 4 * width, 1)
@@ -65,13 +64,11 @@ class Bottleneck(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _conv(self, name, filters, kernel_size, strides=1):
-        # A frozen layer that is loaded again tells its sublayers by `trainable` alone.
-        options = {**CONV_OPTIONS[self.pre_activation], "trainable": self.trainable}
-        return StandardizedConv2D(filters, kernel_size, strides, dtype=self.dtype_policy, name=name, **options)
+        options = {**CONV_OPTIONS[self.pre_activation], **self.inherited}
+        return StandardizedConv2D(filters, kernel_size, strides, name=name, **options)
 
     def _norm(self, name, **kwargs):
-        options = {**NORM_OPTIONS[self.pre_activation], "trainable": self.trainable, **kwargs}
-        return GroupNormalization(dtype=self.dtype_policy, name=name, **options)
+        return GroupNormalization(name=name, **NORM_OPTIONS[self.pre_activation], **self.inherited, **kwargs)
 
     def build(self, images_shape):
         if self.strides > 1 or images_shape[-1] != 4 * self.width:
@@ -103,11 +100,3 @@ class Bottleneck(keras.layers.Layer):
 
     def compute_output_shape(self, images_shape):
         return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "width": self.width,
-            "strides": self.strides,
-            "pre_activation": self.pre_activation,
-        }

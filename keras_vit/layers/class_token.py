@@ -2,10 +2,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PrefixTokens(keras.layers.Layer):
+class PrefixTokens(Layer):
     """Puts learned tokens, the same for every image, in front of a sequence: class, distillation or register tokens.
 
     Args:
@@ -36,9 +37,8 @@ class PrefixTokens(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape):
-        self.tokens = self.add_weight(
-            name="tokens", shape=(1, self.num_tokens, tokens_shape[-1]), initializer=self.initializer
-        )
+        shape = (1, self.num_tokens, tokens_shape[-1])
+        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=self.initializer)
 
     def call(self, tokens):
         batch = ops.shape(tokens)[0]
@@ -49,26 +49,13 @@ class PrefixTokens(keras.layers.Layer):
         batch, length, hidden_dim = tokens_shape
         return batch, None if length is None else self.num_tokens + length, hidden_dim
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_tokens": self.num_tokens,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }
-
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ClassToken(PrefixTokens):
-    """Puts the learned class token, whose final state represents the image, in front of the patches.
+    """`PrefixTokens(1)`: the class token, whose final state represents the image.
 
     Args:
-        initializer: Initializer of the token; zeros, as in the official Flax code, by default.
-
-    Call arguments:
-        tokens: A sequence, (batch, num_patches, hidden_dim).
-
-    Returns:
-        (batch, 1 + num_patches, hidden_dim).
+        initializer: As in `PrefixTokens`.
 
     Example:
 

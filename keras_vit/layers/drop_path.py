@@ -7,8 +7,7 @@ from keras_vit import arguments
 class DropPath(keras.layers.Dropout):
     """Drops a whole residual branch for some of the images during training (stochastic depth).
 
-    Branches that stay are scaled by `1 / (1 - rate)`, so the expected output is the input. It is Keras' Dropout with
-    one draw an image.
+    It is Keras' Dropout with one draw an image: branches that stay are scaled by `1 / (1 - rate)`.
 
     Args:
         rate: Float in [0, 1), the probability that an image's branch is dropped.

@@ -2,18 +2,19 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class GroupNormalization(keras.layers.Layer):
+class GroupNormalization(Layer):
     """Normalises groups of channels over the whole image, then scales and shifts each channel.
 
-    It differs from `keras.layers.GroupNormalization` in how the variance is computed: on every backend as the mean
-    square of what is left when the mean has been subtracted, in float32. On PyTorch Keras subtracts the mean's square
-    from the mean square, which loses digits, up to NaN, where the mean is large beside the standard deviation.
+    Unlike `keras.layers.GroupNormalization`, it computes the variance from the centred values, in float32. On PyTorch
+    Keras subtracts the squared mean from the mean square, which loses digits, up to NaN, if the mean is far above the
+    standard deviation.
 
     Args:
-        groups: Int, the number of groups, which divides the number of channels.
+        groups: Int, the number of groups. The channels are a multiple of it.
         epsilon: Float, added to the variance.
         gamma_initializer: Initializer of the scale.
 
@@ -46,7 +47,7 @@ class GroupNormalization(keras.layers.Layer):
         channels = images_shape[-1]
         if channels is None or channels % self.groups:
             raise ValueError(
-                f"Expected a number of channels that {self.groups}, the number of groups, divides. "
+                f"Expected a multiple of {self.groups} channels, the number of groups. "
                 f"Received: shape {tuple(images_shape)}"
             )
         # Without autocast, since they are used in float32.
@@ -68,11 +69,3 @@ class GroupNormalization(keras.layers.Layer):
 
     def compute_output_shape(self, images_shape):
         return images_shape
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "groups": self.groups,
-            "epsilon": self.epsilon,
-            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
-        }

@@ -4,37 +4,35 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ImageNormalization(keras.layers.Layer):
-    """Carries the record of the model that it is the first layer of, and scales images where asked to.
+    """Carries the record of the model that it is the first layer of, and scales images if asked to.
 
-    The record is saved, reloaded and cloned with the layer, and stays under a head of a user's own. `config_of`,
-    pipelines, `preprocess_input`, predictions and exports read it here.
+    The record is saved, reloaded and cloned with the layer, and stays under a user's own head. `config_of`, pipelines,
+    `preprocess_input`, predictions and exports read it here.
 
     Args:
-        mean: Float, or one float a channel: the mean of images scaled to [0, 1].
-        std: Float, or one float a channel: the standard deviation of images scaled to [0, 1]. With the default, 0.5 for
-            both, images of 0..255 become [-1, 1], as the official checkpoints expect.
-        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`, or so with another
+        mean: As in `keras_vit.Preprocessing`, as are std, interpolation, crop_fraction, value_range, antialias and
+            resize_mode.
+        std: See mean.
+        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`, or the same for another
             `value_range`; False passes images through.
-        interpolation: How images are resized before they come here: "bilinear", "bicubic", "nearest", "lanczos3",
-            "lanczos5" or "area".
-        crop_fraction: Float in (0, 1]: the share of a side that the evaluation's centre crop keeps.
-        folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are taken, and
-            passed through. See `keras_vit.fold_preprocessing`.
+        interpolation: See mean.
+        crop_fraction: See mean.
+        folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are passed
+            through. See `keras_vit.fold_preprocessing`.
         class_names: The names of the model's classes in the order of its outputs, or None.
-        multi_label: Bool. True says that the model was trained for any number of classes an image, so that each output
-            is a probability by itself (sigmoid); False that it was for one of them (softmax).
-        value_range: As in `Preprocessing`, and so `antialias` and `resize_mode`.
-        antialias: See there.
-        resize_mode: See there.
-        config: A `ViTConfig`, a `BiTConfig` or what its `to_dict` returns. It holds the constants and the classes too,
-            in the place of the arguments above. None where there is no record, as in files of version 0.1.
+        multi_label: Bool. True says that the model was trained for any number of classes an image (each output is a
+            sigmoid); False, for one of them (softmax).
+        value_range: See mean.
+        antialias: See mean.
+        resize_mode: See mean.
+        config: A `ViTConfig`, a `BiTConfig` or their `to_dict()`. It replaces the constants and the classes above. None
+            without a record, as in files of version 0.1.
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -43,8 +41,8 @@ class ImageNormalization(keras.layers.Layer):
         Images of the same shape, always in float32: a reduced compute dtype would round pixels before they are centred.
 
     Raises:
-        ValueError: If a constant is out of its range, or holds another number of channels than the images, what is
-            not applied is said to be folded, or `class_names` are no strings.
+        ValueError: If a constant is out of its range, or holds another number of channels than the images, if
+            `folded=True` without `apply=True`, or `class_names` are no strings.
 
     Example:
 
@@ -76,7 +74,7 @@ class ImageNormalization(keras.layers.Layer):
             raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
         self.config = config if config is None or isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
         if self.config is None:
-            own = Preprocessing(
+            preprocessing = Preprocessing(
                 value_range=value_range,
                 mean=mean,
                 std=std,
@@ -85,22 +83,18 @@ class ImageNormalization(keras.layers.Layer):
                 crop_fraction=crop_fraction,
                 resize_mode=resize_mode,
             )
-            # Of how many channels the images are, `build` is told.
-            channels = max(len(own.mean), len(own.std))
+            # The number of channels is known in `build`.
+            channels = max(len(preprocessing.mean), len(preprocessing.std))
             classes = {"class_names": class_names, "multi_label": bool(multi_label)}
-            self._own = ModelConfig(preprocessing=own, in_channels=channels, **classes)
+            self._without_config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **classes)
 
     @property
     def _record(self):
-        """What the constants and the classes are read from."""
-        return self._own if self.config is None else self.config
+        return self._without_config if self.config is None else self.config
 
     def _change(self, **changes):
-        changed = self._record.replace(**changes)
-        if self.config is None:
-            self._own = changed
-        else:
-            self.config = changed
+        name = "_without_config" if self.config is None else "config"
+        setattr(self, name, self._record.replace(**changes))
 
     @property
     def preprocessing(self):
@@ -114,37 +108,16 @@ class ImageNormalization(keras.layers.Layer):
 
     @class_names.setter
     def class_names(self, names):
-        # Of any number, for a head to come.
-        self._change(class_names=arguments.class_names(names, None))
+        self._change(class_names=names)
 
     @property
     def multi_label(self):
-        """Whether the model is for any number of classes an image."""
+        """Whether an image may have any number of classes."""
         return self._record.multi_label
 
     @multi_label.setter
     def multi_label(self, value):
         self._change(multi_label=bool(value))
-
-    @property
-    def mean(self):
-        """The mean of images scaled to [0, 1], a tuple of one float or one a channel."""
-        return self.preprocessing.mean
-
-    @property
-    def std(self):
-        """The standard deviation, likewise."""
-        return self.preprocessing.std
-
-    @property
-    def interpolation(self):
-        """How images are resized for the model."""
-        return self.preprocessing.interpolation
-
-    @property
-    def crop_fraction(self):
-        """The share of the shorter side that the evaluation's centre crop keeps."""
-        return self.preprocessing.crop_fraction
 
     def build(self, images_shape):
         self.preprocessing.check_channels(images_shape[-1])
@@ -160,12 +133,15 @@ class ImageNormalization(keras.layers.Layer):
         return (images - offset) / scale
 
     def denormalize(self, images):
-        """Undoes `normalize`, for float images that it made: a NumPy array or a tensor of the backend."""
+        """Undoes `normalize`."""
         offset, scale = self._offset_and_scale(images)
         return images * scale + offset
 
+    def raw_images(self, images):
+        """Images of 0..255 from the model's input, which are these already if the layer scales them."""
+        return images if self.apply else self.denormalize(images)
+
     def _offset_and_scale(self, images):
-        """The constants for 0..255, each of the images' kind."""
         constants = [np.array(c, "float32") for c in self.preprocessing.offset_and_scale]
         return constants if isinstance(images, np.ndarray) else [ops.convert_to_tensor(c) for c in constants]
 
@@ -176,13 +152,9 @@ class ImageNormalization(keras.layers.Layer):
         config = {**super().get_config(), "apply": self.apply, "folded": self.folded}
         if self.config is not None:
             return {**config, "config": self.config.to_dict()}
-        return {
-            **config,
-            **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()},
-            "class_names": self.class_names,
-            "multi_label": self.multi_label,
-            "config": None,
-        }
+        constants = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()}
+        classes = {"class_names": self.class_names, "multi_label": self.multi_label}
+        return {**config, **constants, **classes, "config": None}
 
     @classmethod
     def from_config(cls, config):

@@ -1,6 +1,6 @@
-"""Initial weights that NumPy draws: a seed gives the same ones on each backend, and JAX builds large models soon.
+"""Initial weights drawn by NumPy: a seed gives the same weights on each backend, and large models build faster on JAX.
 
-Layers of this package start with these. An initializer of Keras that a user hands over draws as that backend does.
+The layers of this package start with these. A Keras initializer that a user passes draws as that backend does.
 """
 
 import math
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-# So many numbers come from one stream. Fixed, so that they do not depend on how many threads a machine has.
+# The numbers of one stream. Fixed, so that the weights do not depend on the number of threads.
 PIECE = 2**20
 
 
@@ -41,7 +41,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class GlorotUniform(keras.initializers.GlorotUniform):
-    """Keras' GlorotUniform, drawn by NumPy: of a kernel whose last two axes are the channels in and out."""
+    """Keras' GlorotUniform, drawn by NumPy, for kernels that end in the channels in and out."""
 
     def __call__(self, shape, dtype=None):
         field = math.prod(shape[:-2])
@@ -50,7 +50,7 @@ class GlorotUniform(keras.initializers.GlorotUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LecunNormal(keras.initializers.LecunNormal):
-    """Keras' LecunNormal, drawn by NumPy: of a kernel whose last axis alone is not summed over."""
+    """Keras' LecunNormal, drawn by NumPy, for kernels that sum over all axes but the last."""
 
     def __call__(self, shape, dtype=None):
         truncated_stddev = 0.87962566103423978
@@ -59,30 +59,30 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """GlorotUniform for a kernel whose shape hides its fans: one fused over heads, or over q, k and v."""
+    """GlorotUniform for a kernel whose shape hides its fans: fused over heads, or over queries, keys and values."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 
 
 def fill_uniform(rng, out):
-    """Between 0 and 1."""
+    """Draws from [0, 1)."""
     rng.random(out=out, dtype="float32")
 
 
 def fill_normal(rng, out):
-    """Of mean 0 and standard deviation 1."""
+    """Draws with mean 0 and standard deviation 1."""
     rng.standard_normal(out=out, dtype="float32")
 
 
 def fill_truncated_normal(rng, out):
-    """Of a normal distribution what lies within two standard deviations, drawn again until it does."""
+    """Draws from a normal distribution, again for what is beyond two standard deviations."""
     fill_normal(rng, out)
     while (far := np.abs(out) > 2).any():
         out[far] = rng.standard_normal(np.count_nonzero(far), dtype="float32")
 
 
 def draw(fill, scale, shift, shape, dtype, seed):
-    """A tensor of what `fill(rng, out)` draws, times `scale`, plus `shift`; several pieces at the same time."""
+    """A tensor of what `fill(rng, out)` draws, times `scale`, plus `shift`, drawn in threads."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
@@ -93,8 +93,8 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece *= scale
         piece += shift
 
-    # Fresh memory costs as much as the numbers do. JAX takes an array where it lies; so does PyTorch, where Keras alone
-    # would copy it; TensorFlow joins pieces, whose memory is used again.
+    # Fresh memory costs as much as the numbers do. JAX and PyTorch take an array as it lies in memory, though Keras
+    # would copy it for PyTorch; TensorFlow joins pieces, whose memory is used again.
     if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
         values = aligned(size)
         fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
@@ -113,27 +113,27 @@ def draw(fill, scale, shift, shape, dtype, seed):
 
 
 def entropy(seed):
-    """What NumPy takes as a seed: an int that is not negative, or several."""
+    """A seed as NumPy takes it: a non-negative int, or several."""
     if isinstance(seed, keras.random.SeedGenerator):
         return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
     return seed & 0xFFFFFFFF
 
 
 def aligned(size):
-    """Room for as many float32, from an address on that JAX and TensorFlow on a CPU need not copy them from."""
+    """An array of float32 whose address is such that JAX and TensorFlow need not copy it."""
     room = np.empty(size + 16, "float32")
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
 
 
 def fill_all(fill_one, seeds, pieces):
-    """Calls `fill_one(seed, piece)` for each, in threads where there are several: NumPy does not hold them up."""
+    """Calls `fill_one(seed, piece)` for each, in threads if there are several."""
     if len(pieces) > 1:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(fill_one, seeds, pieces))  # a list, so that an error of a thread is one here
+                list(pool.map(fill_one, seeds, pieces))  # a list raises the errors of the threads
             return
         except RuntimeError:
-            pass  # Python that ends starts no threads any more.
+            pass  # Python that shuts down starts no threads.
     for seed, piece in zip(seeds, pieces, strict=True):
         fill_one(seed, piece)

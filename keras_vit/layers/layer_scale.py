@@ -1,10 +1,11 @@
 import keras
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class LayerScale(keras.layers.Layer):
+class LayerScale(Layer):
     """Multiplies each channel by a learned factor that starts small.
 
     Args:
@@ -32,15 +33,11 @@ class LayerScale(keras.layers.Layer):
         self.init_value = arguments.number("init_value", init_value)
 
     def build(self, tokens_shape):
-        self.gamma = self.add_weight(
-            name="gamma", shape=(tokens_shape[-1],), initializer=keras.initializers.Constant(self.init_value)
-        )
+        init = keras.initializers.Constant(self.init_value)
+        self.gamma = self.add_weight(name="gamma", shape=(tokens_shape[-1],), initializer=init)
 
     def call(self, tokens):
         return tokens * self.gamma
 
     def compute_output_shape(self, tokens_shape):
         return tokens_shape
-
-    def get_config(self):
-        return {**super().get_config(), "init_value": self.init_value}

@@ -2,7 +2,7 @@ import keras
 
 from keras_vit import activations, arguments
 from keras_vit.layers import initializers
-from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 
 
@@ -48,32 +48,24 @@ class MLP(CompositeLayer):
         )
 
     def build(self, tokens_shape):
-        hidden_shape = (*tokens_shape[:-1], self.mlp_dim)
-        # The activation is part of the first: at inference TensorFlow makes one operation of product, bias and GELU.
+        # With its activation, which TensorFlow fuses with the product and the bias at inference.
         self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
-        self.dense_2.build(hidden_shape)
+        self.dense_2.build((*tokens_shape[:-1], self.mlp_dim))
         self.restore_changes()
 
     def dense_layers(self):
         return self.dense_1, self.dense_2
 
-    def _dense(self, units, name, activation=None):
-        return Dense(
-            units,
-            activation=activation,
-            kernel_initializer=initializers.GlorotUniform(),
-            bias_initializer=initializers.RandomNormal(stddev=1e-6),
-            # A frozen layer that is loaded again tells its sublayers by this alone.
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
-            name=name,
-        )
+    def _dense(self, units, name, **kwargs):
+        kernel, bias = initializers.GlorotUniform(), initializers.RandomNormal(stddev=1e-6)
+        options = {"kernel_initializer": kernel, "bias_initializer": bias, **self.inherited}
+        return Dense(units, name=name, **options, **kwargs)
 
     def call(self, tokens, training=None):
         x = self.dense_1(tokens)
-        # On torch a layer call that does nothing still takes its time on the host, here and in TransformerBlock.
+        # Calling a layer that does nothing takes time on PyTorch.
         if not self.dropout_rate:
             return self.dense_2(x)
         x = self.dropout_1(x, training=training)
@@ -81,12 +73,3 @@ class MLP(CompositeLayer):
 
     def compute_output_shape(self, tokens_shape):
         return tokens_shape
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "mlp_dim": self.mlp_dim,
-            "activation": activations.serialize(self.activation),
-            "dropout_rate": self.dropout_rate,
-            "seed": self.seed,
-        }

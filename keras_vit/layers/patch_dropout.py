@@ -2,11 +2,12 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PatchDropout(keras.layers.Layer):
-    """Removes a random share of each image's patches during training, which shortens the sequence and so the step.
+class PatchDropout(Layer):
+    """Removes a random share of each image's patches during training, which makes the step faster.
 
     Prefix tokens always stay, the order of the patches that stay is kept, and nothing is rescaled.
 
@@ -46,7 +47,7 @@ class PatchDropout(keras.layers.Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
-        # Rounded down, but 10 patches at a rate of 0.8 leave 2, though 10 * (1 - 0.8) is a little less in binary.
+        # Rounded down, but for binary fractions: 10 * (1 - 0.8) is a little less than 2.
         if isinstance(num_patches, int):
             num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:
@@ -58,14 +59,6 @@ class PatchDropout(keras.layers.Layer):
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
 
     def compute_output_shape(self, tokens_shape):
-        # How many tokens come out depends on whether it is training, which a shape cannot say.
+        # The number of tokens depends on `training`.
         batch, _, hidden_dim = tokens_shape
         return batch, None, hidden_dim
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "rate": self.rate,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "seed": self.seed,
-        }

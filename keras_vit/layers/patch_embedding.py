@@ -2,18 +2,16 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import initializers
-from keras_vit.layers.dense import by_rows
+from keras_vit.layers import cpu, initializers
+from keras_vit.layers.base import Layer
 
 
 def whole_patches(images, patch_size):
     """Images without the pixels at the right and bottom that fill no patch, and the grid's rows and columns."""
-    _, height, width, _ = ops.shape(images)
-    ph, pw = patch_size
-    rows, columns = arguments.patch_grid(height, width, patch_size)
-    known = isinstance(height, int) and isinstance(width, int)
-    if not known or height % ph or width % pw:
-        images = images[:, : rows * ph, : columns * pw]
+    sides = ops.shape(images)[1:3]
+    rows, columns = arguments.grid_size(sides, patch_size)
+    if any(not isinstance(side, int) or side % patch for side, patch in zip(sides, patch_size, strict=True)):
+        images = images[:, : rows * patch_size[0], : columns * patch_size[1]]
     return images, rows, columns
 
 
@@ -28,7 +26,7 @@ def unfold(images, patch_size):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class Patches(keras.layers.Layer):
+class Patches(Layer):
     """Cuts images into flattened patches, with no projection.
 
     Patches run row by row from the top left, the pixels of a patch likewise, channels last. Rows and columns of pixels
@@ -63,28 +61,24 @@ class Patches(keras.layers.Layer):
         return unfold(images, self.patch_size)
 
     def compute_output_shape(self, images_shape):
-        batch, height, width, channels = images_shape
-        grid = arguments.patch_grid(height, width, self.patch_size)
-        return batch, arguments.grid_tokens(grid), self.patch_size[0] * self.patch_size[1] * channels
-
-    def get_config(self):
-        return {**super().get_config(), "patch_size": list(self.patch_size)}
+        batch, *image_size, channels = images_shape
+        num_patches = arguments.num_patches(arguments.grid_size(image_size, self.patch_size))
+        return batch, num_patches, self.patch_size[0] * self.patch_size[1] * channels
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PatchEmbedding(keras.layers.Layer):
-    """Cuts images into patches and projects each linearly, in row-major order.
+class PatchEmbedding(Layer):
+    """Cuts images into patches, as `Patches`, and projects each linearly.
 
     The kernel is stored as a convolution's, (patch_height, patch_width, channels, hidden_dim), as the official
     checkpoints have it.
 
     Args:
         hidden_dim: Int, the width of a token.
-        patch_size: Int, or (height, width), in pixels. A remainder that does not fill a patch is dropped at the bottom
-            and right.
+        patch_size: As in `Patches`.
         method: "conv" (a strided convolution) or "unfold" (patches, then one matrix product): the same function of the
-            same kernel, so they differ in speed alone. None takes "conv" on PyTorch and "unfold" elsewhere: XLA takes
-            as long for the convolution's gradient on a CPU as for half of a ViT-B/16.
+            same kernel at another speed. None is "conv" on PyTorch and "unfold" elsewhere: XLA's gradient of the
+            convolution takes as long on a CPU as half of a ViT-B/16.
 
     Call arguments:
         images: Images, (batch, height, width, channels).
@@ -100,8 +94,8 @@ class PatchEmbedding(keras.layers.Layer):
     >>> keras_vit.layers.PatchEmbedding(768, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1, equation 1. Initial weights as in the
-    official Flax code: LeCun normal kernel, zero bias.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1. Initial weights as in the official
+    Flax code: LeCun normal kernel, zero bias.
     """
 
     def __init__(self, hidden_dim, patch_size, method=None, **kwargs):
@@ -115,11 +109,8 @@ class PatchEmbedding(keras.layers.Layer):
         channels = images_shape[-1]
         if channels is None:
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=(*self.patch_size, channels, self.hidden_dim),
-            initializer=initializers.LecunNormal(),
-        )
+        shape = (*self.patch_size, channels, self.hidden_dim)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=initializers.LecunNormal())
         self.bias = self.add_weight(name="bias", shape=(self.hidden_dim,), initializer="zeros")
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
@@ -127,21 +118,13 @@ class PatchEmbedding(keras.layers.Layer):
         method = self.method or ("conv" if keras.backend.backend() == "torch" else "unfold")
         if method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
-            return by_rows(lambda patches: ops.matmul(patches, kernel) + self.bias, unfold(images, self.patch_size))
-        # A VALID convolution would drop the remainder too, but TensorFlow's on a CPU computes garbage from that of some
+            return cpu.dense(unfold(images, self.patch_size), kernel, self.bias)
+        # A VALID convolution drops the remainder too, but TensorFlow's on a CPU computes garbage from that of some
         # images of one channel and patches one pixel high.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         return ops.reshape(x, (-1, rows * columns, self.hidden_dim)) + self.bias
 
     def compute_output_shape(self, images_shape):
-        batch, height, width, _ = images_shape
-        return batch, arguments.grid_tokens(arguments.patch_grid(height, width, self.patch_size)), self.hidden_dim
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "hidden_dim": self.hidden_dim,
-            "patch_size": list(self.patch_size),
-            "method": self.method,
-        }
+        batch, *image_size, _ = images_shape
+        return batch, arguments.num_patches(arguments.grid_size(image_size, self.patch_size)), self.hidden_dim

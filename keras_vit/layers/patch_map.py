@@ -2,11 +2,12 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PatchMap(keras.layers.Layer):
-    """Lays a sequence's patches out as the image they came from, for dense tasks; prefix tokens are left out.
+class PatchMap(Layer):
+    """Reshapes the patches of a sequence to their grid, for dense tasks, without the prefix tokens.
 
     Args:
         patch_size: Int, or (height, width), in pixels.
@@ -35,18 +36,10 @@ class PatchMap(keras.layers.Layer):
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
 
     def call(self, tokens, images):
-        batch, height, width, _ = ops.shape(images)
-        rows, columns = arguments.patch_grid(height, width, self.patch_size)
-        # With the batch named, and not left to be inferred, a sequence of another length is an error.
-        return ops.reshape(tokens[:, self.num_prefix_tokens :], (batch, rows, columns, tokens.shape[-1]))
+        batch, *image_size, _ = ops.shape(images)
+        # The batch is not inferred, so that a sequence of another length is an error.
+        shape = (batch, *arguments.grid_size(image_size, self.patch_size), tokens.shape[-1])
+        return ops.reshape(tokens[:, self.num_prefix_tokens :], shape)
 
     def compute_output_shape(self, tokens_shape, images_shape):
-        _, height, width, _ = images_shape
-        return tokens_shape[0], *arguments.patch_grid(height, width, self.patch_size), tokens_shape[-1]
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "patch_size": list(self.patch_size),
-            "num_prefix_tokens": self.num_prefix_tokens,
-        }
+        return tokens_shape[0], *arguments.grid_size(images_shape[1:3], self.patch_size), tokens_shape[-1]

@@ -5,32 +5,33 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
+from keras_vit.layers.base import Layer
 
-METHODS = ("learned", "learned2d", "sincos2d")
+# By method, what the number of channels has to be a multiple of.
+METHODS = {"learned": 1, "learned2d": 2, "sincos2d": 4}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(Layer):
     """Adds an embedding of each patch's place to the tokens, for any grid of patches.
 
     Args:
-        grid_size: (rows, columns) of the patch grid that the embeddings are made for. A learned embedding of another
-            grid than the input's is resized to it linearly with the end points aligned, the official code's convention.
+        grid_size: (rows, columns) of the patch grid that the embeddings are made for. If the input's differs, learned
+            embeddings are resized to it.
         method: "learned" (one vector a patch), "learned2d" (one vector a column for the first half of the channels, one
-            a row for the second) or "sincos2d" (fixed sines and cosines of column and row, computed for the input's own
-            grid).
-        patch_size: Int or (height, width) in pixels: turns the size of `images` into their grid. Needed only where
-        `images` is passed.
+            a row for the second) or "sincos2d" (fixed sines and cosines of column and row of the input's grid).
+        patch_size: Int or (height, width) in pixels: turns the size of `images` into their grid. Needed only if
+            `images` is passed.
         num_prefix_tokens: Int, how many tokens (class, distillation, registers) stand before the patches.
         num_prefix_positions: Int, how many of those, from the first, have a learned embedding added too; all by
-            default. Fixed embeddings add nothing to the prefix, whatever this says.
+            default. Fixed embeddings add nothing to the prefix.
         interpolation: How learned embeddings are resized: "linear" with the end points aligned, the official code's
             convention; "bicubic", DeiT's and Hugging Face's; "bicubic_antialias", timm's.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
         images: The images, (batch, height, width, channels), that the patches were cut from. Only their size is read.
-            Pass them where the size is known at run time only; without them the input's grid is `grid_size`.
+            Pass them if the size is known at run time only; without them the input's grid is `grid_size`.
 
     Returns:
         (batch, num_prefix_tokens + rows * columns, hidden_dim).
@@ -61,35 +62,32 @@ class PositionEmbedding(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.grid_size = arguments.pair("grid_size", grid_size)
-        self.method = arguments.one_of("method", method, METHODS)
+        self.method = arguments.one_of("method", method, tuple(METHODS))
         self.interpolation = arguments.one_of("interpolation", interpolation, POSITION_METHODS)
-        self.patch_size = None if patch_size is None else arguments.pair("patch_size", patch_size)
+        self.patch_size = arguments.optional(arguments.pair, "patch_size", patch_size)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         if num_prefix_positions is None:
             num_prefix_positions = self.num_prefix_tokens
         self.num_prefix_positions = arguments.non_negative_int("num_prefix_positions", num_prefix_positions)
         if self.num_prefix_positions > self.num_prefix_tokens:
-            raise ValueError(
-                "Invalid value received for argument `num_prefix_positions`. Expected at most `num_prefix_tokens`, "
-                f"{self.num_prefix_tokens}. Received: {num_prefix_positions!r}"
-            )
+            expected = f"at most `num_prefix_tokens`, {self.num_prefix_tokens}"
+            raise arguments.invalid("num_prefix_positions", expected, num_prefix_positions)
 
     def build(self, tokens_shape, images_shape=None):
         _, length, hidden_dim = tokens_shape
+        rows, columns = self.grid_size
         if images_shape is not None and self.patch_size is None:
-            raise ValueError("Expected `patch_size` where `images` is passed. Received: patch_size=None")
-        if images_shape is None and length is not None and length != self.num_prefix_tokens + np.prod(self.grid_size):
+            raise ValueError("Expected `patch_size` with `images`. Received: patch_size=None")
+        if images_shape is None and length is not None and length != self.num_prefix_tokens + rows * columns:
             raise ValueError(
-                f"Expected {self.num_prefix_tokens} prefix tokens and {self.grid_size[0]} x {self.grid_size[1]} "
-                f"patches. Received: {length} tokens, shape {tuple(tokens_shape)}"
+                f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches. "
+                f"Received: {length} tokens, shape {tuple(tokens_shape)}"
             )
-        divisor = {"learned": 1, "learned2d": 2, "sincos2d": 4}[self.method]
-        if hidden_dim % divisor:
+        if hidden_dim % METHODS[self.method]:
             raise ValueError(
-                f'Expected a number of channels that {divisor} divides, for method="{self.method}". '
+                f'Expected a multiple of {METHODS[self.method]} channels with method="{self.method}". '
                 f"Received: {hidden_dim} channels"
             )
-        rows, columns = self.grid_size
         num_prefix = self.num_prefix_positions
         self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
         if self.method == "learned":
@@ -105,72 +103,60 @@ class PositionEmbedding(keras.layers.Layer):
         return self.add_weight(name=name, shape=shape, initializer=initializers.RandomNormal(stddev=0.02))
 
     def call(self, tokens, images=None):
-        grid = self.grid_size
+        grid_size = self.grid_size
         if images is not None:
-            _, height, width, _ = ops.shape(images)
-            grid = arguments.patch_grid(height, width, self.patch_size)
-        return tokens + ops.cast(self._positions(grid, tokens.shape[-1]), tokens.dtype)
+            grid_size = arguments.grid_size(ops.shape(images)[1:3], self.patch_size)
+        return tokens + ops.cast(self._positions(grid_size, tokens.shape[-1]), tokens.dtype)
 
-    def _positions(self, grid, hidden_dim):
+    def _positions(self, grid_size, hidden_dim):
         """The embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
         prefix = None
         if self.method == "learned":
-            if self._is_own(grid) and self.num_prefix_positions == self.num_prefix_tokens:
+            if self._is_own(grid_size) and self.num_prefix_positions == self.num_prefix_tokens:
                 return self.embeddings
             embeddings = ops.convert_to_tensor(self.embeddings)
             prefix = embeddings[:, : self.num_prefix_positions]
-            patches = self._resize(embeddings[0, self.num_prefix_positions :], grid, hidden_dim)
+            patches = self._resize(embeddings[0, self.num_prefix_positions :], grid_size, hidden_dim)
         elif self.method == "learned2d":
             if self.prefix_embeddings is not None:
                 prefix = ops.convert_to_tensor(self.prefix_embeddings)
-            row_matrix, column_matrix = self._resize_matrices(grid)
+            row_matrix, column_matrix = self._resize_matrices(grid_size)
             rows = ops.matmul(row_matrix, self.row_embeddings)
             columns = ops.matmul(column_matrix, self.column_embeddings)
             patches = _join_axes(columns, rows)
         else:
-            patches = _join_axes(_sincos(grid[1], hidden_dim // 2), _sincos(grid[0], hidden_dim // 2))
+            patches = _join_axes(_sincos(grid_size[1], hidden_dim // 2), _sincos(grid_size[0], hidden_dim // 2))
         patches = ops.reshape(patches, (1, -1, hidden_dim))
-        num_positions = 0 if prefix is None else self.num_prefix_positions
         parts = [] if prefix is None else [prefix]
-        if self.num_prefix_tokens > num_positions:
-            parts.append(ops.zeros((1, self.num_prefix_tokens - num_positions, hidden_dim), dtype=patches.dtype))
+        num_without = self.num_prefix_tokens - (0 if prefix is None else self.num_prefix_positions)
+        if num_without:
+            parts.append(ops.zeros((1, num_without, hidden_dim), dtype=patches.dtype))
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
-    def _is_own(self, grid):
+    def _is_own(self, grid_size):
         """Whether a grid is known to be the stored one.
 
-        Inside a TensorFlow graph its sides may be tensors, and where torch.export traces any size they are symbols,
-        which a comparison would tie to the size of the example.
+        Its sides may be tensors of TensorFlow, or symbols of torch.export, which a comparison would tie to the size of
+        the example.
         """
-        return all(type(side) is int for side in grid) and grid == self.grid_size
+        return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
-    def _resize(self, embeddings, grid, hidden_dim):
-        if self._is_own(grid):
+    def _resize(self, embeddings, grid_size, hidden_dim):
+        if self._is_own(grid_size):
             return embeddings
-        rows, columns = self._resize_matrices(grid)
+        rows, columns = self._resize_matrices(grid_size)
         # Two products: one einsum of three operands would tie torch.export to the size of its example.
         resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
-    def _resize_matrices(self, grid):
+    def _resize_matrices(self, grid_size):
         return [
             ops.cast(resize_matrix(old, new, self.interpolation, ops), self.compute_dtype)
-            for old, new in zip(self.grid_size, grid, strict=True)
+            for old, new in zip(self.grid_size, grid_size, strict=True)
         ]
 
     def compute_output_shape(self, tokens_shape, images_shape=None):
         return tokens_shape
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "grid_size": list(self.grid_size),
-            "method": self.method,
-            "patch_size": None if self.patch_size is None else list(self.patch_size),
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "num_prefix_positions": self.num_prefix_positions,
-            "interpolation": self.interpolation,
-        }
 
 
 def _sincos(length, channels):

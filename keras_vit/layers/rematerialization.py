@@ -1,22 +1,13 @@
-"""Gradient checkpointing: what a layer computes on its way is thrown away and, for the gradient, computed again."""
+"""Gradient checkpointing: intermediate results are not kept, but recomputed for the gradient."""
 
 import keras
 
 
 def recompute(function, tensor, weights, dropouts):
-    """Calls a function of which the backward pass keeps the input alone and computes all between again.
+    """Returns `function(tensor)`, recomputed for the gradient, where it reads `weights` and calls `dropouts` once each.
 
-    `keras.remat` by itself draws other dropout when it computes again, and on JAX leaks the state of the random seeds;
-    so the seeds are drawn here, and the function reads all variables from a scope of its own.
-
-    Args:
-        function: Function of one tensor that returns float tensors.
-        tensor: Its argument.
-        weights: List of all variables that it reads.
-        dropouts: List of the `keras.layers.Dropout` that it calls, each once.
-
-    Returns:
-        What the function returns.
+    `keras.remat` alone would draw other dropout the second time, and leak the state of the random seeds on JAX; so the
+    seeds are drawn here, and the function reads its variables from a scope.
     """
     states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in dropouts if layer.rate]
 
@@ -24,6 +15,6 @@ def recompute(function, tensor, weights, dropouts):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
             return function(tensor)
 
-    # Passed in, for on TensorFlow no gradient would reach other tensors that the function sees; and not as variables,
-    # whose gradients it would count twice outside a graph.
+    # As arguments, since TensorFlow passes no gradient to other tensors; and not as variables, whose gradients it would
+    # count twice outside a graph.
     return keras.remat(run)(tensor, *(weight.value for weight in weights))

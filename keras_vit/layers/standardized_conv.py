@@ -3,10 +3,11 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers import initializers
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class StandardizedConv2D(keras.layers.Layer):
+class StandardizedConv2D(Layer):
     """A convolution without bias whose kernel is standardized, for each filter, before it is used.
 
     The kernel's mean is 0 and its standard deviation about 1 over height, width and input channels. They are computed
@@ -60,10 +61,7 @@ class StandardizedConv2D(keras.layers.Layer):
         self.strides = arguments.pair("strides", strides)
         self.padding = arguments.one_of("padding", padding, ("same", "symmetric"))
         if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
-            raise ValueError(
-                'Invalid value received for argument `kernel_size`. Expected odd sizes with padding="symmetric". '
-                f"Received: {kernel_size!r}"
-            )
+            raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
         self.epsilon = arguments.positive_number("epsilon", epsilon)
         self.epsilon_added_to = arguments.one_of("epsilon_added_to", epsilon_added_to, ("std", "variance"))
         self.kernel_initializer = keras.initializers.get(
@@ -108,15 +106,3 @@ class StandardizedConv2D(keras.layers.Layer):
         batch, *sides, _ = images_shape
         sides = (None if side is None else -(-side // stride) for side, stride in zip(sides, self.strides, strict=True))
         return batch, *sides, self.filters
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": list(self.kernel_size),
-            "strides": list(self.strides),
-            "padding": self.padding,
-            "epsilon": self.epsilon,
-            "epsilon_added_to": self.epsilon_added_to,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }

@@ -4,19 +4,19 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class SymmetricMaxPooling2D(keras.layers.Layer):
+class SymmetricMaxPooling2D(Layer):
     """Takes the maximum of each window, padding all four sides alike.
 
-    `keras.layers.MaxPooling2D(padding="same")` pads less at the top and left than at the bottom and right, where the
-    strides leave an odd number of pixels to pad.
+    `keras.layers.MaxPooling2D(padding="same")` pads an odd number of pixels unevenly.
 
     Args:
         pool_size: Int, odd, the side of a window in pixels. Half of it is padded on each side.
         strides: Int, the distance of the windows in pixels.
-        padding: "lowest" (padding is never a maximum) or "zeros" (it is, where a window holds negative numbers alone).
+        padding: "lowest" (padding is never a maximum) or "zeros" (it is, in a window of negative numbers).
 
     Call arguments:
         images: Images or feature maps, (batch, height, width, channels), channels last whatever
@@ -38,9 +38,7 @@ class SymmetricMaxPooling2D(keras.layers.Layer):
         super().__init__(**kwargs)
         self.pool_size = arguments.positive_int("pool_size", pool_size)
         if self.pool_size % 2 == 0:
-            raise ValueError(
-                f"Invalid value received for argument `pool_size`. Expected an odd number. Received: {pool_size!r}"
-            )
+            raise arguments.invalid("pool_size", "an odd number", pool_size)
         self.strides = arguments.positive_int("strides", strides)
         self.padding = arguments.one_of("padding", padding, ("lowest", "zeros"))
         self.input_spec = keras.layers.InputSpec(ndim=4)
@@ -54,11 +52,3 @@ class SymmetricMaxPooling2D(keras.layers.Layer):
     def compute_output_shape(self, images_shape):
         batch, *sides, channels = images_shape
         return batch, *(None if side is None else -(-side // self.strides) for side in sides), channels
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "pool_size": self.pool_size,
-            "strides": self.strides,
-            "padding": self.padding,
-        }

@@ -1,7 +1,7 @@
-"""Token merging: in a block the patches that are most alike become one, which counts as often as they would.
+"""Token merging (ToMe): in a block the patches that are most alike become one, weighted by the number of patches.
 
-It needs no weights and no sort, gather or scatter, which are slow on some backends and formats: each token is told its
-place in the shorter sequence, and one matrix product brings it there.
+It needs no weights, and no sort, gather or scatter, which are slow on some backends and formats: each token gets its
+place in the shorter sequence, and one matrix product moves it there.
 
 Reference: [arXiv 2210.09461](https://arxiv.org/abs/2210.09461), section 3.
 """
@@ -10,15 +10,7 @@ from keras import ops
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """How many tokens a block merges: at most half of the patches.
-
-    Args:
-        num_tokens: Int, prefix tokens included; a tensor, or None, where it is known at run time only.
-        token_merging: Int, how many it is to merge.
-        num_prefix_tokens: Int, how many tokens stand before the patches.
-
-    Returns:
-        Int, a tensor or None, as `num_tokens`.
+    """How many tokens a block merges: at most half of the patches. `num_tokens` may be a tensor or None.
 
     Example:
 
@@ -33,19 +25,14 @@ def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
 
 
 def match(keys, token_merging, num_prefix_tokens=0):
-    """Chooses by bipartite soft matching the tokens that merge.
+    """Chooses the tokens that merge by bipartite soft matching, from their keys, (batch, num_tokens, channels).
 
-    Of the patches every second one looks for the one most like it among the others, by the cosine of their keys; of
-    these pairs the most alike merge. Of equal pairs the first does. No gradient goes through the choice.
-
-    Args:
-        keys: What each token is compared by, (batch, num_tokens, channels).
-        token_merging: Int, how many tokens merge, at most half of the patches; there are two at least.
-        num_prefix_tokens: Int, how many tokens stand before the patches; they never merge.
+    Every second patch looks for the most similar one among the others, by the cosine of their keys; the
+    `token_merging` most similar pairs merge, the first of equal ones. No gradient goes through the choice.
 
     Returns:
         The place of each token in the shorter sequence, (batch, num_tokens), int32: first the prefix, then the patches
-        that looked and stay, then those that were looked at.
+        that looked and stay, then the others.
 
     Example:
 
@@ -59,7 +46,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     targets, sources = keys[:, 0::2], keys[:, 1::2]
     similarity = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))
     target = ops.cast(ops.argmax(similarity, axis=-1), "int32")
-    # And not by `ops.max`, which refuses a single patch on TensorFlow and, with `initial`, no images on PyTorch.
+    # ops.max refuses a single patch on TensorFlow and, with `initial`, no images on PyTorch.
     is_target = ops.equal(target[:, :, None], ops.arange(ops.shape(targets)[1], dtype="int32"))
     best = ops.sum(ops.where(is_target, similarity, 0.0), axis=-1)
 
@@ -74,7 +61,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     of_sources = ops.where(merges, num_kept + target, place_if_kept)
     of_targets = num_kept + ops.arange(ops.shape(targets)[1], dtype="int32")
     of_targets = ops.broadcast_to(of_targets, (batch, ops.shape(targets)[1]))
-    # Back to the order of the patches, by turns. Of an odd number the last has no partner; any number stands for it.
+    # Back to the order of the patches, by turns. If their number is odd, a filler stands for the last one's partner.
     num_patches, num_targets = ops.shape(keys)[1], ops.shape(targets)[1]
     of_sources = ops.concatenate([of_sources, of_targets[:, : num_targets - num_sources]], axis=1)
     places = ops.reshape(ops.stack([of_targets, of_sources], axis=2), (-1, 2 * num_targets))[:, :num_patches]
@@ -85,16 +72,9 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Takes tokens to their places in a shorter sequence; those that share one become their mean, weighted by size.
+    """Moves tokens to their places in a sequence of `num_left`; those that share one become their weighted mean.
 
-    Args:
-        tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens), how many patches each stands for; None: one each.
-        places: (batch, num_tokens), each less than `num_left`, and each of these in use.
-        num_left: Int, the length of the shorter sequence.
-
-    Returns:
-        Tokens, (batch, num_left, hidden_dim), and their sizes, (batch, num_left), float32.
+    Returns the tokens and their sizes, (batch, num_left), float32. None as `sizes` is one patch each.
 
     Example:
 
@@ -108,6 +88,6 @@ def merge(tokens, sizes, places, num_left):
     if sizes is not None:
         weights = weights * ops.cast(sizes, "float32")[:, None, :]
     sizes = ops.sum(weights, axis=-1)
-    # Of a token that stays alone the weight is exactly 1, so that it comes out as it was.
+    # The weight of a token that stays alone is exactly 1, so that it does not change.
     weights = ops.cast(weights / sizes[:, :, None], tokens.dtype)
     return ops.matmul(weights, tokens), sizes

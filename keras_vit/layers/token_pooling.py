@@ -2,20 +2,22 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.layers.base import Layer
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class TokenPooling(keras.layers.Layer):
+class TokenPooling(Layer):
     """Makes one vector of a sequence: one of its first tokens, or the mean of its patches.
 
     Args:
-        method: "token" (one of the prefix tokens) or "gap" (the mean over the patches, prefix tokens left out).
+        method: "token" (one of the prefix tokens) or "gap" (the mean of the patches).
         num_prefix_tokens: Int, how many tokens stand before the patches.
         index: Int, which of them "token" takes: 0, the class token; 1, DeiT's distillation token.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
-        sizes: (batch, num_prefix_tokens + num_patches) or None, of how many tokens each was merged: the mean is of all.
+        sizes: (batch, num_prefix_tokens + num_patches) or None: how many patches were merged into each token, which
+            weigh as many in the mean.
 
     Returns:
         (batch, hidden_dim).
@@ -56,11 +58,3 @@ class TokenPooling(keras.layers.Layer):
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "method": self.method,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "index": self.index,
-        }

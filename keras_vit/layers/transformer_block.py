@@ -1,10 +1,10 @@
 import keras
 from keras import ops
 
-from keras_vit import arguments
+from keras_vit import activations, arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention, num_leading
-from keras_vit.layers.backpropagation import materialize
-from keras_vit.layers.composite import CompositeLayer
+from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.cpu import materialize
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
@@ -17,36 +17,36 @@ class TransformerBlock(CompositeLayer):
     """A pre-norm transformer encoder block: `x += attention(norm(x)); x += mlp(norm(x))`.
 
     Args:
-        num_heads: Int, the number of attention heads.
-        mlp_dim: Int, the hidden width of the feed-forward part.
-        dropout_rate: Float in [0, 1), the dropout after the attention and in the feed-forward part.
+        num_heads: As in `MultiHeadSelfAttention`, as are qk_norm and max_relative_distance.
+        mlp_dim: As in `MLP`, as is activation.
+        dropout_rate: Float in [0, 1), the dropout after the attention and in the MLP.
         attention_dropout_rate: Float in [0, 1), the dropout on the attention weights.
         drop_path_rate: Float in [0, 1), the probability that a residual branch is dropped for an image (stochastic
             depth).
         layer_scale_init: Float or None: the initial value of a learned scale of each branch, None for no scale.
-        qk_norm: Bool, whether queries and keys are layer-normalised.
-        activation: "gelu_tanh", "gelu" (exact) or any Keras activation.
+        qk_norm: See num_heads.
+        activation: See mlp_dim.
         layer_norm_epsilon: Float, the epsilon of the norms.
-        max_relative_distance: Int or None, the reach of relative position embeddings, as in MultiHeadSelfAttention.
-        token_merging: Int, how many patches join the one most like them between attention and MLP, at most half of
-            them.
-        num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Of use with `token_merging`.
-        num_outputs: Int or None, how many leading tokens the block gives back, None for all. They attend to all tokens;
-            of the others it computes no more than queries, keys and values. It cannot merge tokens then.
-        remat: Bool, whether training keeps the block's input alone and computes the rest again for the gradient.
+        max_relative_distance: See num_heads.
+        token_merging: Int, how many patches are merged with the one most like them between attention and MLP, at most
+            half of them.
+        num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Only used by `token_merging`.
+        num_outputs: Int or None, how many leading tokens to return, None for all. They attend to all tokens, of which
+            only keys and values are computed. Excludes `token_merging`.
+        remat: Bool; True keeps only the block's input in training and recomputes the rest for the gradient.
         seed: Int or None, the random seed of all dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens), int32, how many patches each token stands for, as an earlier block gave it; None
-            where none has merged.
+        sizes: (batch, num_tokens), int32, how many patches each token stands for, as an earlier block returned it; None
+            if none has merged.
         training: Bool; dropout acts in training only.
-        return_attention_scores: Bool, whether to return the attention weights too.
+        return_attention_scores: Bool, whether to return the attention weights of all tokens too.
 
     Returns:
-        (batch, num_tokens, hidden_dim), or `num_outputs` of them; where tokens merge shorter by as many, and followed
-        by the new sizes, (batch, num_tokens), int32; with `return_attention_scores=True` also the weights, (batch,
-        num_heads, num_tokens, num_tokens), of the tokens that came in.
+        (batch, num_tokens, hidden_dim), or `num_outputs` of them. With `token_merging` that many fewer, followed by
+        their sizes, (batch, num_tokens), int32. With `return_attention_scores=True` also the weights, (batch,
+        num_heads, num_tokens, num_tokens), of the input tokens.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -80,63 +80,49 @@ class TransformerBlock(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
+        self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
+        self.attention_dropout_rate = arguments.rate("attention_dropout_rate", attention_dropout_rate)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
+        self.qk_norm = bool(qk_norm)
+        self.activation = activations.get(activation)
+        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
+        self.max_relative_distance = max_relative_distance
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        self.num_outputs = None if num_outputs is None else arguments.positive_int("num_outputs", num_outputs)
-        if self.num_outputs and self.token_merging:
-            raise ValueError(
-                "Expected token_merging=0 with num_outputs, of whose tokens none merge. "
-                f"Received: {token_merging=}, {num_outputs=}"
-            )
+        self.num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         self.remat = bool(remat)
-        if layer_scale_init is not None:
-            layer_scale_init = arguments.number("layer_scale_init", layer_scale_init)
-        self.layer_scale_init = layer_scale_init
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
         self.seed = seed
+        if self.num_outputs and self.token_merging:
+            raise ValueError(f"Expected token_merging=0 with num_outputs. Received: {token_merging=}, {num_outputs=}")
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
         self.norm_1 = self._norm("norm_1")
         self.attention = MultiHeadSelfAttention(
             num_heads,
-            dropout_rate=arguments.rate("attention_dropout_rate", attention_dropout_rate),
+            dropout_rate=attention_dropout_rate,
             qk_norm=qk_norm,
             layer_norm_epsilon=layer_norm_epsilon,
             max_relative_distance=max_relative_distance,
             seed=attention_seed,
-            # A frozen layer that is loaded again tells its sublayers by this alone.
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
             name="attention",
+            **self.inherited,
         )
-        self.dropout = keras.layers.Dropout(
-            arguments.rate("dropout_rate", dropout_rate), seed=dropout_seed, dtype=self.dtype_policy, name="dropout"
-        )
+        self.dropout = keras.layers.Dropout(dropout_rate, seed=dropout_seed, dtype=self.dtype_policy, name="dropout")
         self.layer_scale_1 = self._layer_scale("layer_scale_1")
         self.drop_path_1 = DropPath(drop_path_rate, seed=path_1_seed, dtype=self.dtype_policy, name="drop_path_1")
         self.norm_2 = self._norm("norm_2")
-        self.mlp = MLP(
-            mlp_dim,
-            activation=activation,
-            dropout_rate=dropout_rate,
-            seed=mlp_seed,
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
-            name="mlp",
-        )
+        self.mlp = MLP(mlp_dim, activation, dropout_rate, mlp_seed, name="mlp", **self.inherited)
         self.layer_scale_2 = self._layer_scale("layer_scale_2")
         self.drop_path_2 = DropPath(drop_path_rate, seed=path_2_seed, dtype=self.dtype_policy, name="drop_path_2")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.layer_norm_epsilon, trainable=self.trainable, dtype=self.dtype_policy, name=name
-        )
+        return keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name=name, **self.inherited)
 
     def _layer_scale(self, name):
-        if self.layer_scale_init is None:
-            return None
-        return LayerScale(self.layer_scale_init, trainable=self.trainable, dtype=self.dtype_policy, name=name)
+        return None if self.layer_scale_init is None else LayerScale(self.layer_scale_init, name=name, **self.inherited)
 
     def build(self, tokens_shape, sizes_shape=None):
         for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):
@@ -159,7 +145,7 @@ class TransformerBlock(CompositeLayer):
         else:
             outputs = run(tokens)
         if self.token_merging:
-            # As integers they are exact in any dtype policy.
+            # Integers are exact under any dtype policy.
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
@@ -170,29 +156,34 @@ class TransformerBlock(CompositeLayer):
             training=training,
             return_attention_scores=return_attention_scores,
             return_keys=self.token_merging > 0,
-            # Whoever asks for the scores is given those of all tokens.
             num_queries=None if return_attention_scores else self.num_outputs,
         )
         x, *more = x if isinstance(x, tuple) else (x,)
         tokens = self.add_attention(tokens, x, training)
         if self.token_merging:
-            tokens, *more = *self._merge(tokens, sizes, more.pop()), *more
+            keys = more.pop()
+            tokens, sizes = self._merge(tokens, sizes, keys)
+            more = [sizes, *more]
         tokens = self.add_mlp(tokens, training)
         return (tokens, *more) if more else tokens
 
     def add_attention(self, tokens, attended, training=None):
-        """The residual sum of the block's tokens and what its attention made of them."""
+        """The residual sum of the block's tokens and the output of its attention."""
         if self.num_outputs:
-            # All tokens' where the scores were asked for.
             attended, tokens = attended[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
             attended = self.dropout(attended, training=training)
         return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
 
     def add_mlp(self, tokens, training=None):
-        """The residual sum of those and what the MLP makes of them: what the block gives."""
+        """The residual sum of those and the output of the MLP: the block's output."""
         x = self.mlp(self.norm_2(tokens), training=training)
         return tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
+
+    def _branch(self, x, layer_scale, drop_path, training):
+        if layer_scale is not None:
+            x = layer_scale(x)
+        return drop_path(x, training=training) if drop_path.rate else x
 
     def _merge(self, tokens, sizes, keys):
         length = ops.shape(tokens)[1]
@@ -200,11 +191,6 @@ class TransformerBlock(CompositeLayer):
         if isinstance(count, int) and not count:
             return tokens, ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
         return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
-
-    def _branch(self, x, layer_scale, drop_path, training):
-        if layer_scale is not None:
-            x = layer_scale(x)
-        return drop_path(x, training=training) if drop_path.rate else x
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         batch, length, hidden_dim = tokens_shape
@@ -222,25 +208,3 @@ class TransformerBlock(CompositeLayer):
         if return_attention_scores:
             outputs.append(self.attention.compute_output_spec(tokens, return_attention_scores=True)[1])
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
-    def get_config(self):
-        attention = self.attention
-        mlp = self.mlp.get_config()
-        return {
-            **super().get_config(),
-            "num_heads": attention.num_heads,
-            "mlp_dim": mlp["mlp_dim"],
-            "dropout_rate": mlp["dropout_rate"],
-            "attention_dropout_rate": attention.dropout_rate,
-            "drop_path_rate": self.drop_path_rate,
-            "layer_scale_init": self.layer_scale_init,
-            "qk_norm": attention.qk_norm,
-            "activation": mlp["activation"],
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "max_relative_distance": attention.max_relative_distance,
-            "token_merging": self.token_merging,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "num_outputs": self.num_outputs,
-            "remat": self.remat,
-            "seed": self.seed,
-        }

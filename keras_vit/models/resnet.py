@@ -3,7 +3,6 @@
 import keras
 
 from keras_vit import layers
-from keras_vit.config import checked_width_factor
 from keras_vit.layers.bottleneck import CONV_OPTIONS, NORM_OPTIONS
 from keras_vit.variants import ROOT_WIDTH
 
@@ -50,4 +49,4 @@ def _units(x, width, stages, pre_activation):
 
 
 def _root_width(width_factor):
-    return int(ROOT_WIDTH * checked_width_factor(width_factor))
+    return int(ROOT_WIDTH * width_factor)

@@ -98,7 +98,7 @@ class Encoder:
     def raw(self, images):
         """The images as 0..255, in float32."""
         images = ops.cast(images, "float32")
-        return images if self.normalization.apply else self.normalization.denormalize(images)
+        return self.normalization.raw_images(images)
 
     def raw_patches(self, patches):
         """Flattened normalised patches as 0..255, in NumPy."""

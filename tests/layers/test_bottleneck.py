@@ -88,5 +88,5 @@ def test_refuses(arguments, message):
 
 
 def test_refuses_channels_that_make_no_groups():
-    with pytest.raises(ValueError, match="that 32, the number of groups, divides."):
+    with pytest.raises(ValueError, match="Expected a multiple of 32 channels"):
         Bottleneck(32, pre_activation=True)(np.zeros((1, 4, 4, 48)))

@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_vit.activations import gelu_tanh
 from keras_vit.inspection.gradients import gradients
-from keras_vit.layers import activations, backpropagation
-from keras_vit.layers.backpropagation import materialize, recomputed
+from keras_vit.layers import cpu
+from keras_vit.layers.cpu import COMPILED_WIDTH, activate, materialize
 
 BACKEND = keras.backend.backend()
 RANDOM = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def test_materialize_takes_no_images():
 def test_xla_sums_in_one_place(monkeypatch):
     import jax
 
-    monkeypatch.setattr(backpropagation, "has_gpu", lambda: False)
+    monkeypatch.setattr(cpu, "has_gpu", lambda: False)
 
     def function(x):
         return ops.sum(ops.sin(materialize(x) + x))
@@ -54,65 +55,82 @@ def test_materialize_in_other_transformations():
     np.testing.assert_array_equal(jax.jvp(materialize, (x,), (2 * x,))[1], 2 * x)
 
 
-@on_tensorflow
-@pytest.mark.parametrize("activation", [keras.activations.gelu, activations.gelu_tanh])
+@pytest.mark.parametrize("activation", [keras.activations.gelu, gelu_tanh, keras.activations.relu])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_recomputed_is_the_function_and_its_gradient(activation, dtype):
-    x, weights = (ops.cast(RANDOM.uniform(-6, 6, (5, 7)), dtype) for _ in range(2))
-    values, expected = (
-        ops.convert_to_numpy(ops.cast(y, "float32")) for y in (recomputed(activation, x), activation(x))
-    )
+@pytest.mark.parametrize("width", [3, COMPILED_WIDTH])
+def test_activate_is_the_activation_and_its_gradient(activation, dtype, width):
+    x, weights = (ops.cast(RANDOM.uniform(-6, 6, (2, width)), dtype) for _ in range(2))
     tolerance = 2e-6 if dtype == "float32" else 0.04
+    values, expected = (
+        ops.convert_to_numpy(ops.cast(y, "float32")) for y in (activate(activation, x, training=True), activation(x))
+    )
     np.testing.assert_allclose(values, expected, atol=tolerance)
+    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(activate(activation, x), "float32")), expected)
     found, sought = (
         gradients(lambda x, f=f: ops.sum(ops.cast(f(x) * weights, "float32")), x)[0]
-        for f in (lambda x: recomputed(activation, x), activation)
+        for f in (lambda x: activate(activation, x, training=True), activation)
     )
     np.testing.assert_allclose(ops.cast(found, "float32"), ops.cast(sought, "float32"), rtol=1e-5, atol=6 * tolerance)
 
 
 @on_tensorflow
-def test_a_tensorflow_without_xla_runs_the_function_as_it_is(monkeypatch):
+def test_a_tensorflow_without_xla_or_without_tricks_compiles_nothing(monkeypatch):
     import tensorflow as tf
 
     def no_xla(*args, **kwargs):
         raise tf.errors.UnimplementedError(None, None, "no XLA here")
 
-    assert backpropagation._has_xla()
+    x = ops.ones((1, COMPILED_WIDTH))
+    assert cpu._has_xla()
+    monkeypatch.setattr(cpu, "ENABLED", False)
+    monkeypatch.setattr(cpu, "_compiled", None)
+    activate(gelu_tanh, x, training=True)
+    monkeypatch.setattr(cpu, "ENABLED", True)
     monkeypatch.setattr(tf, "function", no_xla)
-    assert not backpropagation._has_xla.__wrapped__()
-    monkeypatch.setattr(backpropagation, "_has_xla", lambda: False)
-    assert recomputed(lambda x: x, "anything") == "anything"
-
-
-@pytest.mark.skipif(BACKEND == "tensorflow", reason="there it is compiled")
-def test_other_backends_run_the_function_as_it_is():
-    assert recomputed(lambda x: x, "anything") == "anything"
+    assert not cpu._has_xla.__wrapped__()
+    monkeypatch.setattr(cpu, "_has_xla", lambda: False)
+    activate(gelu_tanh, x, training=True)
 
 
 @on_tensorflow
-def test_recomputed_of_a_number_of_rows_that_is_not_known():
+def test_activate_of_a_number_of_rows_that_is_not_known():
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 3))])
+    @tf.function(input_signature=[tf.TensorSpec((None, COMPILED_WIDTH))])
     def slope(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = recomputed(keras.activations.gelu, x)
+            y = activate(keras.activations.gelu, x, training=True)
         return tape.gradient(y, x)
 
     for rows in (0, 1, 5):
-        np.testing.assert_allclose(slope(tf.zeros((rows, 3))), np.full((rows, 3), 0.5), atol=1e-6)
+        np.testing.assert_allclose(
+            slope(tf.zeros((rows, COMPILED_WIDTH))), np.full((rows, COMPILED_WIDTH), 0.5), atol=1e-6
+        )
 
 
 @on_tensorflow
-def test_recomputed_has_a_second_derivative():
-    import tensorflow as tf
-
-    x = tf.constant([[-1.0, 0.0, 2.0]])
+def test_activate_has_a_second_derivative():
+    x = ops.convert_to_tensor(np.linspace(-3, 3, COMPILED_WIDTH, dtype="float32")[None])
 
     def curvature(function):
         return gradients(lambda x: ops.sum(gradients(lambda x: ops.sum(function(x)), x)[0]), x)[0]
 
     of_gelu = curvature(keras.activations.gelu)
-    np.testing.assert_allclose(curvature(lambda x: recomputed(keras.activations.gelu, x)), of_gelu, atol=1e-5)
+    found = curvature(lambda x: activate(keras.activations.gelu, x, training=True))
+    np.testing.assert_allclose(found, of_gelu, atol=1e-5)
+
+
+@on_jax
+def test_without_tricks_nothing_is_materialized(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(cpu, "ENABLED", False)
+    assert "cond" not in str(jax.make_jaxpr(materialize)(ops.ones((2, 3))))
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch's functions do not ask")
+def test_a_gpu_is_a_device_that_is_no_cpu(monkeypatch):
+    for device, expected in {"cpu:0": False, "gpu:0": True}.items():
+        monkeypatch.setattr(keras.distribution, "list_devices", lambda device=device: [device])
+        assert cpu.has_gpu.__wrapped__() is expected

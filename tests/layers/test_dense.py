@@ -3,14 +3,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.layers import Dense, dense
+from keras_vit.layers import Dense, cpu
 
 
 @pytest.fixture(params=[False, True], ids=["linear", "convolution"])
 def by_convolution(request, monkeypatch):
     """As on a processor of each make; on TensorFlow and JAX that is the same."""
-    sizes = {"float32": (1, 1), "bfloat16": (1, 1)} if request.param else {}
-    monkeypatch.setattr(dense, "min_sizes", lambda: sizes)
+    monkeypatch.setattr(cpu, "min_rows", lambda: {"float32": 1, "bfloat16": 1} if request.param else {})
+    monkeypatch.setattr(cpu, "MIN_OUTPUTS", 1)
     return request.param
 
 
@@ -22,22 +22,26 @@ on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorc
     "processor, expected",
     [
         ("GenuineIntel avx512_bf16", {}),
-        ("AuthenticAMD avx2", {"float32": (64, 2**16)}),
-        ("AuthenticAMD avx512_bf16", {"float32": (64, 2**16), "bfloat16": (1024, 2**16)}),
+        ("AuthenticAMD avx2", {"float32": 64}),
+        ("AuthenticAMD avx512_bf16", {"float32": 64, "bfloat16": 1024}),
+        (None, {}),
     ],
 )
-def test_processors_that_take_convolutions(processor, expected, monkeypatch):
-    monkeypatch.setattr(dense, "processor", lambda: processor)
-    assert dense.min_sizes.__wrapped__() == expected
+def test_processors_that_take_convolutions(processor, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    if processor:
+        (tmp_path / "cpuinfo").write_text(processor)
+    assert cpu.min_rows.__wrapped__() == expected
 
 
 @on_torch
-def test_few_rows_or_outputs_and_traced_ones_are_no_convolutions(monkeypatch):
+def test_few_rows_or_outputs_traced_ones_and_no_tricks_are_no_convolutions(monkeypatch):
     import torch
 
     called = []
-    monkeypatch.setattr(dense, "_convolution", lambda original=dense._convolution: called.append(1) or original())
-    monkeypatch.setattr(dense, "min_sizes", lambda: {"float32": (65, 390)})
+    monkeypatch.setattr(cpu, "_convolution", lambda original=cpu._convolution: called.append(1) or original())
+    monkeypatch.setattr(cpu, "min_rows", lambda: {"float32": 65})
+    monkeypatch.setattr(cpu, "MIN_OUTPUTS", 390)
     for rows, units, expected in ((97, 4, 0), (64, 7, 0), (65, 6, 1)):
         layer = Dense(units)
         layer(np.ones((rows, 8), "float32"))
@@ -45,6 +49,8 @@ def test_few_rows_or_outputs_and_traced_ones_are_no_convolutions(monkeypatch):
     layer.trainable = False
     with torch.no_grad():
         torch.jit.trace(lambda x: layer(x), torch.ones(65, 8), check_trace=False)
+        monkeypatch.setattr(cpu, "ENABLED", False)
+        layer(torch.ones(65, 8))
     assert len(called) == 1
 
 
@@ -54,7 +60,7 @@ def test_values_are_the_same_where_no_gradient_is_asked_for(by_convolution, monk
 
     layer = Dense(3, bias_initializer="normal")
     x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
-    convolution, applied = dense._convolution(), []
+    convolution, applied = cpu._convolution(), []
     layer.build(x.shape)
     expected = layer(x)
     monkeypatch.setattr(convolution, "apply", applied.append)
@@ -85,14 +91,14 @@ def test_every_derivative_is_the_products(by_convolution):
         for argument in range(3):
             actual, expected = (
                 transform(lambda *args, p=product: loss(p, *args), argnums=argument)(x, *weights)
-                for product in (dense._product, linear)
+                for product in (cpu._linear_on_torch, linear)
             )
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     # Of each row by itself, of which the rest are not the rows of one matrix.
     strided = torch.stack([x, 2 * x], dim=2)
     actual, expected = (
         vmap(grad(lambda x, p=product: loss(p, x, *weights)), in_dims=2)(strided)
-        for product in (dense._product, linear)
+        for product in (cpu._linear_on_torch, linear)
     )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -105,7 +111,7 @@ def test_what_no_gradient_needs_is_not_kept(by_convolution, frozen):
     x, kernel = torch.ones(5, 4, requires_grad=frozen != "x"), torch.ones(4, 3, requires_grad=frozen != "kernel")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        y = dense._product(x, kernel, torch.ones(3))
+        y = cpu._linear_on_torch(x, kernel, torch.ones(3))
     y.sum().backward()
     assert sorted(map(tuple, kept)) in ([(4, 3)] if frozen == "kernel" else [(5, 4)], [(3, 4)])
 
@@ -124,7 +130,7 @@ def test_gradients_under_autocast_and_in_bfloat16(by_convolution):
     for dtype, autocast in ((torch.float32, True), (torch.bfloat16, False)):
         tensors = [torch.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            y = dense._product(*tensors)
+            y = cpu._linear_on_torch(*tensors)
         y.sum().backward()
         for tensor, value in zip(tensors, expected, strict=True):
             assert tensor.grad.dtype == dtype

@@ -19,15 +19,16 @@ def test_it_is_attention(length, bias_shape):
     scores = query @ key.swapaxes(-1, -2) / 2 + (0 if bias is None else bias)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ value
-    query, key, value = (ops.convert_to_tensor(x.swapaxes(1, 2)) for x in (query, key, value))
+    query, key, value = map(ops.convert_to_tensor, (query, key, value))
     actual = attend(query, key, value, None if bias is None else ops.convert_to_tensor(bias))
-    np.testing.assert_allclose(ops.convert_to_numpy(actual), expected.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's tensors know how they lie in memory")
 def test_the_heads_join_without_a_copy():
     qkv = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 7, 3, 4, 8)).astype("float32"))
-    joined = attend(*ops.unstack(qkv, 3, axis=2), None)
-    assert joined.is_contiguous()
-    of_copies = attend(*(x.contiguous() for x in ops.unstack(qkv, 3, axis=2)), None)
+    parts = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
+    joined = attend(*parts, None)
+    assert ops.transpose(joined, (0, 2, 1, 3)).is_contiguous()
+    of_copies = attend(*(x.contiguous() for x in parts), None)
     np.testing.assert_allclose(joined, of_copies, atol=1e-6)

@@ -203,9 +203,9 @@ def test_refuses(arguments, message):
 def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="Expected 1 prefix tokens and 2 x 3 patches. Received: 6 tokens"):
         PositionEmbedding((2, 3), num_prefix_tokens=1)(np.zeros((1, 6, 8)))
-    with pytest.raises(ValueError, match="Expected a number of channels that 4 divides, .* Received: 6 channels"):
+    with pytest.raises(ValueError, match="Expected a multiple of 4 channels .* Received: 6 channels"):
         PositionEmbedding((2, 3), "sincos2d")(np.zeros((1, 6, 6)))
-    with pytest.raises(ValueError, match="Expected a number of channels that 2 divides, .* Received: 5 channels"):
+    with pytest.raises(ValueError, match="Expected a multiple of 2 channels .* Received: 5 channels"):
         PositionEmbedding((2, 3), "learned2d")(np.zeros((1, 6, 5)))
-    with pytest.raises(ValueError, match="Expected `patch_size` where `images` is passed. Received: patch_size=None"):
+    with pytest.raises(ValueError, match="Expected `patch_size` with `images`. Received: patch_size=None"):
         PositionEmbedding((2, 3))(np.zeros((1, 6, 8)), np.zeros((1, 8, 12, 3)))
