@@ -13,7 +13,7 @@ except ModuleNotFoundError as _error:
         f'Keras is set to the backend {_backend}, which is not installed: pip install "keras-vit[{_backend}]", or set '
         "the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is."
     )
-    # The command imports this file before anything of its own could catch the error.
+    # The command imports this file before it could catch the error itself.
     if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
         _sys.exit(f"keras-vit: {_message}")
     raise ImportError(_message) from _error
@@ -40,12 +40,11 @@ from keras_vit.models import (
     fold_preprocessing,
     from_pretrained,
     preprocess_input,
+    read_image,
 )
-from keras_vit.models import (
-    builders as _builders,
-)
+from keras_vit.models import builders as _builders
 
-# One a row of that file: ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1 and the others.
+# Each row of that file: ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1 and the others.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of
@@ -78,6 +77,7 @@ __all__ = [
     "preprocess_input",
     "pretraining",
     "profile",
+    "read_image",
     "save_weights",
     "training",
     "weights",

@@ -58,7 +58,7 @@ def _predict(args):
 
 
 def _read_model(args, path, **options):
-    from keras_vit.models.saved import read_model
+    from keras_vit.models.pretrained import read_model
 
     options |= {"image_size": args.image_size, "num_heads": args.num_heads}
     return read_model(path, **options, **{key: _value(text) for key, text in args.set})

@@ -99,7 +99,7 @@ def name_of(architecture):
     """The name of the variant with these sizes, as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1"; None if it has none.
 
     Args:
-        architecture: Anything with the sizes of a `weights.architecture.Architecture`.
+        architecture: A dict or object with the fields of a record.
     """
     stages = architecture.stages
     if not architecture.num_layers:

@@ -7,8 +7,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.models.backbone import head_inputs, head_within
-from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
-from keras_vit.models.value_range import check_values, takes
+from keras_vit.models.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
 
 logger = logging.getLogger("keras_vit")
 

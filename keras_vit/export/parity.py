@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_vit.export.precision import AccuracyChange
-from keras_vit.models.value_range import range_of
+from keras_vit.models.inputs import range_of
 
 # Images per call of the model.
 BATCH = 8

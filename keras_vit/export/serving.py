@@ -17,9 +17,9 @@ from keras_vit.export.saved_files import write_saved_model
 from keras_vit.files import draft_folder, put_folder
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
+from keras_vit.models.inputs import KEEP_SCALE, range_of
 from keras_vit.models.predictions import activation_of, imagenet_classes, names_of
 from keras_vit.models.preprocessing import normalization_of
-from keras_vit.models.value_range import KEEP_SCALE, range_of
 
 # The size that serving_bytes resizes to in a model of any size.
 DEFAULT_SIZE = 224

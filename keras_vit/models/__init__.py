@@ -1,10 +1,11 @@
-"""Builders of whole models, and what goes into them and comes out."""
+"""Builders of whole models, and their preprocessing and predictions."""
 
 from keras_vit.models import builders
 from keras_vit.models.bit import BigTransfer, BiT
 
-# A builder a row of that file: DeiT, DINOv2, SigLIP, the hybrids and the sizes of ViT and BiT.
+# Each row of that file: DeiT, DINOv2, SigLIP, the hybrids and the sizes of ViT and BiT.
 from keras_vit.models.builders import *  # noqa: F403
+from keras_vit.models.classify import read_image
 from keras_vit.models.features import features
 from keras_vit.models.folding import fold_preprocessing
 from keras_vit.models.predictions import decode_predictions
@@ -23,5 +24,6 @@ __all__ = [
     "fold_preprocessing",
     "from_pretrained",
     "preprocess_input",
+    "read_image",
 ]
 __all__ += builders.__all__

@@ -1,4 +1,4 @@
-"""Where in a model the backbone is that a builder of this package made, and what its user has put around it."""
+"""Finds the backbone in a model, and what its user has put around it."""
 
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ _ABOVE = {
 
 
 class Parts(NamedTuple):
-    """The layers of a model that holds a backbone, each in one of the lists.
+    """The layers of a model that contains a backbone, each in one of the lists.
 
     Args:
         below: The backbone's layers before its first block: the embedding.
         blocks: Its blocks, from the first.
-        above: Its layers behind the last block and below the head: norm, pooling, pre_logits.
-        others: The heads, by whatever name, and all layers that stand around a backbone that is nested in the model.
-        models: The model, and the one or more within it that hold the backbone.
+        above: Its layers between the last block and the head: norm, pooling, pre_logits.
+        others: The heads, by any name, and all layers around a nested backbone.
+        models: The model, and those within it that contain the backbone.
     """
 
     below: list
@@ -36,14 +36,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model):
-    """Tells the backbone's layers from the head and from all that a user has put around the backbone.
-
-    Args:
-        model: A model of this package's builders, one with a head of its user's own on it, or one in which such a model
-            is nested as a layer, at any depth.
-
-    Returns:
-        `Parts`.
+    """The `Parts` of a model that is, extends or contains (at any depth) a model of this package's builders.
 
     Raises:
         ValueError: If there are no blocks in it, or those of several backbones.
@@ -61,7 +54,7 @@ def parts_of(model):
         names = ", ".join(layer.name for layer in model.layers)
         how_many = f"{len(ways)} such models in it" if ways else f"layers {names}"
         raise ValueError(
-            "Expected a model of this package's builders, or one that goes on from it or holds it as a layer. "
+            "Expected a model of this package's builders, or one that extends it or holds it as a layer. "
             f"Received: model {model.name!r} with {how_many}"
         )
     models = ways[0]
@@ -83,15 +76,17 @@ def parts_of(model):
     return parts
 
 
-def head_inputs(model):
-    """The symbolic tensors that layers above the backbone take from it; [] where none does, or there is no backbone.
-
-    Args:
-        model: A functional or sequential `keras.Model`, built.
-    """
+def _parts_or_none(model):
     try:
-        parts = parts_of(model)
+        return parts_of(model)
     except ValueError:
+        return None
+
+
+def head_inputs(model):
+    """The symbolic tensors that layers outside the backbone take from it; [] if there are none, or no backbone."""
+    parts = _parts_or_none(model)
+    if parts is None:
         return []
     own = {id(layer) for layer in (*parts.below, *parts.blocks, *parts.above, *parts.models)}
     found = {
@@ -104,13 +99,38 @@ def head_inputs(model):
 
 
 def head_within(model):
-    """Whether the backbone is nested in the model together with a head of its own."""
-    try:
-        parts = parts_of(model)
-    except ValueError:
+    """Whether the backbone is nested in the model together with its own head."""
+    parts = _parts_or_none(model)
+    if parts is None or len(parts.models) == 1:
         return False
     inner = parts.models[-1].layers
-    return len(parts.models) > 1 and any(layer.weights for layer in parts.others if layer in inner)
+    return any(layer.weights for layer in parts.others if layer in inner)
+
+
+def gives_features(model):
+    """Whether the one output of a model comes straight from a backbone, without a head.
+
+    Example:
+
+    >>> from keras_vit.models.backbone import gives_features
+    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0, num_layers=1)
+    >>> gives_features(backbone), gives_features(keras.Sequential([backbone, keras.layers.Dense(5)]))
+    (True, False)
+    """
+    last = _last_with_weights(model.outputs)
+    if last is None:
+        return True
+    parts = _parts_or_none(model)
+    # Without a backbone of this package the output may be anything.
+    return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
+
+
+def _last_with_weights(tensors):
+    """The operation with weights nearest to symbolic tensors."""
+    for operation, _ in nodes_before(tensors):
+        if getattr(operation, "weights", None):
+            return _last_with_weights(operation.outputs) if is_graph(operation) else operation
+    return None
 
 
 def _blocks(model):
@@ -130,5 +150,5 @@ def _ways_to_blocks(model):
 
 
 def _flat(layer):
-    """A layer, or where it is a model that is a graph, the layers of that."""
+    """A layer, or the layers of one that is a graph."""
     return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

@@ -1,4 +1,4 @@
-"""From image files to named classes, with all that the model itself says about its images."""
+"""From image files to named classes, preprocessed as the model's record says."""
 
 import logging
 import os
@@ -19,15 +19,15 @@ logger = logging.getLogger("keras_vit")
 
 
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
-    """Reads an image file as the model's evaluation would: resized and cut out as its `normalization` layer says.
+    """Reads an image file as the model's evaluation does: resized and cropped as its `normalization` layer says.
 
     Args:
         path: Path of a file of any format that Pillow reads.
         model: A model of this package.
 
     Returns:
-        The image, (height, width, channels), float32 of 0..255, transformed as `keras_vit.Preprocessing` describes. A
-        model of any size gets the image as it is.
+        The image, (height, width, channels), float32 of 0..255, transformed as `keras_vit.Preprocessing` describes. For
+        a model of any size, the image in its own size.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -35,7 +35,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
     Example:
 
-    >>> image = read_image("cat.jpg", keras_vit.ViTB16())  # doctest: +SKIP
+    >>> image = keras_vit.read_image("cat.jpg", keras_vit.ViTB16())  # doctest: +SKIP
     """
     path = os.fspath(path)
     _, height, width, channels = model.input_shape
@@ -49,46 +49,24 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
         raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
     except (MemoryError, PermissionError):
         raise
-    # What Pillow raises differs by format and by what is wrong.
+    # Pillow's errors differ by format and by damage.
     except Exception as error:
-        # Of the buffer that Keras hands over it only says where it lies in memory.
+        # Without the address of Keras' buffer.
         reason = re.sub(r" <_io.*?>", "", str(error))
         raise ValueError(f"Cannot read {path!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
     if height is None or width is None:
-        return _to_array(image)
+        return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
     transform = EvaluationTransform((height, width), normalization_of(model).preprocessing)
-    return transform.in_numpy(_to_array(image, "uint8"))
+    return transform.in_numpy(keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8"))
 
 
-def read_images(paths: Sequence[str | os.PathLike], model: keras.Model) -> np.ndarray:
-    """Reads image files as `read_image` does, into one array.
-
-    Args:
-        paths: Paths of the files, at least one.
-        model: As in `read_image`.
-
-    Returns:
-        (batch, height, width, channels), float32 of 0..255.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a file is no image, or, with a model of any size, the images differ in theirs.
-
-    Example:
-
-    >>> images = read_images(["cat.jpg", "dog.jpg"], keras_vit.ViTB16())  # doctest: +SKIP
-    """
+def read_images(paths, model):
+    """Reads image files as `read_image` does, into one array, (batch, height, width, channels)."""
     images = [read_image(path, model) for path in paths]
     if len({image.shape for image in images}) != 1:
-        raise ValueError(
-            "Expected images of one size for a model of any size. Received: "
-            f"{', '.join(f'{os.fspath(p)} of {i.shape[:2]}' for p, i in zip(paths, images, strict=True)) or 'none'}"
-        )
+        sizes = [f"{os.fspath(path)} of {image.shape[:2]}" for path, image in zip(paths, images, strict=True)]
+        raise ValueError(f"Expected images of one size for a model of any size. Received: {', '.join(sizes) or 'none'}")
     return np.stack(images)
-
-
-def _to_array(image, dtype="float32"):
-    return keras.utils.img_to_array(image, data_format="channels_last", dtype=dtype)
 
 
 def classify(
@@ -103,13 +81,13 @@ def classify(
     """Names the most probable classes of image files.
 
     Args:
-        model: A classifier with a `normalization` layer of this package, whose output is logits or, where it ends with
-            a softmax or sigmoid, probabilities.
+        model: A classifier with a `normalization` layer of this package, which outputs logits or, if it ends with a
+            softmax or sigmoid, probabilities.
         paths: Paths of image files.
         top: Int, how many classes to return for each image; None takes 5, or as many as there are.
-        broken: "raise" ends with an error where a file is no image; "skip" gives it an empty list, and a warning of the
-            logger "keras_vit" names such files in the end.
-        batch_size: Int, how many images the model gets at a time.
+        broken: "raise" ends with an error if a file is no image; "skip" returns an empty list for it, and a warning of
+            the logger "keras_vit" lists such files in the end.
+        batch_size: Int, the number of images in a batch.
         verbose: 0 or 1; 1 shows a progress bar.
 
     Returns:
@@ -134,7 +112,7 @@ def classify(
     named, reasons, full = [[] for _ in paths], {}, {}
     progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
     for places, images in _batches(model, paths, batch_size, broken, reasons):
-        # One size of batch is one compilation for images of one size.
+        # Padded, so that images of one size are compiled for one size of batch.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         padded = np.concatenate([images, np.repeat(images[:1], most - len(images), axis=0)])
         outputs = model.predict_on_batch(scaled(padded, model))[: len(images)]
@@ -142,7 +120,9 @@ def classify(
             outputs = getattr(ops, activation)(ops.cast(outputs, "float32"))
         probabilities = ops.convert_to_numpy(outputs).astype("float32")
         if not np.isfinite(probabilities).all():
-            raise ValueError(f"Expected a model that gives numbers. Received: model {model.name!r}, which gives NaN.")
+            raise ValueError(
+                f"Expected a model that outputs numbers. Received: model {model.name!r}, which outputs NaN."
+            )
         for place, best in zip(places, most_probable(probabilities, classes, top), strict=True):
             named[place] = best
         progress.add(len(places))
@@ -158,7 +138,7 @@ def classify(
 
 
 def _batches(model, paths, batch_size, broken, reasons):
-    """Yields (places in `paths`, images of one shape); `reasons` gets a place's message where there is no image."""
+    """Yields (places in `paths`, images of one shape); files that are no images go to `reasons`, by place."""
 
     def read(path):
         try:
@@ -175,7 +155,7 @@ def _batches(model, paths, batch_size, broken, reasons):
                         raise image
                     reasons[place] = str(image)
                 else:
-                    # Images of a model of any size differ in theirs.
+                    # For a model of any size the shapes differ.
                     by_shape.setdefault(image.shape, []).append((place, image))
             for pairs in by_shape.values():
                 places, images = zip(*pairs, strict=True)
@@ -183,14 +163,7 @@ def _batches(model, paths, batch_size, broken, reasons):
 
 
 def table(paths, predictions):
-    """Sets the predictions of image files out as text, one class a line.
-
-    Args:
-        paths: Paths of the images.
-        predictions: What `classify` returned for them.
-
-    Returns:
-        A string of aligned columns: the image's path beside its first class, the probability in percent, the name.
+    """The predictions of `classify` as text, one class a line.
 
     Example:
 

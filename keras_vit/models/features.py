@@ -14,8 +14,8 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
         model: A ViT of this package's builders, with or without its head.
         blocks: The indices of the blocks whose outputs are returned, counted from 0; negative ones count from the last.
         format: "tokens", (batch, num_tokens, hidden_dim) with prefix tokens, or "map", (batch, rows, columns,
-            hidden_dim) without, as dense tasks want them. With `skip_unused_tokens=True` the last block's tokens are
-            those that the head reads.
+            hidden_dim) without, for dense tasks. With `skip_unused_tokens=True` the last block's tokens are those that
+            the head reads.
 
     Returns:
         A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`; for a single
@@ -33,7 +33,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     """
     arguments.one_of("format", format, ("tokens", "map"))
     config = config_of(model)
-    # A model that was cut out of another may have fewer blocks than its record says.
+    # A part of a model may have fewer blocks than its record.
     found = [layer for layer in model.layers if layer.name in config.block_names]
     if config.family != "vit" or not found:
         raise ValueError(
@@ -46,25 +46,26 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
             raise ValueError(
                 f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
             )
-    # A block that merges tokens gives their sizes too.
+    # A block that merges tokens outputs their sizes too.
     outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
     if format == "map":
-        if any(block.token_merging for block in found):
-            raise ValueError(
-                'Expected a model without token merging for format="map", since tokens of several patches have no one '
-                f"place in one. Received: model {model.name!r}; build it with token_merging=0."
-            )
-        if any(isinstance(layer, PatchDropout) for layer in model.layers):
-            raise ValueError(
-                'Expected a model without patch dropout for format="map", since patches left out have no place '
-                f"in one. Received: model {model.name!r}; build it with patch_dropout_rate=0."
-            )
-        if any(found[i].num_outputs is not None for i in blocks):
-            raise ValueError(
-                'Expected blocks that give every patch for format="map". Received: the last block of model '
-                f"{model.name!r}; build it with skip_unused_tokens=False, into which its weights load."
-            )
+        _check_maps(model, found, blocks)
         patch_embedding = model.get_layer("patch_embedding")
         to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
         outputs = [to_map(x, patch_embedding.input) for x in outputs]
     return keras.Model(model.input, outputs, name=f"{model.name}_features")
+
+
+def _check_maps(model, found, blocks):
+    """Raises if the patches of a model do not fill their grid at some blocks."""
+    reason = None
+    if any(block.token_merging for block in found):
+        reason = "without token merging", "token_merging=0"
+    elif any(isinstance(layer, PatchDropout) for layer in model.layers):
+        reason = "without patch dropout", "patch_dropout_rate=0"
+    elif any(found[i].num_outputs is not None for i in blocks):
+        reason = "whose last block outputs every patch", "skip_unused_tokens=False, into which its weights load"
+    if reason:
+        raise ValueError(
+            f'Expected a model {reason[0]} for format="map". Received: model {model.name!r}; build it with {reason[1]}.'
+        )

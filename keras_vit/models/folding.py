@@ -6,11 +6,11 @@ from keras_vit.models.graph import nodes_before
 
 
 def fold_preprocessing(model: keras.Model) -> keras.Model:
-    """Builds a copy of a ViT for inference whose patch embedding does the scaling of its images too.
+    """Builds a copy of a ViT for inference whose patch embedding also scales its images.
 
-    The copy takes the same raw images and gives the same outputs within rounding, with one pass over the pixels less:
+    The copy takes the same raw images and has the same outputs within rounding, with one pass over the pixels less:
     `(x / 255 - mean) / std` becomes part of the kernel and bias. Its `normalization` layer still carries the constants
-    and passes images through. Save the copy as .keras, which says so; other formats are for the model it was made of.
+    and passes images through. Save the copy as .keras, which records this; save the original in other formats.
 
     Args:
         model: A ViT in float32 of this package's builders, built with `include_preprocessing=True`. It stays as it is.
@@ -19,18 +19,17 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
         A new `keras.Model`, not compiled.
 
     Raises:
-        ValueError: If the model takes preprocessed images, or is folded already; if anything but the patch embedding
-            reads the scaled images, as the ResNet of a hybrid does, whose zero padding and standardized kernels are
-            made for them; if it computes in less than float32, where raw pixels would lose digits; or if it holds
-            weights that its config does not tell of.
+        ValueError: If the model takes preprocessed images, or is folded already; if another layer reads the scaled
+            images, as the ResNet of a hybrid, whose zero padding and standardized kernels need them; if it computes in
+            less than float32, which would round raw pixels; or if it has weights that its config does not record.
 
     Example:
 
     >>> model = keras_vit.ViTTi16(num_classes=10, include_preprocessing=True)
     >>> folded = keras_vit.fold_preprocessing(model)
     >>> images = np.random.default_rng(0).uniform(0, 255, (1, 224, 224, 3))
-    >>> answers = [keras.ops.convert_to_numpy(m(images)) for m in (folded, model)]
-    >>> bool(np.allclose(*answers, atol=1e-4))
+    >>> outputs = [keras.ops.convert_to_numpy(m(images)) for m in (folded, model)]
+    >>> bool(np.allclose(*outputs, atol=1e-4))
     True
     """
     normalization, embedding = _layers_to_fold(model)
@@ -42,9 +41,9 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     folded = keras.models.clone_model(model, clone_function=clone)
     values = {weight.path: weight for weight in model.weights}
     if {weight.path for weight in folded.weights} != set(values):
-        raise ValueError(f"Expected a model whose config tells of all its weights. Received: model {model.name!r}")
+        raise ValueError(f"Expected a model whose config records all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
-        # A copy: on JAX two models that share an array lose it, since training donates it.
+        # A copy, since on JAX training donates arrays.
         weight.assign(keras.ops.copy(values[weight.path]))
 
     offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)
@@ -73,7 +72,7 @@ def _layers_to_fold(model):
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
-    # Positions of a model of any size read no more than the images' size.
+    # The position embedding of a model of any size reads only the images' size.
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(

@@ -1,28 +1,17 @@
-"""What stands where in the graph of a functional model, models within it included."""
+"""Walks through the graph of a functional model, nested models included."""
 
 import keras
 
 
 def call_of(tensor):
-    """The call that a symbolic tensor comes from.
-
-    Returns:
-        The operation, which call of it by number, the symbolic tensors that it took, and which of its outputs this is.
-    """
-    # Keras has no public way from a tensor to what made it: `layer.input` is of the layer's first call alone.
+    """The call that a symbolic tensor comes from: operation, index of the call, input tensors, index of this output."""
+    # Keras has no public way from a tensor to its call: `layer.input` is of the layer's first call alone.
     operation, node_index, tensor_index = tensor._keras_history
     return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
 
 
 def nodes_before(tensors):
-    """Walks back through the calls that symbolic tensors come from.
-
-    Args:
-        tensors: Symbolic tensors of one graph, as `model.outputs`.
-
-    Yields:
-        Pairs of an operation (a layer, a model called as one, or a function of keras.ops) and the symbolic tensors that
-        it took; the nearest first, the `InputLayer`s included.
+    """Yields the calls that symbolic tensors come from, the nearest first: (operation, its input tensors).
 
     Example:
 
@@ -42,22 +31,9 @@ def nodes_before(tensors):
 
 
 def operations_before(model, layer):
-    """The operations between a model's inputs and a layer of it, or of a model within it.
+    """The operations between a model's inputs and a layer in it, at any depth; None if no graph leads to the layer.
 
-    Args:
-        model: A functional or sequential `keras.Model`, built.
-        layer: The layer.
-
-    Returns:
-        List of operations, with the `InputLayer`s, and with a model's layers instead of the model where they are a
-        graph; None where no graph leads to the layer.
-
-    Example:
-
-    >>> from keras_vit.models.graph import operations_before
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Rescaling(2.0), keras.layers.ReLU()])
-    >>> [type(operation).__name__ for operation in operations_before(model, model.layers[-1])]
-    ['Rescaling', 'InputLayer']
+    A nested model that is a graph stands for its layers.
     """
     for operation, inputs in nodes_before(model.outputs):
         within = [] if operation is layer else None
@@ -69,15 +45,9 @@ def operations_before(model, layer):
 
 
 def replay(model, inputs, call):
-    """Puts symbolic tensors through the graph of a model, with a function that stands for each call.
+    """Passes symbolic tensors through the graph of a model, with `call(operation, *args, **kwargs)` for each call.
 
-    Args:
-        model: A functional or sequential `keras.Model`, built. No layer of it is called here.
-        inputs: A list of symbolic tensors, as `model.inputs`.
-        call: Function of an operation and the arguments that it is called with, which returns its symbolic outputs.
-
-    Returns:
-        A list of its outputs, as `model.outputs`.
+    Returns a list of the outputs, in the order of `model.outputs`. No layer of the model is called.
 
     Example:
 
@@ -87,7 +57,7 @@ def replay(model, inputs, call):
     (1, 3)
     """
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # Keras finishes a graph of its own, from these to these, whatever `call` returns.
+    # Keras builds another graph, from these to these, whatever `call` returns.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 
@@ -104,7 +74,7 @@ def replay(model, inputs, call):
 
 
 def is_graph(operation):
-    """Whether an operation is a model that is a graph, and not one of a class of its own with a `call`."""
+    """Whether an operation is a functional or sequential model, and not one with its own `call`."""
     return isinstance(operation, keras.Model) and bool(getattr(operation, "outputs", None))
 
 

@@ -1,3 +1,5 @@
+"""From a model's outputs to probabilities of named classes."""
+
 import functools
 import logging
 from importlib import resources
@@ -6,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.models.backbone import parts_of
-from keras_vit.models.graph import call_of, is_graph, nodes_before
+from keras_vit.models.backbone import gives_features
+from keras_vit.models.graph import call_of, is_graph
 from keras_vit.preprocessing import carrier_of
 
 logger = logging.getLogger("keras_vit")
@@ -27,8 +29,8 @@ def decode_predictions(
 
     Args:
         predictions: Probabilities, (batch, classes), as `keras.ops.softmax(logits)` returns them: an array or tensor.
-        model: The model that they are of: the names are those that it carries (`class_names`), else ImageNet's where it
-            has 1000 classes, else the classes' indices. None takes ImageNet's for (batch, 1000).
+        model: The model that predicted them. The names are its `class_names`; without these, ImageNet's for 1000
+            classes, else the classes' indices. None takes ImageNet's for (batch, 1000).
         top: Int, how many classes to return for each image; None takes 5, or as many as there are.
 
     Returns:
@@ -49,32 +51,32 @@ def decode_predictions(
     """
     if model is not None and not isinstance(model, keras.Model):
         raise ValueError(
-            "Invalid value received for argument `model`. Expected a keras.Model or None; how many classes to name is "
-            f"top=. Received: {model!r}"
+            "Invalid value received for argument `model`. Expected a keras.Model or None; the number of classes to "
+            f"name is top=. Received: {model!r}"
         )
     classes = imagenet_classes() if model is None else classes_of(model)
     p = np.asarray(ops.convert_to_numpy(predictions), "float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
-        advice = " Pass the model for classes of its own." if model is None else ""
+        advice = " Pass the model for other classes." if model is None else ""
         raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
     top = checked_top(top, classes)
-    # Of a model whose classes do not exclude each other, each number is a probability of its own.
-    own = model is not None and (
+    # Whether each class has its own probability, and the rows need not sum to 1.
+    separate = model is not None and (
         p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
     )
     # The bound allows for rows that were normalised in half precision.
-    sound = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if own else np.abs(p.sum(axis=1) - 1).max() < 0.02))
-    if not sound:
+    valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
+    if not valid:
         raise ValueError(
-            f"Expected probabilities: rows of non-negative numbers that {'are at most 1' if own else 'sum to 1'}. "
+            f"Expected probabilities: rows of non-negative numbers that {'are at most 1' if separate else 'sum to 1'}. "
             f"Received: numbers from {p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
-            "Where these are logits, apply keras.ops.softmax first."
+            "If these are logits, apply keras.ops.softmax first."
         )
     return most_probable(p, classes, top)
 
 
 def checked_top(top, classes):
-    """How many classes to name, of those that there are."""
+    """How many classes to name: 5 or all by default."""
     top = min(5, len(classes)) if top is None else top
     if not 1 <= top <= len(classes):
         raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top}")
@@ -88,23 +90,10 @@ def most_probable(probabilities, classes, top):
 
 
 def classes_of(model):
-    """The classes of a model in the order of its outputs.
-
-    Args:
-        model: A `keras.Model` with one output, (batch, classes).
-
-    Returns:
-        A sequence of (id, name): (index, name) where the model carries names, (WordNet id, name) of ImageNet's classes
-        for 1000 without, and (index, index) for any other number.
+    """(id, name) of each output of a model: (index, its name), an ImageNet class for 1000 outputs, or (index, index).
 
     Raises:
-        ValueError: If the model has another output, or gives features.
-
-    Example:
-
-    >>> from keras_vit.models.predictions import classes_of
-    >>> classes_of(keras_vit.ViT("Ti/16", num_classes=2, num_layers=1, class_names=["cat", "dog"]))
-    [('0', 'cat'), ('1', 'dog')]
+        ValueError: If the model has another output than (batch, classes), or no head.
     """
     num_classes = _output_of(model).shape[1]
     if names := names_of(model):
@@ -117,65 +106,22 @@ def classes_of(model):
 
 
 def names_of(model):
-    """The names that a model with one output carries; None where there are none, or those of another head."""
+    """The class names that a model with one output carries; None if there are none, or those of another head."""
     names = getattr(carrier_of(model), "class_names", None)
     if len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         return None
-    if names and len(names) != model.outputs[0].shape[1]:
-        logger.warning(
-            "Model %r carries the names of %d classes and gives %d: they are another head's, and left aside.",
-            model.name,
-            len(names),
-            model.outputs[0].shape[1],
-        )
+    num_classes = model.outputs[0].shape[1]
+    if names and len(names) != num_classes:
+        message = "Model %r carries the names of %d classes and has %d outputs: they are another head's, and ignored."
+        logger.warning(message, model.name, len(names), num_classes)
         return None
     return names
 
 
-def gives_features(model):
-    """Whether what a model gives comes straight from a backbone, however the user's own head is called.
-
-    Args:
-        model: A functional or sequential `keras.Model` with one output, (batch, numbers).
-
-    Example:
-
-    >>> from keras_vit.models.predictions import gives_features
-    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0, num_layers=1)
-    >>> gives_features(backbone), gives_features(keras.Sequential([backbone, keras.layers.Dense(5)]))
-    (True, False)
-    """
-    last = _last_with_weights(model.outputs)
-    if last is None:
-        return True
-    try:
-        parts = parts_of(model)
-    except ValueError:
-        # Without a backbone of this package it is what its user makes of it.
-        return False
-    return last in (*parts.below, *parts.blocks, *parts.above)
-
-
-def _last_with_weights(tensors):
-    """The operation with weights nearest to symbolic tensors."""
-    for operation, _ in nodes_before(tensors):
-        if getattr(operation, "weights", None):
-            return _last_with_weights(operation.outputs) if is_graph(operation) else operation
-    return None
-
-
 def activation_of(model, postprocess=None):
-    """The activation that makes probabilities of a model's output.
+    """The activation that makes probabilities of a model's output: "softmax", "sigmoid", or None if it is applied.
 
-    Args:
-        model: A `keras.Model` with one output, (batch, classes).
-        postprocess: "classify" (one class an image) or "multi_label" (any number of them); None: as the model says.
-
-    Returns:
-        "softmax" or "sigmoid"; None where the output has been through one of them already.
-
-    Raises:
-        ValueError: If the model has another output.
+    `postprocess` is "classify" (one class an image) or "multi_label" (any number of them); None: as the model's record.
 
     Example:
 
@@ -209,7 +155,7 @@ def _output_of(model):
 def _activation_behind(tensor):
     """The activation that a symbolic tensor has been through: "softmax", "sigmoid" or None.
 
-    It is looked for behind what leaves probabilities what they are, as the mean of a distilled model's two heads.
+    Layers that keep probabilities are passed, such as the mean of a distilled model's two heads.
     """
     operation, _, inputs, tensor_index = call_of(tensor)
     while isinstance(operation, keras.Model):
@@ -217,9 +163,9 @@ def _activation_behind(tensor):
             return _activation_behind(operation.outputs[tensor_index])
         if not operation.layers:
             return None
-        # Of a class of its own, whose last layer is mostly the one that it calls last.
+        # A subclassed model mostly calls its last layer last.
         operation, inputs, tensor_index = operation.layers[-1], [], 0
-    # Keras names the classes of its layers in public, not those of keras.ops.
+    # By name, since the classes of keras.ops are not public.
     kind, activation = type(operation).__name__, getattr(operation, "activation", None)
     for name in ("softmax", "sigmoid"):
         if kind == name.capitalize() or activation is getattr(keras.activations, name):

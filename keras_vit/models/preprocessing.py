@@ -2,7 +2,7 @@ import keras
 import numpy as np
 
 from keras_vit.layers import ImageNormalization
-from keras_vit.models.value_range import in_unit_range
+from keras_vit.models.inputs import in_unit_range
 from keras_vit.preprocessing import carrier_of
 
 
@@ -12,16 +12,16 @@ def preprocess_input(x, model: keras.Model | None = None):
     Args:
         x: Images, (..., height, width, channels), of 0..255, as uint8 or floats: a NumPy array, a tensor of the
             backend, or a tf.data element on any backend.
-        model: A ViT of this package, whose `normalization` layer says how it was trained. Without one, images become
-            [-1, 1], as the official checkpoints expect. Where the model was built with `include_preprocessing=True` the
-            values stay as they are, since the model scales them itself.
+        model: A model of this package, whose `normalization` layer has the constants. Without one, images become
+            [-1, 1], as the official checkpoints expect. A model built with `include_preprocessing=True` scales images
+            itself, and they stay as they are.
 
     Returns:
         Float32 images of the same shape and kind.
 
     Raises:
-        ValueError: If the model carries no preprocessing constants, or the array holds values outside 0..255, or
-            fractions in 0..1 alone, as images that were scaled already.
+        ValueError: If the model carries no preprocessing constants, or the array holds values outside 0..255, or only
+            fractions in 0..1, as images that were scaled already.
 
     Example:
 
@@ -39,7 +39,7 @@ def preprocess_input(x, model: keras.Model | None = None):
 
 
 def scaled(x, model=None):
-    """What `preprocess_input` does, for images that are known to be of 0..255: one may be as good as black."""
+    """`preprocess_input` for images that are known to be of 0..255, even if nearly black."""
     layer = ImageNormalization() if model is None else normalization_of(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):
@@ -47,11 +47,11 @@ def scaled(x, model=None):
         if x.size and not (x.min() >= 0 and x.max() <= 255):
             raise ValueError(f"Expected images of 0..255. Received: values from {x.min()} to {x.max()}")
         return x if scaled_by_model else np.asarray(layer.normalize(x), "float32")
-    # Rescaling, unlike keras.ops, also works on the tensors inside a tf.data pipeline, whatever the backend.
+    # Rescaling, unlike keras.ops, also works on the tensors of a tf.data pipeline, on any backend.
     if scaled_by_model:
         scale, offset = 1.0, 0.0
     else:
-        # Of three dimensions, since Keras would take one for the first axis under image_data_format="channels_first".
+        # Three dimensions, since Keras would take one for the first axis under image_data_format="channels_first".
         constants = layer.preprocessing.offset_and_scale
         offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
         scale, offset = 1 / scale, -offset / scale
@@ -59,11 +59,7 @@ def scaled(x, model=None):
 
 
 def normalization_of(model):
-    """Returns the layer of a model, or of a model within it, that carries the preprocessing constants.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The layer of a model, or of one within it, that carries the preprocessing constants; raises if there is none."""
     layer = carrier_of(model)
     if layer is None:
         raise ValueError(

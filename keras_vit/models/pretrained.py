@@ -1,7 +1,9 @@
-"""Builds the model that a checkpoint holds."""
+"""Reads models: from checkpoints of any source, .keras files and the folders of training runs."""
 
 import os
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 
@@ -17,6 +19,8 @@ from keras_vit.weights.model import name_of
 
 # The arguments of which None is a value.
 _NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
+# The files of a run's folder: in the end, and from the start.
+MODEL, STARTED = "model.keras", "recipe.json"
 
 
 def from_pretrained(
@@ -32,28 +36,27 @@ def from_pretrained(
     sha256: str | None = None,
     **kwargs,
 ) -> keras.Model:
-    """Builds the model that a checkpoint holds and loads it: sizes from the shapes, settings from what the file says.
+    """Builds the model of a checkpoint and loads it: sizes from the shapes, settings from the file's config.
 
-    The `normalization` layer carries the image preprocessing that the checkpoint was trained with. What neither shapes
-    nor a config say, and what the published models of the file's source do not have in common, has to be passed:
-    nothing that changes the answer is guessed. The logger "keras_vit" tells the report, as a warning where anything was
-    resized, adapted, left out or is new.
+    The `normalization` layer carries the preprocessing of the checkpoint. Settings that neither the file nor the
+    published models of its source determine have to be passed: nothing that changes the outputs is guessed. The logger
+    "keras_vit" reports what was loaded, as a warning if anything was resized, adapted, left out or is new.
 
     Args:
         path: Path of a file or folder as in `load_weights`, or the name of a published checkpoint, as
             "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None takes the one that
-            the file's config or its position embeddings tell; 224 if it has neither.
-        num_classes: Int, the number of classes; 0 for no head. None takes the file's. With another number than the
-            file's the head is new and zero, and a pre_logits layer goes with the old one.
-        num_heads: Int, the heads of a block. None takes the file's, else that of the source's published models with
-            the same widths and depth.
-        source: As in `load_weights`.
-        skip: As in `load_weights`.
-        grid_size: As in `load_weights`.
-        position_interpolation: As in `load_weights`; a model of any size resizes so at run time too.
-        sha256: As in `load_weights`.
-        **kwargs: Other arguments of `ViT` or `BiT`, which overrule what the file says: `dropout_rate`, `in_channels`,
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the file's
+            config or position embeddings; 224 if it has neither.
+        num_classes: Int, the number of classes; 0 for no head. None: that of the file. With another number the head is
+            new and zero, and a pre_logits layer is dropped with the old one.
+        num_heads: Int, the heads of a block. None: that of the file, else of the source's published models with the
+            same widths and depth.
+        source: As in `load_weights`, as are skip, grid_size, position_interpolation and sha256.
+        skip: See source.
+        grid_size: See source.
+        position_interpolation: See source. A model of any size also resizes so at run time.
+        sha256: See source.
+        **kwargs: Other arguments of `ViT` or `BiT`, which override the file: `dropout_rate`, `in_channels`,
             `patch_size`, `include_preprocessing`, `activation`, `mean`, `name`, ...
 
     Returns:
@@ -61,9 +64,9 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or of no known source, or does not tell something by which its weights
-            compute something else: it names the arguments to pass.
-        ImportError: If the file needs PyTorch to be read and there is none.
+        ValueError: If the file is damaged or of no known source, or lacks a setting that changes the outputs: the error
+            names the arguments to pass.
+        ImportError: If the file needs PyTorch, which is not installed.
 
     Example:
 
@@ -73,7 +76,6 @@ def from_pretrained(
     checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
     build = ViT if checkpoint.sizes["num_layers"] else BiT
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
-    # None is for what the file says, but where it is a value.
     given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
     fields = dict(checkpoint.stated.fields)
     if row is not None:
@@ -81,13 +83,16 @@ def from_pretrained(
     _check_unknown(checkpoint, fields, given)
     skipped = (skip,) if isinstance(skip, str) else skip
     if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
-        _leave_head(fields, skipped)
+        for name in ("class_names", "multi_label", "classifier_activation"):
+            fields.pop(name, None)
+        if "head" not in skipped:
+            fields.pop("representation_size", None)
     multi_label = fields.pop("multi_label", False)
     assumed = {}
     if "image_size" not in fields:
         fields["image_size"] = DEFAULT_IMAGE_SIZE if image_size is not None else _usual_size(checkpoint)
         if image_size is None:
-            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not tell"
+            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not say"
     if build is ViT:
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
@@ -101,12 +106,36 @@ def from_pretrained(
     return model
 
 
-def _leave_head(fields, skipped):
-    """Takes out what goes with the file's head."""
-    for name in ("class_names", "multi_label", "classifier_activation"):
-        fields.pop(name, None)
-    if "head" not in skipped:
-        fields.pop("representation_size", None)
+def read_model(path: str | os.PathLike, **options) -> keras.Model:
+    """Reads a model, not compiled, from a .keras file, the folder of a training run, or a checkpoint.
+
+    The folder of a run contains `model.keras`. `options` are arguments of `from_pretrained` for a checkpoint, without
+    those that are None.
+    """
+    path, options = os.fspath(path), {name: value for name, value in options.items() if value is not None}
+    if os.path.isfile(os.path.join(path, MODEL)):
+        path = os.path.join(path, MODEL)
+    elif os.path.isfile(os.path.join(path, STARTED)):
+        raise FileNotFoundError(f"Expected a run that has ended. There is no {MODEL} in {path!r} yet.")
+    if not path.endswith(".keras"):
+        return from_pretrained(path, **options)
+    if options:
+        raise ValueError(f"Expected no {', '.join(options)} with {path!r}, which contains it.")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"Expected a .keras file. There is no file {path!r}")
+    damaged = f"Cannot read {path!r}: it is no .keras file, or damaged"
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{damaged}.")
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{damaged} ({error}).") from error
+    except TypeError as error:
+        # Keras raises it for a layer that it does not know.
+        raise ValueError(
+            f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
+            f"{error}"
+        ) from error
 
 
 def _local_path(path, row):
@@ -122,17 +151,17 @@ def _local_path(path, row):
 
 
 def _of_row(row):
-    """What is known of a published checkpoint beside its file."""
+    """The settings of a published checkpoint that its file does not contain."""
     constants = {"mean": row.mean, "std": row.std, "interpolation": row.interpolation}
     found = {"preprocessing": Preprocessing(**constants, crop_fraction=row.crop_fraction)}
     if row.source == "bit":
-        # As the code published with the weights does it.
+        # As in the code published with the weights.
         found |= {"image_size": row.resolution, "pool_padding": "zeros"}
     return found
 
 
 def _check_unknown(checkpoint, fields, given):
-    """Raises where neither the file nor the caller tells a field by which the weights compute something else."""
+    """Raises if neither the file nor the caller says a field that changes the outputs."""
     parts = {"preprocessing": ("mean", "std", "interpolation", "crop_fraction")}
     unknown = {
         name: why
@@ -143,8 +172,8 @@ def _check_unknown(checkpoint, fields, given):
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
         short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
         raise ValueError(
-            f"{checkpoint.path!r} does not tell {len(unknown)} of the settings by which its weights compute something "
-            f"else. Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
+            f"{checkpoint.path!r} does not tell {len(unknown)} of the settings that change the outputs of its weights. "
+            f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
             f"the command line:{listed}"
         )
 
@@ -164,17 +193,17 @@ def _fit_any_size(checkpoint, fields, given, position_interpolation):
     of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
     if of_any and fields["image_size"] != any_size:
         fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_interpolation}
-    if position_interpolation is not None:
+    if of_any and position_interpolation is not None:
         fields["position_interpolation"] = position_interpolation
     if not of_any:
         fields["grid_size"] = None
-    # A width that heads do not fill is meant: weights have it.
+    # Heads narrower than hidden_dim are meant: the weights have them.
     heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
     fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads
 
 
 def _variant(checkpoint):
-    """The variant that has most of the sizes; those that it has not are passed beside it."""
+    """The variant with most of the sizes; others are passed beside it."""
     name = name_of(checkpoint.sizes) or ("ViT-B/16" if checkpoint.sizes["num_layers"] else "BiT-R50x1")
     return name.replace("ViT-", "").removeprefix("BiT-")
 

@@ -6,8 +6,8 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.layers import initializers
+from keras_vit.models.bit import hybrid_stem
 from keras_vit.models.recorded import RecordedModel
-from keras_vit.models.resnet import hybrid_stem
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -56,30 +56,19 @@ def vision_transformer(
     remat=False,
     name=None,
 ):
-    """Builds the model that a record describes, with random weights.
-
-    Args:
-        config: A `ViTConfig`.
-        **others: What a run chooses, as in `keras_vit.ViT`.
-
-    Returns:
-        A `VisionTransformer`.
-
-    Raises:
-        ValueError: If one of the others is out of its range, or does not go with the record.
-    """
+    """Builds the model that a `ViTConfig` describes, with random weights; the other arguments as in `keras_vit.ViT`."""
     arguments.rate("drop_path_rate", drop_path_rate)
     arguments.rate("patch_dropout_rate", patch_dropout_rate)
     token_merging = _one_a_block("token_merging", token_merging, config.num_layers)
     _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens)
     if skip_unused_tokens:
-        # What merges behind the last attention is not read.
+        # Tokens merged after the last attention are not read.
         token_merging = (*token_merging[:-1], 0)
     num_prefix_tokens = config.num_prefix_tokens
 
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     images = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
-    feature_map = images if config.stages is None else hybrid_stem(images, config.stages, config.width_factor)
+    feature_map = images if config.stages is None else hybrid_stem(images, config)
     x = layers.PatchEmbedding(config.hidden_dim, config.patch_size, name="patch_embedding")(feature_map)
     if config.num_registers:
         stddev = initializers.RandomNormal(stddev=1e-6)
@@ -104,6 +93,8 @@ def vision_transformer(
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
+    # At least 1: the offset of a single token is 0.
+    max_distance = max(1, num_prefix_tokens + arguments.num_patches(config.grid) - 1)
     for i in range(config.num_layers):
         block = layers.TransformerBlock(
             config.num_heads,
@@ -115,10 +106,7 @@ def vision_transformer(
             qk_norm=config.qk_norm,
             activation=config.activation,
             layer_norm_epsilon=config.layer_norm_epsilon,
-            # A single token has one offset, 0; the table has one more then.
-            max_relative_distance=max(1, num_prefix_tokens + config.grid[0] * config.grid[1] - 1)
-            if config.position_embedding == "relative"
-            else None,
+            max_relative_distance=max_distance if config.position_embedding == "relative" else None,
             token_merging=token_merging[i],
             num_prefix_tokens=num_prefix_tokens if token_merging[i] else 0,
             num_outputs=config.num_positioned_tokens if skip_unused_tokens and i == config.num_layers - 1 else None,
@@ -172,17 +160,14 @@ def _head(config, tokens, sizes, head_init):
 
 
 def _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens):
-    """Raises where what a run chooses does not go with the record."""
-    if config.position_embedding == "relative" and patch_dropout_rate:
-        raise ValueError(
-            'Expected patch_dropout_rate=0 with position_embedding="relative", whose offsets it would break. '
-            f"Received: patch_dropout_rate={patch_dropout_rate}"
-        )
-    if config.position_embedding == "relative" and any(token_merging):
-        raise ValueError(
-            'Expected token_merging=0 with position_embedding="relative", whose offsets it would break. '
-            f"Received: token_merging={token_merging}"
-        )
+    """Raises if an argument does not go with the record."""
+    breaks_offsets = {"patch_dropout_rate": patch_dropout_rate, "token_merging": any(token_merging) and token_merging}
+    for name, value in breaks_offsets.items():
+        if config.position_embedding == "relative" and value:
+            raise ValueError(
+                f'Expected {name}=0 with position_embedding="relative", whose offsets it would break. '
+                f"Received: {name}={value}"
+            )
     if skip_unused_tokens and config.pooling != "token":
         raise ValueError(f'Expected pooling="token" with skip_unused_tokens=True. Received: pooling={config.pooling!r}')
 
@@ -192,8 +177,5 @@ def _one_a_block(name, value, num_layers):
     several = isinstance(value, Iterable) and not isinstance(value, str)
     values = tuple(value) if several else (value,) * num_layers
     if len(values) != num_layers:
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected an integer, or one for each of the {num_layers} "
-            f"blocks. Received: {value!r}"
-        )
+        raise arguments.invalid(name, f"an integer, or one for each of the {num_layers} blocks", value)
     return [arguments.non_negative_int(name, v) for v in values]

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.models.batches import is_arrays, num_batches, sliced, to_numpy
-from keras_vit.models.value_range import check_values, takes
+from keras_vit.models.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
 from keras_vit.preprocessing import carrier_of
 from keras_vit.training.labels_and_loss import label_doubts, label_problems
 

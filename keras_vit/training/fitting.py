@@ -2,7 +2,7 @@ import math
 
 import keras
 
-from keras_vit.models.batches import num_batches
+from keras_vit.models.inputs import num_batches
 from keras_vit.training.resume import Resume
 from keras_vit.training.torch_generators import check_one_process
 

@@ -45,7 +45,7 @@ def test_the_constants_stay_readable():
     images = RNG.uniform(0, 255, (1, 16, 16, 3)).astype("float32")
     np.testing.assert_array_equal(keras_vit.preprocess_input(images, folded), images)
     np.testing.assert_array_equal(keras_vit.inspection.watch.pictures_of(folded, images), images)
-    assert folded.get_layer("normalization").mean == RAW["mean"]
+    assert folded.get_layer("normalization").preprocessing.mean == RAW["mean"]
     # A pass over the pixels less.
     (row,) = (row for row in keras_vit.profile(folded).rows if row.name == "normalization")
     assert row.activation_bytes == 0
@@ -114,7 +114,7 @@ def with_another_reader():
         ),
         (with_another_reader, "where mean_color reads them too"),
         (half, "computes in float32. Received: model 'vit_B16' with a patch embedding in bfloat16"),
-        (with_lora_in_another_layer, "whose config tells of all its weights"),
+        (with_lora_in_another_layer, "whose config records all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
         (
             lambda: keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5, image_size=32, include_preprocessing=True),

@@ -135,7 +135,7 @@ def test_mixed_precision(name):
         ("R50+B/16", {"stages": 3}, "`stages`. Expected the number of units of each stage, as in (3, 4, 9). Received"),
         ("R50+B/16", {"stages": (1, -1)}, "`stages`. Expected an integer of at least 1. Received: -1"),
         ("R50+B/16", {"width_factor": 0.3}, "`width_factor`. Expected a multiple of 0.5"),
-        ("B/16", {"stages": None}, "width_factor=1 where there is no ResNet. Received: width_factor=0.5"),
+        ("B/16", {"stages": None}, "width_factor=1 without a ResNet. Received: width_factor=0.5"),
         # A patch is 8 x 8 places of a feature map a quarter the size.
         ("R+Ti/16", {"image_size": 28}, "at least one patch, 29 x 29 pixels. Received: images of 28 x 28"),
     ],

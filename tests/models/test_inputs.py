@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.value_range import check_values, in_unit_range, range_of
+from keras_vit.models.inputs import check_values, in_unit_range, is_arrays, num_batches, range_of, sliced, to_numpy
 from tests.tiny import build
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -83,3 +83,29 @@ def test_images_in_0_to_1():
     assert not in_unit_range(np.where(raw() > 250, 0.75, 0.0))
     assert in_unit_range(raw() / 255) and not in_unit_range(raw()) and not in_unit_range(raw() // 255)
     assert not in_unit_range(raw() / 127.5 - 1) and not in_unit_range([])
+
+
+IMAGES, LABELS = np.zeros((5, 2, 2, 3)), np.arange(5)
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, i):
+        return IMAGES, LABELS
+
+
+def test_arrays_are_sliced():
+    assert is_arrays((IMAGES, LABELS)) and not is_arrays((IMAGES, LABELS, LABELS)) and not is_arrays(IMAGES)
+    assert [labels.tolist() for _, labels in sliced((IMAGES, LABELS), 2)] == [[0, 1], [2, 3], [4]]
+    np.testing.assert_array_equal(to_numpy(keras.ops.convert_to_tensor(LABELS)), LABELS)
+
+
+def test_how_many_batches_there_are():
+    assert num_batches([1, 2]) == 2 and num_batches(iter([])) is None and num_batches(Endless()) == np.inf
+
+
+def test_how_many_batches_tf_data_has():
+    tf = pytest.importorskip("tensorflow")
+    data = tf.data.Dataset.range(6)
+    assert [num_batches(d) for d in (data, data.repeat(), data.filter(lambda x: x > 2))] == [6, np.inf, None]

@@ -249,7 +249,7 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
         ({"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
         ({"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
         ({"token_merging": (1, 0.5)}, "`token_merging`. Expected an integer of at least 0. Received: 0.5"),
-        ({"position_embedding": "sincos2d", "hidden_dim": 6}, "that 4 divides"),
+        ({"position_embedding": "sincos2d", "hidden_dim": 6}, "a multiple of 4 channels"),
         ({"dropout_rate": 1}, "`dropout_rate`"),
         ({"drop_path_rate": -0.1}, "`drop_path_rate`"),
         ({"patch_dropout_rate": 2}, "`patch_dropout_rate`"),

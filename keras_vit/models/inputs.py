@@ -1,0 +1,142 @@
+"""What a model is called with: batches of images and labels, and the sizes and values of images that it takes."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.models.graph import is_graph, operations_before
+from keras_vit.preprocessing import carrier_of
+
+# How far resized images may leave 0..255: bicubic and Lanczos kernels overshoot at edges.
+OVERSHOOT = 64
+# Layers that do not change the range of the values.
+KEEP_SCALE = (
+    keras.layers.InputLayer,
+    keras.layers.Identity,
+    keras.layers.Resizing,
+    keras.layers.CenterCrop,
+    keras.layers.Dropout,
+    *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
+)
+# The mean of nearly black images, scaled to 0..1.
+DARK = 0.05
+
+
+def to_numpy(x):
+    """An array of a tensor of the backend, of tf.data or of another kind, or of nested lists."""
+    return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
+
+
+def is_arrays(data, counts=(2,)):
+    """Whether data is a tuple or list of arrays, as many as one of `counts`."""
+    return isinstance(data, (tuple, list)) and len(data) in counts and all(hasattr(part, "shape") for part in data)
+
+
+def sliced(parts, batch_size):
+    """Yields the batches of arrays of one length, each a tuple."""
+    for i in range(0, len(parts[0]), batch_size):
+        yield tuple(part[i : i + batch_size] for part in parts)
+
+
+def num_batches(data):
+    """The number of batches of a tf.data.Dataset, PyDataset or other iterable; infinity if endless, None if unknown."""
+    if isinstance(data, keras.utils.PyDataset):
+        return np.inf if data.num_batches is None else data.num_batches
+    if hasattr(data, "cardinality"):
+        # tf.data returns -1 for a dataset that repeats and -2 if it does not know.
+        count = int(data.cardinality())
+        return {-1: np.inf, -2: None}.get(count, count)
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def graph_of(model):
+    """The graph of a model: itself, or the one model inside a trainer such as `keras_vit.training.SAM`, or None."""
+    while not is_graph(model):
+        models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+        if len(models) != 1:
+            return None
+        (model,) = models
+    return model
+
+
+def takes(expected, received):
+    """Whether a shape fits a model's input shape, in which None is any number."""
+    return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
+
+
+def range_of(model):
+    """The (lowest, highest) value that a model takes; None without a record or if layers before it change images.
+
+    Example:
+
+    >>> range_of(keras_vit.ViT("Ti/16", image_size=32, num_layers=1))
+    (-1.0, 1.0)
+    """
+    layer, graph = carrier_of(model), graph_of(model)
+    if layer is None:
+        return None
+    before = None if graph is None else operations_before(graph, layer)
+    if before is None or not all(isinstance(operation, KEEP_SCALE) for operation in before):
+        return None
+    if layer.apply:
+        return 0.0, 255.0
+    offset, scale = (np.array(constants) for constants in layer.preprocessing.offset_and_scale)
+    return float(np.min((0 - offset) / scale)), float(np.max((255 - offset) / scale))
+
+
+def in_unit_range(images):
+    """Whether images look scaled to 0..1: fractions up to 1, and not nearly black, as images of 0..255 may be."""
+    images = np.asarray(images)
+    if not images.size or images.dtype.kind in "biu" or not (images.min() >= 0 and images.max() <= 1):
+        return False
+    return bool((images % 1 != 0).any()) and float(images.mean()) > DARK
+
+
+def check_values(model, images):
+    """Raises if images cannot have the values that a model takes; returns a warning if they are unusual, else None.
+
+    The more images there are, (..., height, width, channels), the surer the check. Without a record it refuses NaN and
+    infinity alone.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
+    >>> check_values(model, np.full((1, 32, 32, 3), np.inf))
+    Traceback (most recent call last):
+    ValueError: Expected images of finite numbers. Received: values from inf to inf
+    >>> print(check_values(model, np.full((1, 32, 32, 3), 0.5)))
+    Expected images of -1 to 1, as the model takes them. Received: values from 0.5 to 0.5, which look like images
+    scaled to 0..1
+    """
+    images = np.asarray(images)
+    images = images if images.dtype.kind in "biu" else images.astype("float32")
+    if not images.size:
+        return None
+    low, high = float(images.min()), float(images.max())
+    received = f"Received: values from {low:g} to {high:g}"
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"Expected images of finite numbers. {received}")
+    taken = range_of(model)
+    if taken is None:
+        return None
+    lowest, highest = taken
+    expected = f"Expected images of {lowest:g} to {highest:g}, as the model takes them. {received}"
+    if carrier_of(model).apply:
+        if in_unit_range(images) or (low < 0 and high <= 10):
+            raise ValueError(f"{expected}. It was built with include_preprocessing=True and scales images itself.")
+        return expected if low < -OVERSHOOT or high > 255 + OVERSHOOT else None
+    width = highest - lowest
+    if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
+        raise ValueError(
+            f"{expected}. keras_vit.preprocess_input(images, model) scales them, and so does a model that is built "
+            "with include_preprocessing=True."
+        )
+    # In other units, or scaled with other constants; augmentation may leave the range a little.
+    if low < lowest - width / 4 or high > highest + width / 4:
+        return expected
+    if lowest < -0.1 and in_unit_range(images):
+        return f"{expected}, which look like images scaled to 0..1"
+    return None
