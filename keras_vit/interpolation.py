@@ -11,11 +11,6 @@ def resize_matrix(old, new, method, xp=np):
     """The matrix that resizes one axis of `old` places to `new`: (new, old), float64, or a float32 tensor.
 
     `method` is a key of METHODS. `new` may be an integer tensor if `xp` is `keras.ops`.
-
-    Example:
-
-    >>> resize_matrix(2, 3, "linear").tolist()
-    [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
     """
     return METHODS[method](old, new, xp)
 

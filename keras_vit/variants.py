@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from keras_vit import arguments
+
 
 class Size(NamedTuple):
     """One row: the widths and depths of an encoder."""
@@ -21,7 +23,7 @@ class Stem(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What a variant stands for. `stages` is None where there is no ResNet below the patches."""
+    """The sizes of a variant. `stages` is None without a ResNet below the patches."""
 
     size: Size
     patch_size: int
@@ -59,12 +61,7 @@ RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24
 
 
 def decode_variant(variant):
-    """Parses "B/16", or the hybrid "R50+B/16", into a Variant.
-
-    Raises:
-        ValueError: If the variant is not a size of the table, a slash and a patch size, with or without a stem of the
-            table before it.
-    """
+    """Parses "B/16", or the hybrid "R50+B/16", into a Variant; raises if it is not in the tables."""
     match = re.fullmatch(r"(?:(\w+)\+)?(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
@@ -73,34 +70,22 @@ def decode_variant(variant):
         if (match[1], number) in STEMS:
             stem = STEMS[match[1], number]
             return Variant(size, stem.patch_size, stem.stages)
-    raise ValueError(
-        f"Invalid value received for argument `variant`. Expected a size of {', '.join(SIZES)}, a slash and a patch "
-        'size in pixels, as in "B/16", or a hybrid, as in "R50+B/16", of '
-        f"{', '.join(f'{name}+.../{number}' for name, number in STEMS)}. Received: {variant!r}"
-    )
+    hybrids = ", ".join(f"{name}+.../{number}" for name, number in STEMS)
+    expected = f'a size of {", ".join(SIZES)}, a slash and a patch size in pixels, as in "B/16", or a hybrid, as in '
+    raise arguments.invalid("variant", f'{expected}"R50+B/16", of {hybrids}', variant)
 
 
 def decode_resnet(variant):
-    """Parses "R50x1" into (the number of units of each stage, width factor).
-
-    Raises:
-        ValueError: If the variant is not R, a depth of the table, x and a width factor.
-    """
+    """Parses "R50x1" into (the number of units of each stage, width factor); raises if it is not in the table."""
     match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is None or int(match[1]) not in RESNETS:
-        raise ValueError(
-            f"Invalid value received for argument `variant`. Expected R, a depth of {', '.join(map(str, RESNETS))}, x "
-            f'and a width factor, as in "R50x1". Received: {variant!r}'
-        )
+        depths = ", ".join(map(str, RESNETS))
+        raise arguments.invalid("variant", f'R, a depth of {depths}, x and a width factor, as in "R50x1"', variant)
     return RESNETS[int(match[1])], int(match[2])
 
 
 def name_of(architecture):
-    """The name of the variant with these sizes, as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1"; None if it has none.
-
-    Args:
-        architecture: A dict or object with the fields of a record.
-    """
+    """The variant with the sizes of a record, as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1"; None if it has no name."""
     stages = architecture.stages
     if not architecture.num_layers:
         depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
@@ -120,6 +105,6 @@ def name_of(architecture):
 
 
 def num_heads_of(hidden_dim, num_layers, mlp_dim):
-    """The heads of the size of the table with these widths and depth, or None if there is none."""
+    """The heads of the size with these widths and depth; None if it is not in the table."""
     rows = (size.num_heads for size in SIZES.values() if size[:3] == (hidden_dim, num_layers, mlp_dim))
     return next(rows, None)

@@ -1,4 +1,7 @@
-"""Keras layers that vision transformers are made of."""
+"""Keras layers that vision transformers are made of.
+
+Each raises a ValueError that names the argument, what was expected and what was received, if one is out of its range.
+"""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling

@@ -44,7 +44,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         head_dim).
 
     Raises:
-        ValueError: If an argument is out of its range or there are more heads than channels.
+        ValueError: If there are more heads than channels.
 
     Example:
 

@@ -30,9 +30,6 @@ class AttentionPooling(CompositeLayer):
         (batch, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads, 1,
         num_tokens - num_prefix_tokens).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> keras_vit.layers.AttentionPooling(num_heads=12, mlp_dim=3072)(np.zeros((2, 196, 768))).shape

@@ -33,14 +33,6 @@ class CompositeLayer(Layer):
         changes: Dict or None, from the config of such a layer: "lora" and "quantized" by the inner layer's path, and
             "frozen", the paths of the weights that are not trained.
         **kwargs: Those of `keras.layers.Layer`.
-
-    Example:
-
-    >>> layer = keras_vit.layers.MLP(8)
-    >>> layer.build((None, 3, 4))
-    >>> layer.dense_1.enable_lora(2)
-    >>> layer.get_config()["changes"]
-    {'lora': {'dense_1': {'rank': 2, 'alpha': 2}}, 'frozen': ['dense_1/kernel']}
     """
 
     def __init__(self, *, changes=None, **kwargs):

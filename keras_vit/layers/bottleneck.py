@@ -35,7 +35,7 @@ class Bottleneck(Layer):
         (batch, ceil(height / strides), ceil(width / strides), 4 * width).
 
     Raises:
-        ValueError: If an argument is out of its range, or `width` or the channels are not multiples of 32.
+        ValueError: If `width` or the channels are not multiples of 32.
 
     Example:
 

@@ -19,9 +19,6 @@ class PrefixTokens(Layer):
     Returns:
         (batch, num_tokens + num_patches, hidden_dim).
 
-    Raises:
-        ValueError: If `num_tokens` is not a positive integer.
-
     Example:
 
     >>> keras_vit.layers.PrefixTokens(4)(np.zeros((2, 196, 768))).shape

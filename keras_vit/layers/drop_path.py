@@ -20,9 +20,6 @@ class DropPath(keras.layers.Dropout):
     Returns:
         The same shape.
 
-    Raises:
-        ValueError: If `rate` is outside [0, 1).
-
     Example:
 
     >>> y = keras_vit.layers.DropPath(0.5, seed=0)(np.ones((8, 2, 3)), training=True)

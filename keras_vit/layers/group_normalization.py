@@ -26,7 +26,7 @@ class GroupNormalization(Layer):
         (batch, height, width, channels).
 
     Raises:
-        ValueError: If an argument is out of its range, or `groups` does not divide the number of channels.
+        ValueError: If the channels are not a multiple of `groups`.
 
     Example:
 

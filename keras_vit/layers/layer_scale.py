@@ -17,9 +17,6 @@ class LayerScale(Layer):
     Returns:
         The same shape.
 
-    Raises:
-        ValueError: If `init_value` is not a finite number.
-
     Example:
 
     >>> float(keras_vit.layers.LayerScale(0.5)(np.ones((1, 2, 3)))[0, 0, 0])

@@ -24,9 +24,6 @@ class MLP(CompositeLayer):
     Returns:
         (batch, num_tokens, hidden_dim).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> keras_vit.layers.MLP(3072)(np.zeros((1, 197, 768))).shape

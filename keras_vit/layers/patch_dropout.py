@@ -23,9 +23,6 @@ class PatchDropout(Layer):
     Returns:
         (batch, num_prefix_tokens + kept patches, hidden_dim).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> layer = keras_vit.layers.PatchDropout(0.5, num_prefix_tokens=1)

@@ -87,7 +87,7 @@ class PatchEmbedding(Layer):
         Tokens, (batch, num_patches, hidden_dim).
 
     Raises:
-        ValueError: If an argument is out of its range or an image is smaller than one patch.
+        ValueError: If an image is smaller than one patch.
 
     Example:
 

@@ -20,9 +20,6 @@ class PatchMap(Layer):
     Returns:
         (batch, rows, columns, hidden_dim).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> layer = keras_vit.layers.PatchMap(16, num_prefix_tokens=1)

@@ -37,7 +37,7 @@ class PositionEmbedding(Layer):
         (batch, num_prefix_tokens + rows * columns, hidden_dim).
 
     Raises:
-        ValueError: If an argument is out of its range, or the number of tokens is not that of the grid.
+        ValueError: If the number of tokens is not that of the grid.
 
     Example:
 

@@ -32,9 +32,6 @@ class StandardizedConv2D(Layer):
     Returns:
         (batch, ceil(height / strides), ceil(width / strides), filters).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> keras_vit.layers.StandardizedConv2D(64, kernel_size=7, strides=2)(np.zeros((1, 224, 224, 3))).shape

@@ -25,9 +25,6 @@ class SymmetricMaxPooling2D(Layer):
     Returns:
         (batch, ceil(height / strides), ceil(width / strides), channels).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> keras_vit.layers.SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape

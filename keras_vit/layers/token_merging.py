@@ -10,14 +10,7 @@ from keras import ops
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """How many tokens a block merges: at most half of the patches. `num_tokens` may be a tensor or None.
-
-    Example:
-
-    >>> from keras_vit.layers.token_merging import num_merged
-    >>> num_merged(197, 16, num_prefix_tokens=1), num_merged(11, 16, num_prefix_tokens=1)
-    (16, 5)
-    """
+    """How many tokens a block merges: at most half of the patches. `num_tokens` may be a tensor or None."""
     if num_tokens is None:
         return None
     half = (num_tokens - num_prefix_tokens) // 2
@@ -33,13 +26,6 @@ def match(keys, token_merging, num_prefix_tokens=0):
     Returns:
         The place of each token in the shorter sequence, (batch, num_tokens), int32: first the prefix, then the patches
         that looked and stay, then the others.
-
-    Example:
-
-    >>> from keras_vit.layers.token_merging import match
-    >>> keys = np.array([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.1, 1.0]]])
-    >>> ops.convert_to_numpy(match(keys, token_merging=1)).tolist()  # the last joins the third
-    [[1, 0, 2, 2]]
     """
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
@@ -75,13 +61,6 @@ def merge(tokens, sizes, places, num_left):
     """Moves tokens to their places in a sequence of `num_left`; those that share one become their weighted mean.
 
     Returns the tokens and their sizes, (batch, num_left), float32. None as `sizes` is one patch each.
-
-    Example:
-
-    >>> from keras_vit.layers.token_merging import merge
-    >>> tokens, sizes = merge(np.array([[[1.0], [2.0], [6.0]]]), np.array([[1, 3, 1]]), np.array([[0, 1, 1]]), 2)
-    >>> ops.convert_to_numpy(tokens).tolist(), ops.convert_to_numpy(sizes).tolist()
-    ([[[1.0], [3.0]]], [[1.0, 4.0]])
     """
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")

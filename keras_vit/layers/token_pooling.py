@@ -23,7 +23,7 @@ class TokenPooling(Layer):
         (batch, hidden_dim).
 
     Raises:
-        ValueError: If an argument is out of its range, or a token is asked for that the prefix does not have.
+        ValueError: If the prefix does not have the token.
 
     Example:
 

@@ -48,9 +48,6 @@ class TransformerBlock(CompositeLayer):
         their sizes, (batch, num_tokens), int32. With `return_attention_scores=True` also the weights, (batch,
         num_heads, num_tokens, num_tokens), of the input tokens.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
 
     >>> keras_vit.layers.TransformerBlock(num_heads=12, mlp_dim=3072)(np.zeros((1, 197, 768))).shape

@@ -40,14 +40,6 @@ def parts_of(model):
 
     Raises:
         ValueError: If there are no blocks in it, or those of several backbones.
-
-    Example:
-
-    >>> from keras_vit.models.backbone import parts_of
-    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0)
-    >>> model = keras.Model(backbone.input, keras.layers.Dense(5, name="mine")(backbone.output))
-    >>> [layer.name for layer in parts_of(model).others]
-    ['mine']
     """
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
@@ -108,15 +100,7 @@ def head_within(model):
 
 
 def gives_features(model):
-    """Whether the one output of a model comes straight from a backbone, without a head.
-
-    Example:
-
-    >>> from keras_vit.models.backbone import gives_features
-    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0, num_layers=1)
-    >>> gives_features(backbone), gives_features(keras.Sequential([backbone, keras.layers.Dense(5)]))
-    (True, False)
-    """
+    """Whether the one output of a model comes straight from a backbone, without a head."""
     last = _last_with_weights(model.outputs)
     if last is None:
         return True

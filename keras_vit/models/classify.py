@@ -78,29 +78,10 @@ def classify(
     batch_size: int = 32,
     verbose: int = 0,
 ) -> list[list[tuple[str, str, float]]]:
-    """Names the most probable classes of image files.
+    """Names the most probable classes of image files, as `decode_predictions` does.
 
-    Args:
-        model: A classifier with a `normalization` layer of this package, which outputs logits or, if it ends with a
-            softmax or sigmoid, probabilities.
-        paths: Paths of image files.
-        top: Int, how many classes to return for each image; None takes 5, or as many as there are.
-        broken: "raise" ends with an error if a file is no image; "skip" returns an empty list for it, and a warning of
-            the logger "keras_vit" lists such files in the end.
-        batch_size: Int, the number of images in a batch.
-        verbose: 0 or 1; 1 shows a progress bar.
-
-    Returns:
-        For each image a list of (id, name, probability), most probable first, named as in `decode_predictions`.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a file is no image, or with "skip" none of them is; if the model has no head or two outputs, or
-            `top` is out of range.
-
-    Example:
-
-    >>> classify(keras_vit.ViTB16(weights="ViT-B_16.npz"), ["cat.jpg"])  # doctest: +SKIP
+    `top` is the number of classes of an image; None takes 5, or as many as there are. With broken="skip" a file that is
+    no image has an empty list, and a warning lists such files in the end. verbose=1 shows a progress bar.
     """
     arguments.one_of("broken", broken, ("raise", "skip"))
     arguments.positive_int("batch_size", batch_size)
@@ -163,14 +144,7 @@ def _batches(model, paths, batch_size, broken, reasons):
 
 
 def table(paths, predictions):
-    """The predictions of `classify` as text, one class a line.
-
-    Example:
-
-    >>> print(table(["cat.jpg"], [[("n02124075", "Egyptian_cat", 0.93), ("n02123045", "tabby", 0.05)]]))
-    cat.jpg   93.0%  Egyptian_cat
-               5.0%  tabby
-    """
+    """The predictions of `classify` as text, one class a line."""
     width = max((len(os.fspath(path)) for path in paths), default=0)
     lines = []
     for path, classes in zip(paths, predictions, strict=True):

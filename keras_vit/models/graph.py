@@ -11,16 +11,7 @@ def call_of(tensor):
 
 
 def nodes_before(tensors):
-    """Yields the calls that symbolic tensors come from, the nearest first: (operation, its input tensors).
-
-    Example:
-
-    >>> from keras_vit.models.graph import nodes_before
-    >>> inputs = keras.Input((2,))
-    >>> model = keras.Model(inputs, keras.layers.ReLU(name="relu")(inputs))
-    >>> [type(operation).__name__ for operation, _ in nodes_before(model.outputs)]
-    ['ReLU', 'InputLayer']
-    """
+    """Yields the calls that symbolic tensors come from, the nearest first: (operation, its input tensors)."""
     pending, seen = list(tensors), set()
     while pending:
         operation, node_index, inputs, _ = call_of(pending.pop(0))
@@ -48,13 +39,6 @@ def replay(model, inputs, call):
     """Passes symbolic tensors through the graph of a model, with `call(operation, *args, **kwargs)` for each call.
 
     Returns a list of the outputs, in the order of `model.outputs`. No layer of the model is called.
-
-    Example:
-
-    >>> from keras_vit.models.graph import replay
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.ReLU()])
-    >>> replay(model, [keras.KerasTensor((1, 2))], lambda layer, x: layer.compute_output_spec(x))[0].shape
-    (1, 3)
     """
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
     # Keras builds another graph, from these to these, whatever `call` returns.

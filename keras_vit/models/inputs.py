@@ -68,13 +68,7 @@ def takes(expected, received):
 
 
 def range_of(model):
-    """The (lowest, highest) value that a model takes; None without a record or if layers before it change images.
-
-    Example:
-
-    >>> range_of(keras_vit.ViT("Ti/16", image_size=32, num_layers=1))
-    (-1.0, 1.0)
-    """
+    """The (lowest, highest) value that a model takes; None without a record or if layers before it change images."""
     layer, graph = carrier_of(model), graph_of(model)
     if layer is None:
         return None
@@ -100,16 +94,6 @@ def check_values(model, images):
 
     The more images there are, (..., height, width, channels), the surer the check. Without a record it refuses NaN and
     infinity alone.
-
-    Example:
-
-    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> check_values(model, np.full((1, 32, 32, 3), np.inf))
-    Traceback (most recent call last):
-    ValueError: Expected images of finite numbers. Received: values from inf to inf
-    >>> print(check_values(model, np.full((1, 32, 32, 3), 0.5)))
-    Expected images of -1 to 1, as the model takes them. Received: values from 0.5 to 0.5, which look like images
-    scaled to 0..1
     """
     images = np.asarray(images)
     images = images if images.dtype.kind in "biu" else images.astype("float32")

@@ -122,12 +122,6 @@ def activation_of(model, postprocess=None):
     """The activation that makes probabilities of a model's output: "softmax", "sigmoid", or None if it is applied.
 
     `postprocess` is "classify" (one class an image) or "multi_label" (any number of them); None: as the model's record.
-
-    Example:
-
-    >>> from keras_vit.models.predictions import activation_of
-    >>> activation_of(keras_vit.ViT("Ti/16")), activation_of(keras_vit.ViT("Ti/16", classifier_activation="softmax"))
-    ('softmax', None)
     """
     output = _output_of(model)
     if _activation_behind(output) is not None:
