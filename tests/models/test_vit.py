@@ -365,6 +365,7 @@ def test_a_model_of_any_size_merges_as_one_of_a_fixed_size():
         np.testing.assert_allclose(any_size.predict(x, verbose=0), numpy(model, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.tried_on("torch")
 def test_real_model_merging_eight_tokens_a_block_names_the_same_classes(shared):
     with np.load(shared / "weights" / "ViT-B_16-224.reference.npz") as file:
         expected, x = file["logits_official_flax_tanh_gelu"].argmax(axis=1), file["images"]
