@@ -1,13 +1,17 @@
-"""How good a model is: on frozen features, on labels, over many tasks."""
+"""Measures of a model: on frozen features, on labels, over many tasks."""
 
+from keras_vit.evaluation.classification import (
+    accuracy,
+    imagenet_real_accuracy,
+    read_real_labels,
+    real_accuracy,
+    top_k_accuracy,
+)
 from keras_vit.evaluation.features import extract_features
 from keras_vit.evaluation.few_shot import FewShotResult, few_shot_accuracy, few_shot_from_features
-from keras_vit.evaluation.imagenet_real import imagenet_real_accuracy, read_real_labels, real_accuracy
 from keras_vit.evaluation.knn import knn_accuracy, knn_from_features
 from keras_vit.evaluation.linear_probe import LinearProbeResult, linear_probe_accuracy, linear_probe_from_features
-from keras_vit.evaluation.table import ResultsTable
-from keras_vit.evaluation.top_k import accuracy, top_k_accuracy
-from keras_vit.evaluation.vtab import vtab_mean
+from keras_vit.evaluation.results import ResultsTable, vtab_mean
 
 __all__ = [
     "FewShotResult",

@@ -1,11 +1,16 @@
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.features import checked_pair, extract_features
+from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
+from keras_vit.evaluation.features import train_and_test_features
 
-# As in the official code: from almost nothing to almost only the bias.
+# Those of the official code: from almost none to almost only the bias.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 # A constant feature this large makes the bias almost free of the penalty.
 BIAS = 100.0
@@ -18,39 +23,44 @@ class FewShotResult:
     Args:
         accuracy: Float, the mean of `by_seed`.
         by_seed: Mapping from each seed to the test accuracy with the strength in `l2`.
-        l2: Mapping from each seed to the strength that was chosen: the one with the least squared error where each
-            training image is predicted from all others.
+        l2: Mapping from each seed to the chosen strength: the one with the least squared error when each training
+            image is predicted from all others.
         by_l2: Mapping from each strength to its test accuracy, the mean over the seeds.
     """
 
     accuracy: float
-    by_seed: dict
-    l2: dict
-    by_l2: dict
+    by_seed: Mapping[int, float]
+    l2: Mapping[int, float]
+    by_l2: Mapping[float, float]
 
     def __float__(self):
         return self.accuracy
 
 
 def few_shot_accuracy(
-    model, train, test, *, shots=10, seeds=(0, 1, 2), l2=STRENGTHS, layer=None, batch_size=32, verbose=1
-):
-    """Measures how well a linear classifier does on a model's frozen features of a few images a class.
+    model: keras.Model,
+    train: Any,
+    test: Any,
+    *,
+    shots: int | None = 10,
+    seeds: int | Sequence[int] = (0, 1, 2),
+    l2: float | Sequence[float] = STRENGTHS,
+    **options: Any,
+) -> FewShotResult:
+    """Measures the accuracy of a linear classifier on frozen features of a few images of each class.
 
-    The classifier is the L2-regularised least-squares regression of the features to targets of 1 for the class and -1
-    for the others, in closed form. All strengths share one factorisation. It is computed in NumPy, so that the answer
-    does not depend on the backend. The features of all images are computed once.
+    The classifier is L2-regularised least squares from the features to targets of 1 for the class and -1 for the
+    others, solved in closed form in NumPy, so that the result does not depend on the backend. All strengths share one
+    factorisation, and the features are computed once.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
         train: The images to draw the shots from, with labels, as `data` in `extract_features`.
-        test: The images to test on, likewise.
-        shots: Int, the images a class; None takes all.
-        seeds: Ints, one draw of the shots for each.
-        l2: Floats, the strengths of the regularisation, or one float.
-        layer: As in `extract_features`.
-        batch_size: As in `extract_features`.
-        verbose: As in `extract_features`.
+        test: The images to test on, with labels.
+        shots: Int, images of each class; None takes all.
+        seeds: Ints of at least 0, one draw of the shots for each, or one int.
+        l2: Floats above 0, the strengths of the regularisation, or one float.
+        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
         A `FewShotResult`.
@@ -67,33 +77,33 @@ def few_shot_accuracy(
     True
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength
-    on the images that they report; here it is chosen on the training images. Theirs is `max(result.by_l2.values())`.
+    on the test images, which is `max(result.by_l2.values())`; here it is chosen on the training images.
     """
-    options = {"layer": layer, "batch_size": batch_size, "verbose": verbose}
     _checked_options(shots, seeds, l2)
-    features = (*extract_features(model, train, **options), *extract_features(model, test, **options))
+    features = train_and_test_features(model, train, test, **options)
     return few_shot_from_features(*features, shots=shots, seeds=seeds, l2=l2)
 
 
 def few_shot_from_features(
-    train_features, train_labels, test_features, test_labels, *, shots=10, seeds=(0, 1, 2), l2=STRENGTHS
-):
-    """Does what `few_shot_accuracy` does on features that are already there.
+    train_features: ArrayLike,
+    train_labels: ArrayLike,
+    test_features: ArrayLike,
+    test_labels: ArrayLike,
+    *,
+    shots: int | None = 10,
+    seeds: int | Sequence[int] = (0, 1, 2),
+    l2: float | Sequence[float] = STRENGTHS,
+) -> FewShotResult:
+    """Does what `few_shot_accuracy` does, from features that are already computed.
 
     Args:
-        train_features: (num_images, num_features), to draw the shots from.
+        train_features: (num_images, num_features), to train on.
         train_labels: (num_images,), classes counted from 0, or one-hot.
-        test_features: (num_images, num_features).
-        test_labels: (num_images,), likewise.
-        shots: As in `few_shot_accuracy`.
-        seeds: As in `few_shot_accuracy`.
-        l2: As in `few_shot_accuracy`.
-
-    Returns:
-        A `FewShotResult`.
-
-    Raises:
-        ValueError: As `few_shot_accuracy`.
+        test_features: (num_images, num_features), to test on.
+        test_labels: Like `train_labels`.
+        shots: As in `few_shot_accuracy`; so are `seeds`, `l2`, the result and the errors.
+        seeds: See there.
+        l2: See there.
 
     Example:
 
@@ -102,19 +112,15 @@ def few_shot_from_features(
     1.0
     """
     shots, seeds, strengths = _checked_options(shots, seeds, l2)
-    train_features, train_labels = checked_pair("train", train_features, train_labels)
-    test_features, test_labels = checked_pair("test", test_features, test_labels, train_features.shape[1])
-    if unknown := sorted(set(test_labels) - set(train_labels)):
-        raise ValueError(
-            "Invalid value received for argument `train_labels`. Expected images of each class that is tested. "
-            f"Received: none of {', '.join(map(str, unknown[:10]))}"
-        )
-    num_classes = train_labels.max() + 1
+    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
+    if unknown := sorted(set(test_labels) - set(labels)):
+        received = f"none of {', '.join(map(str, unknown[:10]))}"
+        raise invalid("train_labels", "images of each class that is tested", received)
     accuracies, chosen = [], []
     for seed in seeds:
-        rows = _draw(train_labels, shots, seed)
-        fit = _Factorisation(train_features[rows], train_labels[rows], num_classes)
-        test = fit.project(test_features)
+        rows = _draw(labels, shots, seed)
+        fit = _Factorisation(x[rows], labels[rows], labels.max() + 1)
+        test = fit.project(test_x)
         accuracies.append([float(np.mean(fit.predict(test, strength) == test_labels)) for strength in strengths])
         chosen.append(int(np.argmin([fit.leave_one_out(strength) for strength in strengths])))
     by_seed = {seed: row[i] for seed, row, i in zip(seeds, accuracies, chosen, strict=True)}
@@ -127,7 +133,7 @@ def few_shot_from_features(
 
 
 class _Factorisation:
-    """The regressions of all strengths from the one singular value decomposition of the training features.
+    """The regressions of all strengths from one singular value decomposition of the training features.
 
     With features U S V' and targets Y, the weights are V S / (S^2 + l2) U' Y.
     """
@@ -136,10 +142,10 @@ class _Factorisation:
         features = features.astype("float64")
         self.mean, self.std = features.mean(axis=0), features.std(axis=0) + 1e-5
         self.u, self.s, self.vt = np.linalg.svd(self._standardize(features), full_matrices=False)
-        self.targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
-        self.rotated = self.u.T @ self.targets
-        # What no weights can fit of the targets; nothing where there are no more images than features.
-        self.outside = 0 if self.u.shape[0] == self.u.shape[1] else self.targets - self.u @ self.rotated
+        targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
+        self.rotated = self.u.T @ targets
+        # The part of the targets that no weights can fit; none where there are no more images than features.
+        self.outside = 0 if self.u.shape[0] == self.u.shape[1] else targets - self.u @ self.rotated
 
     def _standardize(self, features):
         return np.pad((features - self.mean) / self.std, ((0, 0), (0, 1)), constant_values=BIAS)
@@ -155,8 +161,7 @@ class _Factorisation:
     def leave_one_out(self, l2):
         """The mean squared error of predicting each image's targets from all other images.
 
-        Not the accuracy: with one image of a class left out the bias turns against it, which costs strong
-        regularisation much accuracy that it has on other images.
+        The accuracy would favour weak regularisation: a class with one image left out has a bias against it.
         """
         shrink = l2 / (self.s**2 + l2)
         # The residuals and one minus the leverages, written so that neither cancels where the fit is almost exact.
@@ -167,15 +172,13 @@ class _Factorisation:
 
 
 def _draw(labels, shots, seed):
-    """The indices of the images of one draw, the same number of each class."""
+    """The indices of as many images of each class."""
     if shots is None:
         return np.arange(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < shots:
-        raise ValueError(
-            f"Invalid value received for argument `shots`. Expected at most {counts.min()}, the images of class "
-            f"{classes[counts.argmin()]} to train on. Received: {shots}"
-        )
+        rarest = classes[counts.argmin()]
+        raise invalid("shots", f"at most {counts.min()}, the images of class {rarest} to train on", shots)
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:shots] for c in classes])
 
@@ -183,9 +186,5 @@ def _draw(labels, shots, seed):
 def _checked_options(shots, seeds, l2):
     if shots is not None:
         shots = arguments.positive_int("shots", shots)
-    seeds = [arguments.non_negative_int("seeds", seed) for seed in (seeds if np.ndim(seeds) else [seeds])]
-    strengths = [arguments.positive_number("l2", value) for value in (l2 if np.ndim(l2) else [l2])]
-    for name, values in (("seeds", seeds), ("l2", strengths)):
-        if not values:
-            raise ValueError(f"Invalid value received for argument `{name}`. Expected at least one. Received: none")
-    return shots, seeds, strengths
+    seeds = one_or_more("seeds", seeds, arguments.non_negative_int)
+    return shots, seeds, one_or_more("l2", l2, arguments.positive_number)

@@ -1,32 +1,42 @@
 import math
+from typing import Any
 
+import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.features import checked_pair, extract_features
+from keras_vit.evaluation.checks import checked_parts, invalid
+from keras_vit.evaluation.features import train_and_test_features
 
-# Test images a step, which bounds the memory that their similarities to all training images take.
+# Test images a step, which bounds the memory of their similarities to all training images.
 CHUNK = 1024
 
 
-def knn_accuracy(model, train, test, *, k=20, temperature=0.07, layer=None, batch_size=32, verbose=1):
-    """Measures how often the nearest training images, by a model's frozen features, tell the class of an image.
+def knn_accuracy(
+    model: keras.Model,
+    train: Any,
+    test: Any,
+    *,
+    k: int = 20,
+    temperature: float = 0.07,
+    **options: Any,
+) -> float:
+    """Measures the accuracy of a k-nearest-neighbour classifier on a model's frozen features.
 
-    The k images of the highest cosine similarity vote, each with weight exp(similarity / temperature). It is computed
-    in NumPy.
+    The k training images of the highest cosine similarity vote, each with weight exp(similarity / temperature). It is
+    computed in NumPy.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The images to look among, with labels, as `data` in `extract_features`.
-        test: The images to test on, likewise.
+        train: The neighbours, with labels, as `data` in `extract_features`.
+        test: The images to test on, with labels.
         k: Int, how many neighbours vote.
         temperature: Float above 0; infinity gives all votes the same weight.
-        layer: As in `extract_features`.
-        batch_size: As in `extract_features`.
-        verbose: As in `extract_features`.
+        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        Float, the share of the test images whose class is told.
+        Float in [0, 1].
 
     Raises:
         ValueError: If there are fewer training images than `k`, or an argument is out of its range.
@@ -42,27 +52,28 @@ def knn_accuracy(model, train, test, *, k=20, temperature=0.07, layer=None, batc
     [arXiv 2104.14294](https://arxiv.org/abs/2104.14294), appendix, with k=20.
     """
     _check_options(k, temperature)
-    options = {"layer": layer, "batch_size": batch_size, "verbose": verbose}
-    features = (*extract_features(model, train, **options), *extract_features(model, test, **options))
+    features = train_and_test_features(model, train, test, **options)
     return knn_from_features(*features, k=k, temperature=temperature)
 
 
-def knn_from_features(train_features, train_labels, test_features, test_labels, *, k=20, temperature=0.07):
-    """Does what `knn_accuracy` does on features that are already there.
+def knn_from_features(
+    train_features: ArrayLike,
+    train_labels: ArrayLike,
+    test_features: ArrayLike,
+    test_labels: ArrayLike,
+    *,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> float:
+    """Does what `knn_accuracy` does, from features that are already computed.
 
     Args:
-        train_features: (num_images, num_features), to look among.
-        train_labels: (num_images,), classes counted from 0, or one-hot.
-        test_features: (num_images, num_features).
-        test_labels: (num_images,), likewise.
-        k: As in `knn_accuracy`.
-        temperature: As in `knn_accuracy`.
-
-    Returns:
-        Float, the share of the test images whose class is told.
-
-    Raises:
-        ValueError: As `knn_accuracy`.
+        train_features: As in `few_shot_from_features`; so are the labels and the test's.
+        train_labels: See there.
+        test_features: See there.
+        test_labels: See there.
+        k: As in `knn_accuracy`; so are `temperature`, the result and the errors.
+        temperature: See there.
 
     Example:
 
@@ -71,24 +82,19 @@ def knn_from_features(train_features, train_labels, test_features, test_labels, 
     1.0
     """
     _check_options(k, temperature)
-    train_features, train_labels = checked_pair("train", train_features, train_labels)
-    test_features, test_labels = checked_pair("test", test_features, test_labels, train_features.shape[1])
-    if len(train_features) < k:
-        raise ValueError(
-            f"Invalid value received for argument `k`. Expected at most {len(train_features)}, the number of training "
-            f"images. Received: {k}"
-        )
-    train_features, test_features = _unit(train_features), _unit(test_features)
-    num_classes = train_labels.max() + 1
+    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
+    if len(x) < k:
+        raise invalid("k", f"at most {len(x)}, the number of training images", k)
+    x, test_x = _unit(x), _unit(test_x)
     right = 0
-    for start in range(0, len(test_features), CHUNK):
-        similarity = test_features[start : start + CHUNK] @ train_features.T
+    for start in range(0, len(test_x), CHUNK):
+        similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
         similarity = np.take_along_axis(similarity, nearest, axis=1)
         # Relative to the nearest, since exp of 1 / temperature can overflow.
         weights = np.exp((similarity - similarity.max(axis=1, keepdims=True)) / temperature)
-        votes = np.zeros((len(nearest), num_classes))
-        np.add.at(votes, (np.arange(len(nearest))[:, None], train_labels[nearest]), weights)
+        votes = np.zeros((len(nearest), labels.max() + 1))
+        np.add.at(votes, (np.arange(len(nearest))[:, None], labels[nearest]), weights)
         right += int((votes.argmax(axis=1) == test_labels[start : start + CHUNK]).sum())
     return right / len(test_labels)
 

@@ -1,14 +1,18 @@
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.features import checked_pair, extract_features
-from keras_vit.evaluation.top_k import top_k_accuracy
+from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
+from keras_vit.evaluation.classification import top_k_accuracy
+from keras_vit.evaluation.features import train_and_test_features
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# The pairs of steps from which the curvature is estimated; 10 is the usual number.
+# The steps from which the curvature is estimated; 10 is the usual number.
 MEMORY = 10
 
 
@@ -18,8 +22,8 @@ class LinearProbeResult:
 
     Args:
         accuracy: Float, on the test images.
-        l2: Float, the strength of the regularisation that was chosen.
-        head: A built `keras.layers.Dense` from the features as they are to logits.
+        l2: Float, the chosen strength of the regularisation.
+        head: A built `keras.layers.Dense` from the features, not standardised, to logits.
     """
 
     accuracy: float
@@ -31,28 +35,33 @@ class LinearProbeResult:
 
 
 def linear_probe_accuracy(
-    model, train, test, *, l2=STRENGTHS, validation_split=0.2, seed=0, layer=None, batch_size=32, verbose=1
-):
+    model: keras.Model,
+    train: Any,
+    test: Any,
+    *,
+    l2: float | Sequence[float] = STRENGTHS,
+    validation_split: float = 0.2,
+    seed: int = 0,
+    **options: Any,
+) -> LinearProbeResult:
     """Fits a linear classifier to a model's frozen features of all training images, and tests it.
 
-    It is the multinomial logistic regression of the standardised features, L2-regularised, fitted to its one optimum by
-    L-BFGS on all images at once, in NumPy. Of several strengths it takes the one that does best on a part of the
-    training images that is kept from a first fit. The features are computed once.
+    It is L2-regularised multinomial logistic regression of the standardised features, fitted to its optimum by L-BFGS
+    in NumPy. Among several strengths, the one with the best accuracy on held-out training images is taken, and fitted
+    again to all of them. The features are computed once.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
         train: The images to fit to, with labels, as `data` in `extract_features`.
-        test: The images to test on, likewise.
-        l2: Floats, the strengths, or one float: the loss is the mean cross-entropy plus `l2 / 2` times the sum of the
-            squared weights, without the bias.
+        test: The images to test on, with labels.
+        l2: Floats above 0, the strengths, or one float: the loss is the mean cross-entropy plus `l2 / 2` times the sum
+            of the squared weights, without the bias.
         validation_split: Float in (0, 1), the share of the training images on which the strength is chosen.
-        seed: Int of at least 0, of their choice.
-        layer: As in `extract_features`.
-        batch_size: As in `extract_features`.
-        verbose: As in `extract_features`.
+        seed: Int of at least 0, for the choice of these images.
+        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        A `LinearProbeResult`. Its `head` can take the place of the model's own.
+        A `LinearProbeResult`. Its `head` can replace the model's own.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -64,34 +73,34 @@ def linear_probe_accuracy(
     >>> result = linear_probe_accuracy(model, (images, labels), (images, labels), l2=1e-3, verbose=0)
     >>> model.get_layer("head").set_weights(result.head.get_weights())
 
-    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3; there without standardising, and the
-    strengths by bisection.
+    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3, which does not standardise, and finds
+    the strength by bisection.
     """
     _checked_options(l2, validation_split, seed)
-    options = {"layer": layer, "batch_size": batch_size, "verbose": verbose}
-    features = (*extract_features(model, train, **options), *extract_features(model, test, **options))
+    features = train_and_test_features(model, train, test, **options)
     return linear_probe_from_features(*features, l2=l2, validation_split=validation_split, seed=seed)
 
 
 def linear_probe_from_features(
-    train_features, train_labels, test_features, test_labels, *, l2=STRENGTHS, validation_split=0.2, seed=0
-):
-    """Does what `linear_probe_accuracy` does on features that are already there.
+    train_features: ArrayLike,
+    train_labels: ArrayLike,
+    test_features: ArrayLike,
+    test_labels: ArrayLike,
+    *,
+    l2: float | Sequence[float] = STRENGTHS,
+    validation_split: float = 0.2,
+    seed: int = 0,
+) -> LinearProbeResult:
+    """Does what `linear_probe_accuracy` does, from features that are already computed.
 
     Args:
-        train_features: (num_images, num_features), to fit to.
-        train_labels: (num_images,), classes counted from 0, or one-hot.
-        test_features: (num_images, num_features).
-        test_labels: (num_images,), likewise.
-        l2: As in `linear_probe_accuracy`.
-        validation_split: As in `linear_probe_accuracy`.
-        seed: As in `linear_probe_accuracy`.
-
-    Returns:
-        A `LinearProbeResult`.
-
-    Raises:
-        ValueError: As `linear_probe_accuracy`.
+        train_features: As in `few_shot_from_features`; so are the labels and the test's.
+        train_labels: See there.
+        test_features: See there.
+        test_labels: See there.
+        l2: As in `linear_probe_accuracy`; so are the other options, the result and the errors.
+        validation_split: See there.
+        seed: See there.
 
     Example:
 
@@ -100,29 +109,13 @@ def linear_probe_from_features(
     1.0
     """
     strengths = _checked_options(l2, validation_split, seed)
-    x, labels = checked_pair("train", train_features, train_labels)
-    test_x, test_labels = checked_pair("test", test_features, test_labels, x.shape[1])
+    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
-    # A feature that is the same for all images tells nothing, and would be divided by nothing.
+    # A constant feature says nothing, and has no deviation to divide by.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
-    strength = strengths[0]
-    if len(strengths) > 1:
-        order = np.random.default_rng(seed).permutation(len(x))
-        count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
-        if not count:
-            raise ValueError(
-                "Invalid value received for argument `train_features`. Expected two images or more to choose `l2` on. "
-                f"Received: {len(x)}"
-            )
-        kept, rest = order[:count], order[count:]
-        scores, start = [], None
-        # From strong to weak, each from the last one's optimum, which is near.
-        for value in sorted(strengths, reverse=True):
-            kernel, bias = start = _fit(standard[rest], labels[rest], num_classes, value, start)
-            scores.append((top_k_accuracy(standard[kept] @ kernel + bias, labels[kept], k=1), value))
-        strength = max(scores)[1]
+    strength = strengths[0] if len(strengths) == 1 else _best(strengths, standard, labels, validation_split, seed)
     kernel, bias = _fit(standard, labels, num_classes, strength)
     kernel = kernel / std[:, None]
     bias = bias - mean @ kernel
@@ -133,8 +126,23 @@ def linear_probe_from_features(
     return LinearProbeResult(accuracy=accuracy, l2=strength, head=head)
 
 
+def _best(strengths, x, labels, validation_split, seed):
+    """The strength with the best accuracy on held-out images."""
+    order = np.random.default_rng(seed).permutation(len(x))
+    count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
+    if not count:
+        raise invalid("train_features", "two images or more to choose `l2` on", len(x))
+    kept, rest = order[:count], order[count:]
+    scores, start = [], None
+    # From strong to weak, each from the last optimum, which is near.
+    for value in sorted(strengths, reverse=True):
+        kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, start)
+        scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))
+    return max(scores)[1]
+
+
 def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6):
-    """The (kernel, bias) of the least regularised cross-entropy."""
+    """The (kernel, bias) of the least regularised cross-entropy, by L-BFGS."""
     targets = np.zeros((len(labels), num_classes))
     targets[np.arange(len(labels)), labels] = 1
     shape = (x.shape[1] + 1, num_classes)
@@ -159,7 +167,7 @@ def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6)
         direction = -_inverse_curvature(gradient, pairs)
         slope = gradient @ direction
         step = 1.0 if pairs else 1 / max(1.0, np.abs(gradient).sum())
-        # Halved until it lowers the loss enough; the loss is convex, so that a small enough step does.
+        # The loss is convex, so that a small enough step lowers it.
         while True:
             new_value, new_gradient = loss(flat + step * direction)
             if new_value <= value + 1e-4 * step * slope or step < 1e-10:
@@ -176,7 +184,7 @@ def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6)
 
 
 def _inverse_curvature(gradient, pairs):
-    """The gradient times the inverse Hessian that L-BFGS estimates from the last steps (Nocedal, algorithm 7.4)."""
+    """The gradient times the inverse Hessian estimated from the last steps (Nocedal, algorithm 7.4)."""
     q, factors = gradient.copy(), []
     for move, turn in reversed(pairs):
         factors.append(move @ q / (move @ turn))
@@ -191,12 +199,6 @@ def _inverse_curvature(gradient, pairs):
 
 def _checked_options(l2, validation_split, seed):
     arguments.non_negative_int("seed", seed)
-    strengths = [arguments.positive_number("l2", value) for value in (l2 if np.ndim(l2) else [l2])]
-    if not strengths:
-        raise ValueError("Invalid value received for argument `l2`. Expected at least one. Received: none")
     if not arguments.rate("validation_split", validation_split) > 0:
-        raise ValueError(
-            "Invalid value received for argument `validation_split`. Expected a number in (0, 1). "
-            f"Received: {validation_split!r}"
-        )
-    return strengths
+        raise invalid("validation_split", "a number in (0, 1)", repr(validation_split))
+    return one_or_more("l2", l2, arguments.positive_number)

@@ -87,8 +87,11 @@ def test_of_a_model():
         ({"l2": []}, "`l2`. Expected at least one"),
         ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
         ({"test_labels": TEST[1] + 1}, "`train_labels`. Expected images of each class.*Received: none of 4"),
-        ({"test_labels": TEST[1][:9]}, "`test_labels`. Expected one a row of `test_features`, 200. Received: 9"),
-        ({"test_features": TEST[0][:, :5]}, "`test_features`. Expected 12 features an image.*Received: 5"),
+        (
+            {"test_labels": TEST[1][:9]},
+            "`test_labels`. Expected one label for each row of `test_features`, 200",
+        ),
+        ({"test_features": TEST[0][:, :5]}, "`test_features`. Expected 12 features for each image.*Received: 5"),
         ({"train_features": TRAIN[0] * np.inf}, "`train_features`. Expected finite"),
         ({"train_features": TRAIN[0][0]}, "`train_features`. Expected finite"),
     ],

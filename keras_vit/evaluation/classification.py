@@ -1,0 +1,210 @@
+"""The accuracy of a classifier: top-k, and on ImageNet's reassessed labels."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import ArrayLike
+
+from keras_vit import arguments
+from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
+from keras_vit.evaluation.features import outputs_and_labels
+
+# As in ILSVRC2012_val_00000001.JPEG, counted from 1; the class's wnid may follow.
+NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
+
+
+def accuracy(
+    model: keras.Model, data: Any, *, k: int | Sequence[int] = (1, 5), batch_size: int = 32, verbose: int = 1
+) -> dict[str, float]:
+    """Measures the top-k accuracy of a classifier.
+
+    The model need not be compiled. The metrics of `model.evaluate` give the same, except where classes have equal
+    outputs, as with a zero head: they count all of these as right, and here the lower classes rank first.
+
+    Args:
+        model: A `keras.Model` with one output, logits or probabilities.
+        data: The images to test on, with labels, as in `extract_features`.
+        k: Ints, or one int.
+        batch_size: As in `extract_features`.
+        verbose: As in `extract_features`.
+
+    Returns:
+        Mapping from "top_1", "top_5", ... to the accuracy.
+
+    Raises:
+        ValueError: As `top_k_accuracy` and `extract_features`.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=10)
+    >>> accuracy(model, (np.zeros((4, 32, 32, 3)), np.array([0, 1, 4, 9])), verbose=0)
+    {'top_1': 0.25, 'top_5': 0.75}
+    """
+    counts = one_or_more("k", k, arguments.positive_int)
+    outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
+    return {f"top_{count}": top_k_accuracy(outputs, labels, k=count) for count in counts}
+
+
+def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
+    """Measures the share of images whose class is among those with the k highest outputs.
+
+    Args:
+        predictions: (num_images, num_classes), logits or probabilities.
+        labels: (num_images,), classes counted from 0, or one-hot.
+        k: Int, at most the number of classes.
+
+    Returns:
+        Float in [0, 1]. Among classes with equal outputs the lower ones rank first.
+
+    Raises:
+        ValueError: If an argument is out of its range, a label has no output, or the outputs are not finite.
+
+    Example:
+
+    >>> top_k_accuracy([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]], [1, 2], k=2)
+    1.0
+    """
+    predictions, labels = checked_features("predictions", predictions), integer_labels(labels)
+    if len(predictions) != len(labels):
+        raise invalid("labels", f"one a prediction, {len(predictions)}", len(labels))
+    num_classes = predictions.shape[1]
+    _check_highest(labels.max(), num_classes)
+    if arguments.positive_int("k", k) > num_classes:
+        raise invalid("k", f"at most {num_classes}, the number of classes", k)
+    own = np.take_along_axis(predictions, labels[:, None], axis=1)
+    before = (predictions > own) | ((predictions == own) & (np.arange(num_classes) < labels[:, None]))
+    return float(np.mean(before.sum(axis=1) < k))
+
+
+def imagenet_real_accuracy(
+    model: keras.Model,
+    data: Any,
+    labels: str | os.PathLike | Sequence[Sequence[int]],
+    *,
+    file_names: Sequence[str | os.PathLike] | None = None,
+    batch_size: int = 32,
+    verbose: int = 1,
+) -> float:
+    """Measures a classifier's accuracy on the reassessed labels of ImageNet's validation images ("ReaL").
+
+    A prediction is right if it is any of the classes of an image. Images without a class are left out.
+
+    Args:
+        model: A `keras.Model` with one output for each of the 1,000 classes.
+        data: The validation images, as in `extract_features`; their own labels are not used.
+        labels: Path of the labels' JSON file, or the result of `read_real_labels`.
+        file_names: Strings, the name or path of each image's file in the order of `data`, like
+            "ILSVRC2012_val_00000001.JPEG", such as the `file_paths` of `keras_vit.data.from_directory`. None: `data`
+            has all images in the order of their numbers.
+        batch_size: As in `extract_features`.
+        verbose: As in `extract_features`.
+
+    Returns:
+        Float in [0, 1].
+
+    Raises:
+        FileNotFoundError: If there is no file at `labels`.
+        ValueError: If the labels or file names do not fit the images.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
+    >>> images = (np.zeros((4, 32, 32, 3)), np.zeros(4, int))
+    >>> imagenet_real_accuracy(model, images, [[0], [0, 5], [7], []], verbose=0)  # a new head predicts class 0
+    0.6666666666666666
+
+    Reference: [arXiv 2006.07159](https://arxiv.org/abs/2006.07159).
+    """
+    labels = read_real_labels(labels) if isinstance(labels, (str, os.PathLike)) else _checked_labels("labels", labels)
+    if file_names is not None:
+        labels = [labels[i] for i in _indices(file_names, len(labels))]
+    # The images' own labels may be anything, such as -1 where they are unknown.
+    outputs, _ = outputs_and_labels(model, data, batch_size, verbose, read_labels=lambda own: np.zeros(len(own)))
+    return real_accuracy(outputs, labels)
+
+
+def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> float:
+    """Measures the share of images for which the class of the highest output is one of theirs.
+
+    Args:
+        predictions: (num_images, num_classes), logits or probabilities.
+        labels: A list of classes for each image; an image with none is left out.
+
+    Returns:
+        Float in [0, 1].
+
+    Raises:
+        ValueError: If there are not as many labels as predictions, a class has no output, or no image has a label.
+
+    Example:
+
+    >>> real_accuracy([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[1], [0, 1], []])
+    1.0
+    """
+    predictions, labels = checked_features("predictions", predictions), _checked_labels("labels", labels)
+    if len(predictions) != len(labels):
+        received = f"{len(labels)}. Where images are fewer, or in another order, pass `file_names`."
+        raise invalid("labels", f"one list a prediction, {len(predictions)}", received)
+    highest = max((max(classes) for classes in labels if classes), default=None)
+    if highest is None:
+        raise invalid("labels", "a class of any image", "none")
+    _check_highest(highest, predictions.shape[1])
+    chosen = predictions.argmax(axis=1)
+    return float(np.mean([c in classes for c, classes in zip(chosen.tolist(), labels, strict=True) if classes]))
+
+
+def read_real_labels(path: str | os.PathLike) -> list[list[int]]:
+    """Reads the reassessed labels of ImageNet's validation images.
+
+    Args:
+        path: Path of a JSON file with a list of classes, counted from 0, for each image in the order of their numbers:
+            `real.json` as its authors publish it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not JSON, or holds something else.
+
+    Example:
+
+    >>> labels = read_real_labels("real.json")  # doctest: +SKIP
+    """
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"Expected a JSON file of labels. There is none at {os.fspath(path)!r}")
+    with open(path, encoding="utf-8") as file:
+        try:
+            labels = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"Expected JSON in {os.fspath(path)!r}. Received: {error}") from error
+    return _checked_labels(os.fspath(path), labels)
+
+
+def _check_highest(label, num_classes):
+    if label >= num_classes:
+        raise invalid("labels", f"classes below {num_classes}, the number of outputs", label)
+
+
+def _checked_labels(name, labels):
+    expected = f"Expected `{name}` to hold a list of classes, counted from 0, for each image"
+    if not isinstance(labels, (list, tuple)):
+        raise ValueError(f"{expected}. Received: {labels!r}")
+    for i, classes in enumerate(labels):
+        if not isinstance(classes, (list, tuple)) or not all(type(c) is int and c >= 0 for c in classes):
+            raise ValueError(f"{expected}. Received: {classes!r} for image {i}")
+    return labels
+
+
+def _indices(file_names, count):
+    """The indices in the labels of images with these file names."""
+    indices = []
+    for name in file_names:
+        match = NUMBER.search(os.fspath(name))
+        if match is None or not 1 <= int(match[1]) <= count:
+            expected = f"names like ILSVRC2012_val_00000001.JPEG, with numbers up to {count}"
+            raise invalid("file_names", expected, repr(name))
+        indices.append(int(match[1]) - 1)
+    return indices

@@ -1,0 +1,121 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.evaluation import accuracy, imagenet_real_accuracy, read_real_labels, real_accuracy, top_k_accuracy
+from tests.tiny import build, randomize
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.normal(size=(11, 16, 16, 3)).astype("float32"), RNG.integers(0, 5, 11)
+
+
+def test_as_keras_evaluate():
+    model = randomize(build())
+    metrics = ["sparse_categorical_accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")]
+    model.compile(loss="sparse_categorical_crossentropy", metrics=metrics)
+    expected = model.evaluate(IMAGES, LABELS, batch_size=4, verbose=0, return_dict=True)
+    found = accuracy(model, (IMAGES, LABELS), k=(1, 3), batch_size=4, verbose=0)
+    assert found == pytest.approx(
+        {"top_1": expected["sparse_categorical_accuracy"], "top_3": expected["top"]}, abs=1e-6
+    )
+    assert 0 < found["top_1"] < found["top_3"] < 1
+
+
+def test_as_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics", reason="it counts the same")
+    scores, labels = RNG.normal(size=(50, 8)), RNG.permutation(np.arange(50) % 8)
+    for k in range(1, 8):
+        expected = metrics.top_k_accuracy_score(labels, scores, k=k)
+        assert top_k_accuracy(scores, labels, k=k) == pytest.approx(expected)
+        assert top_k_accuracy(scores, np.eye(8)[labels], k=k) == pytest.approx(expected)
+    assert top_k_accuracy(scores, labels, k=8) == 1
+
+
+def test_a_head_that_is_zero_is_no_better_than_chance():
+    found = accuracy(build(head_init="zeros", num_classes=10), (np.zeros((10, 16, 16, 3)), np.arange(10)), verbose=0)
+    assert found == {"top_1": 0.1, "top_5": 0.5}
+
+
+def test_bad_input():
+    scores = np.eye(3)
+    with pytest.raises(ValueError, match="`labels`. Expected classes below 3, .*Received: 3"):
+        top_k_accuracy(scores, [0, 1, 3])
+    with pytest.raises(ValueError, match="`k`. Expected at most 3, .*Received: 4"):
+        top_k_accuracy(scores, [0, 1, 2], k=4)
+    with pytest.raises(ValueError, match="`labels`. Expected one a prediction, 3. Received: 2"):
+        top_k_accuracy(scores, [0, 1])
+    with pytest.raises(ValueError, match="`predictions`. Expected finite"):
+        top_k_accuracy(scores * np.nan, [0, 1, 2])
+    with pytest.raises(ValueError, match="`k`"):
+        accuracy(None, None, k=0)
+    with pytest.raises(ValueError, match="Expected a model with one output. Received: .* with 2"):
+        accuracy(build(distillation_token=True, return_both_heads=True), (IMAGES, LABELS), verbose=0)
+
+
+PREDICTIONS = np.eye(5)[[0, 3, 1, 4, 2, 2]]
+CLASSES = [[0], [1, 3], [], [2], [2, 0, 1], [0, 1]]
+
+
+def write(folder, labels=CLASSES):
+    path = folder / "real.json"
+    path.write_text(json.dumps(labels))
+    return path
+
+
+def model_and_images():
+    """A model whose logits are what its images hold."""
+    model = keras.Sequential([keras.Input((1, 1, 5)), keras.layers.Reshape((5,))])
+    return model, PREDICTIONS[:, None, None].astype("float32")
+
+
+def test_right_is_any_class_and_images_without_one_are_left_out():
+    assert real_accuracy(PREDICTIONS, CLASSES) == 3 / 5
+
+
+def test_of_a_model_and_a_file(tmp_path):
+    model, images = model_and_images()
+    data = (images, np.zeros(6, int))
+    for own in (np.full(6, -1), np.full((6, 5), 0.2), np.array(["cat"] * 6)):
+        assert imagenet_real_accuracy(model, (images, own), CLASSES, batch_size=4, verbose=0) == 3 / 5
+    for labels in (write(tmp_path), str(tmp_path / "real.json"), CLASSES):
+        assert imagenet_real_accuracy(model, data, labels, batch_size=4, verbose=0) == 3 / 5
+
+
+def test_images_in_another_order_and_fewer(tmp_path):
+    model, images = model_and_images()
+    order = [4, 3, 2, 0]
+    names = [f"/data/n0/ILSVRC2012_val_{i + 1:08d}_n01440764.JPEG" for i in order]
+    data = (images[order], np.zeros(4, int))
+    assert imagenet_real_accuracy(model, data, write(tmp_path), file_names=names, verbose=0) == 2 / 3
+    with pytest.raises(ValueError, match="one list a prediction, 4. Received: 6.*file_names"):
+        imagenet_real_accuracy(model, data, write(tmp_path), verbose=0)
+
+
+@pytest.mark.parametrize("name", ["cat.jpg", "ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_val_00000000.JPEG"])
+def test_names_that_tell_no_number(name):
+    model, images = model_and_images()
+    with pytest.raises(ValueError, match=f"`file_names`. Expected .* up to 6. Received: '{name}'"):
+        imagenet_real_accuracy(model, (images, np.zeros(6)), CLASSES, file_names=[name] * 6, verbose=0)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [0, 1], [[0], ["cat"]], [[-1]], [[True]], [[0.5]]])
+def test_other_content(content, tmp_path):
+    with pytest.raises(ValueError, match="real.json.* to hold a list of classes"):
+        read_real_labels(write(tmp_path, content))
+
+
+def test_no_file_and_no_json(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.json"):
+        read_real_labels(tmp_path / "nowhere.json")
+    (tmp_path / "broken.json").write_text("[[1], [2")
+    with pytest.raises(ValueError, match="Expected JSON in .*broken.json"):
+        read_real_labels(tmp_path / "broken.json")
+
+
+def test_labels_that_do_not_fit():
+    with pytest.raises(ValueError, match="Expected classes below 5, .*Received: 5"):
+        real_accuracy(PREDICTIONS, [[5]] * 6)
+    with pytest.raises(ValueError, match="a class of any image"):
+        real_accuracy(PREDICTIONS, [[]] * 6)
