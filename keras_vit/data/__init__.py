@@ -1,16 +1,15 @@
-"""Images for `model.fit`, on tf.data whatever the backend: from TFDS, folders and tables."""
+"""Images for `model.fit`, from TFDS, folders and tables, with tf.data on every backend."""
 
 from keras_vit.data.augment import POLICIES, Policy, RandAugment
 from keras_vit.data.broken import BrokenImages
 from keras_vit.data.crop import Crop
 from keras_vit.data.folder import from_directory
-from keras_vit.data.folds import folds
 from keras_vit.data.frame import from_dataframe
-from keras_vit.data.load import load
 from keras_vit.data.mix import Mix
-from keras_vit.data.pipeline import pipeline
+from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import Source
-from keras_vit.data.splits import splits
+from keras_vit.data.splitting import folds, splits
+from keras_vit.data.tfds import load
 from keras_vit.data.vtab import VTAB
 
 __all__ = [

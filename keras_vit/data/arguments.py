@@ -1,4 +1,4 @@
-"""What the arguments of a pipeline come to, and whether they fit each other."""
+"""Checks of a pipeline's arguments, and their defaults."""
 
 import dataclasses
 
@@ -10,18 +10,9 @@ from keras_vit.preprocessing import Preprocessing, carrier_of
 
 
 def inputs_of(preprocessing, **given):
-    """What the images have to be like, for a model or without one.
+    """Returns image_size, channels, normalize and preprocessing, a `Preprocessing`, as a dict.
 
-    Args:
-        preprocessing: A `Preprocessing`, a model that carries one, or None.
-        **given: The arguments of `pipeline` that may follow from it: image_size, channels, normalize, and the fields of
-            a `Preprocessing`; those that are not None win.
-
-    Returns:
-        A dict of image_size, channels, normalize and preprocessing, a `Preprocessing`.
-
-    Raises:
-        ValueError: If `preprocessing` is a model that carries none, or something else.
+    They are `given`, or follow from `preprocessing`, a `Preprocessing`, a model that carries one, or None.
     """
     found = {"image_size": 224, "channels": 3, "normalize": True}
     record = Preprocessing()
@@ -32,18 +23,18 @@ def inputs_of(preprocessing, **given):
         if carrier is None:
             raise ValueError(
                 "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that carries one, as all of "
-                f"keras_vit do. Received: {getattr(preprocessing, 'name', preprocessing)!r}, of "
+                f"keras_vit's do. Received: {getattr(preprocessing, 'name', preprocessing)!r}, of "
                 f"{type(preprocessing).__name__}, which carries none"
             )
         scaling_layers = (keras.layers.Rescaling, keras.layers.Normalization)
         if given["normalize"] is None and any(isinstance(layer, scaling_layers) for layer in preprocessing.layers):
             raise ValueError(
-                "Expected `normalize` beside a model that scales its images by a layer of its own. Received: "
+                "Expected `normalize` with a model that scales its images in another layer. Received: "
                 f"preprocessing={preprocessing.name!r}, normalize=None"
             )
         record = carrier.preprocessing
         found["normalize"] = not carrier.apply
-        # A Sequential has no shape before it was called.
+        # A Sequential has no shape before its first call.
         shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)
         if isinstance(shape, tuple) and len(shape) == 4:
             found["channels"] = shape[3] or 3
@@ -58,11 +49,8 @@ def inputs_of(preprocessing, **given):
 
 def scaling(record, channels):
     """The (offset, divisor) of images of 0..255: floats, or arrays with one float a channel."""
+    record.check_channels(channels)
     constants = [np.array(c, "float32") for c in record.offset_and_scale]
-    if any(len(c) not in (1, channels) for c in constants):
-        raise ValueError(
-            f"Expected `mean` and `std` as numbers, or {channels} each. Received: {record.mean}, {record.std}"
-        )
     return tuple(float(c[0]) if len(c) == 1 else c for c in constants)
 
 
@@ -76,7 +64,7 @@ def policy_of(policy):
 
 
 def labels_of(source, labels, policy):
-    """What the labels that come out are like: "int", "one_hot", "multi_hot", "float", or None for none."""
+    """The kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for none."""
     if labels not in ("int", "one_hot", "none", None):
         raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")
     if policy.mixes and (source.labels is None or labels in ("int", "none")):
@@ -99,7 +87,7 @@ def labels_of(source, labels, policy):
 
 
 def check_counts(image_size, **counts):
-    """Raises if a number is too small, or the shard is none."""
+    """Raises if a number is too small, or there is no such shard."""
     counts["image_size"] = min(image_size, default=0)
     for name, count in counts.items():
         least = int(name not in ("skip_batches", "shard_index"))

@@ -1,6 +1,7 @@
 import dataclasses
 
-import keras
+from keras_vit.data.operations import OFFICIAL, TIMM
+from keras_vit.data.source import tf
 
 # The families of RandAugment's operations, and the largest magnitude of each.
 STRONGEST = {"official": 30, "timm": 10}
@@ -8,24 +9,23 @@ STRONGEST = {"official": 30, "timm": 10}
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What augments the images and labels beyond the crop and the flip; all of it from stateless seeds.
+    """The augmentation of images and labels beyond the crop and the flip.
 
     `POLICIES` names those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-    and "deit". RandAugment is that of the official codes; erasing, MixUp and CutMix are Keras' own layers.
+    and "deit". See `RandAugment` and `Mix`; random erasing is Keras' own layer.
 
     Args:
         randaugment: (operations an image, magnitude), or None. The magnitude is from 0 to 30 for the operations of
             "official", from 0 to 10 for those of "timm".
         magnitude_std: Float, the standard deviation of the magnitude.
-        mixup: Float, the alpha of the Beta distribution of MixUp, 0 for none.
-        cutmix: Float, that of CutMix. Where both are given, each batch gets one of them with equal chances.
-        erasing: Float, the share of images in which a rectangle is erased.
+        mixup: Float in [0, 1], the alpha of MixUp's Beta distribution, 0 for none.
+        cutmix: Float in [0, 1], the alpha of CutMix. With both, each batch gets one of them with equal chances.
+        erasing: Float in [0, 1], the share of images in which a rectangle is erased.
         repeats: Integer, how many copies of an image, each differently augmented, follow each other in a batch. An
             epoch then has `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of a label that is spread over all the classes.
-        operations: RandAugment's. "official": the 16 of the official code, as AugReg has them; "timm": the 15 of timm's
-            "rand-...-inc1", which DeiT was trained with. They get stronger with the magnitude, and each is left out
-            half of the time.
+        operations: RandAugment's. "official": the 16 of the official code, as in AugReg; "timm": the 15 of timm's
+            "rand-...-inc1", as in DeiT, which get stronger with the magnitude, and are each skipped half of the time.
 
     Example:
 
@@ -34,10 +34,9 @@ class Policy:
     >>> policy.randaugment, policy.magnitude_std, policy.operations
     ((2, 9), 0.5, 'timm')
 
-    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. RandAugment is as in the codes of
-    both, see `RandAugment`. The others differ: `RandomErasing` fills with normal noise of deviation 255 around black,
-    cut to 0..255, where DeiT has noise of the images' own mean and deviation, and draws both sides by themselves, where
-    DeiT draws area and shape; for MixUp and CutMix see `Mix`.
+    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. `RandomErasing` differs: it fills
+    with normal noise of deviation 255 around black, clipped to 0..255, and draws both sides independently; DeiT takes
+    noise of the images' mean and deviation, and draws area and shape.
     """
 
     randaugment: tuple[int, float] | None = None
@@ -69,8 +68,8 @@ class Policy:
             raise ValueError(f"Expected `repeats` to be an integer of at least 1. Received: {self.repeats!r}")
 
     @property
-    def mixes(self):
-        """Whether labels come out as a share for each class."""
+    def mixes(self) -> bool:
+        """Whether labels become a share for each class."""
         return bool(self.mixup or self.cutmix or self.label_smoothing)
 
 
@@ -92,38 +91,30 @@ class RandAugment:
     Args:
         num_operations: Integer, operations an image.
         magnitude: Float, in [0, 30] for "official" and in [0, 10] for "timm".
-        magnitude_std: Float, the standard deviation of the magnitude, which stays in that range.
+        magnitude_std: Float, the standard deviation of the magnitude, which is clipped to that range.
         operations: "official" or "timm"; see `Policy`.
 
     Call arguments:
-        image: Float32 tensor (height, width, 3) of 0..255. As in the codes, operations see it in whole numbers: rounded
-            down by "official", to the nearest by "timm".
+        image: Float32 tensor (height, width, 3) of 0..255, which is rounded as in the codes: down by "official", to the
+            nearest integer by "timm".
         seed: Integer tensor (2,).
 
     Returns:
         The augmented image, of the same shape and range, in whole numbers.
 
-    Reference: arXiv 1909.13719. Measured against the official codes at each magnitude: all operations of both families
-    are the same to the bit, but for the warps of "timm", where Pillow's bicubic filter is met in 99.7 % of the pixels
-    and the others differ by 1 of 255.
+    Reference: arXiv 1909.13719. At each magnitude, the operations give the same bits as the official codes, except the
+    warps of "timm": 99.7 % of the pixels are those of Pillow's bicubic filter, and the others differ by 1 of 255.
     """
 
-    def __init__(self, num_operations, magnitude, magnitude_std=0.0, operations="official"):
-        import tensorflow as tf
-
-        # Here, since it imports TensorFlow.
-        from keras_vit.data.operations import OFFICIAL, TIMM
-
+    def __init__(self, num_operations: int, magnitude: float, magnitude_std: float = 0.0, operations: str = "official"):
         self.num_operations, self.magnitude, self.std = num_operations, magnitude, magnitude_std
-        # timm leaves out each operation half of the time.
+        # timm skips each operation half of the time.
         table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
         self.operations, self.strongest = list(table.values()), STRONGEST[operations]
         # Traced once for all operations of an image.
         self._one = tf.function(self._apply, autograph=False, experimental_attributes={"_noinline": True})
 
-    def __call__(self, image, seed):
-        import tensorflow as tf
-
+    def __call__(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         seed, count = tf.cast(seed, "int64"), self.num_operations
         numbers = tf.unstack(tf.random.stateless_uniform((count, 4), seed))
         levels = tf.random.stateless_normal((count,), tf.random.fold_in(seed, 1), self.magnitude, self.std, "float64")
@@ -136,50 +127,5 @@ class RandAugment:
         return tf.cast(x, "float32")
 
     def _apply(self, kind, *arguments):
-        import tensorflow as tf
-
-        # What is beyond the operations leaves the image as it is.
+        # Numbers beyond the operations leave the image as it is.
         return tf.switch_case(kind, [lambda f=f: f(*arguments) for f in self.operations], lambda: arguments[0])
-
-
-class _Seeds(keras.random.SeedGenerator):
-    """Hands a Keras layer the seeds that follow from one seed tensor, where it would count up a variable."""
-
-    def __init__(self, seed):
-        # Not the parent's, which would create the variable.
-        self.seed, self.drawn = seed, 0
-
-    def next(self, ordered=True):
-        import tensorflow as tf
-
-        self.drawn += 1
-        return tf.random.fold_in(self.seed, self.drawn)
-
-
-def seeded(name, **config):
-    """Makes one of Keras' random image layers a function of (inputs, seed), for use inside tf.data on any backend.
-
-    Keras' layers count their seeds in a variable, so that with several threads, or after a restart, an image would be
-    changed differently.
-
-    Args:
-        name: The layer's name in `keras.layers`: "RandomErasing", "MixUp" or "CutMix".
-        **config: Its arguments.
-
-    Returns:
-        A function of the layer's inputs and an integer tensor (2,).
-    """
-
-    class Seeded(getattr(keras.layers, name)):
-        def get_random_transformation(self, data, training=True, seed=None):
-            return super().get_random_transformation(data, training, seed=self.draw())
-
-    # In float32 whatever the policy says: a reduced one would round the pixels.
-    layer = Seeded(**config, data_format="channels_last", dtype="float32")
-
-    def call(inputs, seed):
-        # A function, since Keras would take the seeds themselves for a part of the layer's state.
-        layer.draw = lambda: _Seeds(seed)
-        return layer(inputs, training=True)
-
-    return call

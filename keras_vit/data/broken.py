@@ -1,35 +1,32 @@
-import logging
+"""Images that do not decode: batches keep their places, and a warning at the end of each epoch lists them."""
+
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-logger = logging.getLogger("keras_vit.data")
+from keras_vit.data.source import logger, tf
 
 
 class BrokenImages(Mapping):
-    """The images that a dataset passed over since they do not decode: a mapping from names to reasons.
+    """The images that a dataset skipped because they do not decode: a mapping from names to reasons.
 
-    It fills with the batches that are read. When the last batch of an epoch was read, a warning of the logger
-    `keras_vit.data` counts and names those of the epoch; `repr` shows the last.
+    It fills as batches are read. After the last batch of an epoch, a warning of the logger `keras_vit.data` counts and
+    lists those of the epoch; `repr` shows the last warning.
 
     Args:
-        load: Function of a record {"name", "image"} that raises what is wrong with it.
+        load: Function of a record {"name", "image"} that raises an error where the image is broken.
         num_images: Integer, different images of an epoch.
         repeats: Integer, how many times each comes in a row.
-        shown: Integer, how many names the warning holds.
+        shown: Integer, the most names in a warning.
     """
 
-    def __init__(self, load, num_images, repeats=1, shown=20):
+    def __init__(self, load, num_images: int, repeats: int = 1, shown: int = 20):
         self._load, self._num_images, self._repeats, self._shown = load, num_images, repeats, shown
         self._reasons, self._summary = {}, "no broken images so far"
 
     def first_sound(self, records, load):
-        """The first of the records that `load` does not raise for.
-
-        Raises:
-            ValueError: If none does, which would else be noticed when nothing is trained on.
-        """
+        """The first of the records for which `load` raises no error; a ValueError if there is none."""
         reasons = []
         for record in records:
             reason = _reason(load, record)
@@ -39,20 +36,10 @@ class BrokenImages(Mapping):
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
     def note(self, earlier, earlier_names, indices, names, images, done):
-        """Notes the broken images of a batch, and warns of those of the epochs that ended with it.
+        """Notes the broken images of a batch, and warns about epochs that ended with it.
 
-        What an iteration has met so far comes in and goes out, so that one knows nothing of another.
-
-        Args:
-            earlier: Integer array, the indices of those of the unfinished epochs that were noted before.
-            earlier_names: Array of bytes, their names.
-            indices: Integer array, those of this batch, counted through all epochs.
-            names: Array of bytes, their names.
-            images: Array of bytes, what they are loaded from.
-            done: Integer, the index that the epochs which ended lie below.
-
-        Returns:
-            (indices, names) of those of the unfinished epochs.
+        `earlier` and `indices` count through all epochs; epochs below the index `done` have ended. Returns the
+        (indices, names) of unfinished epochs, which each iteration carries along, so that iterations are independent.
         """
         for name, image in zip(names, images, strict=True):
             if _text(name) not in self._reasons:
@@ -75,16 +62,16 @@ class BrokenImages(Mapping):
         self._summary = "\n".join([count, *lines])
         logger.warning("%s", self._summary)
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> str:
         return self._reasons[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._reasons)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._reasons)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<BrokenImages: {self._summary}>"
 
 
@@ -93,12 +80,69 @@ def _text(name):
 
 
 def _reason(load, record):
-    """What is wrong with a record; None if nothing is."""
+    """The error of a record; None if there is none."""
     try:
         load(record)
-    except Exception as error:  # Whatever it was, training goes on.
+    except Exception as error:  # Training goes on after any error.
         text = getattr(error, "message", None) or str(error)
-        # What TensorFlow puts around a message.
+        # TensorFlow's decorations of a message.
         text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]|name: *$|^Expected '.*?' to be true. Summarized data: ", "", text)
         return " ".join(re.sub(r"b'(Expected[^']*|x)'", r"\1", text).split())[:200]
     return None
+
+
+def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=False, drop_remainder=False):
+    """Makes the k-th batch from the k-th `batch_size` records, whichever of their images are broken.
+
+    Args:
+        data: tf.data.Dataset of (index, record) whose indices count up by one.
+        decode: Function of an index and a record that returns (index, image, label), and fails for a broken image.
+        prepare: Function of the outputs of `decode` that returns the same, augmented.
+        stand_in: A record that decodes, for batches without any sound image.
+        batch_size: Integer.
+        parallel: Integer, threads.
+        full: Bool. True replaces broken images by others of the batch; False leaves them out.
+        drop_remainder: Bool, leave out the last batch if it is smaller.
+
+    Returns:
+        tf.data.Dataset of (index of the first record, images, labels, (indices, names, encoded images) of the broken
+        records).
+    """
+
+    def whole(index, record):
+        index, image, label = decode(index, record)
+        # Everything waits for the image: a loop that runs already when the image turns out to be broken would report a
+        # cancellation, which is not ignored.
+        with tf.control_dependencies([image]):
+            index = tf.identity(index)
+        return prepare(index, image, label)
+
+    def alone(index):
+        return prepare(*decode(index, stand_in))
+
+    def attempt(indices, records):
+        """One batch: made in one step, and if that fails again, from the images that decode."""
+        elements, count = tf.data.Dataset.zip(indices, records), indices.cardinality()
+        sound = elements.map(whole, parallel).batch(count, drop_remainder=True).ignore_errors()
+        decoded = elements.map(decode, parallel).ignore_errors().map(prepare, parallel).batch(count)
+        stand_ins = indices.take(1).map(alone).map(lambda index, *rest: (tf.constant(-1, "int64"), *rest)).batch(1)
+        found = sound.concatenate(decoded).concatenate(stand_ins).take(1)
+        described = elements.map(lambda index, record: (index, record["name"], record["image"])).batch(count)
+        return tf.data.Dataset.zip(described, found)
+
+    def fill(records, found):
+        present, images, labels = found
+        indices = records[0]
+        missing = tf.reduce_all(indices[:, None] != present[None], axis=1)
+
+        def repeated():
+            order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
+            return tf.nest.map_structure(lambda x: tf.gather(x, order), (images, labels))
+
+        if full:
+            images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
+        return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
+
+    # Two at a time, so that threads are busy while a batch ends.
+    windows = data.window(batch_size, drop_remainder=drop_remainder)
+    return windows.interleave(attempt, cycle_length=2, num_parallel_calls=2, deterministic=True).map(fill)

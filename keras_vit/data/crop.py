@@ -3,40 +3,41 @@ import io
 
 import numpy as np
 
+from keras_vit.data.source import tf
 from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
 from keras_vit.preprocessing import INTERPOLATIONS, Preprocessing
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PN"
 CROPS = ("pretrain", "finetune", "pad", "eval")
-# What the paper's code resizes to before it crops; other sizes keep the 8/7 of the common 256 to 224.
+# The paper's sizes to resize to before a crop; other sizes take the usual 8/7, as 256 for 224.
 RESIZE = {384: 448, 480: 512}
 
 
 @dataclasses.dataclass(frozen=True)
 class Crop:
-    """Decodes an encoded image and cuts an image of one size out of it.
+    """Decodes an image and crops it to a fixed size.
 
-    A JPEG is decoded only where the crop lies, in one step. What an image is is read from its first bytes, whatever the
-    file is called: JPEG, PNG, GIF (its first frame) or BMP. Its header is checked before anything is decoded.
+    The format is read from the first bytes, not from the file's name: JPEG, PNG, GIF (its first frame) or BMP. The
+    header is checked before anything is decoded, and a JPEG is decoded only where the crop is.
 
     Args:
         image_size: (height, width) of the result, in pixels.
         kind: "pretrain": a random part of the image, of `scale` of its area and an aspect ratio of 3/4 to 4/3.
             "finetune": the whole image resized to `resize_size`, then a random crop. "pad": the whole image resized to
-            `image_size`, then a random crop of it with an eighth of black around, as is usual for images of 32 pixels.
-            "eval": as `keras_vit.Preprocessing` describes.
+            `image_size` and padded with an eighth of black on each side, then a random crop, as is usual for images of
+            32 pixels. "eval": as `keras_vit.Preprocessing` describes.
         flip: Bool, mirror half of the images.
         channels: Integer. Pictures are decoded to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels whatever they have;
             arrays must have as many.
-        scale: (smallest, largest) share of the area that "pretrain" keeps.
+        scale: (smallest, largest) share of the area that "pretrain" keeps, in (0, 1].
         resize_size: (height, width) that "finetune" resizes to; None: 448 for 384, 512 for 480, else 8/7 of the size.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool, filter before shrinking, as Pillow does and the official code does not.
-        crop_fraction: Float in (0, 1], of "eval".
-        max_pixels: Integer, height x width that an image may have.
-        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images. No resized image
-            is rounded to bytes then.
-        evaluation: The `keras_vit.Preprocessing` of "eval"; None: what the arguments above say.
+        crop_fraction: Float in (0, 1], for "eval".
+        max_pixels: Integer, the largest height x width of an image.
+        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images. Resized images
+            are then not rounded to bytes.
+        evaluation: The `keras_vit.Preprocessing` for "eval"; None: the one that follows from the arguments above.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file.
@@ -82,50 +83,36 @@ class Crop:
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
             raise ValueError(f"Expected `resize_size` of at least {self.image_size}. Received: {self.resize_size!r}")
 
-    def __call__(self, encoded, seed):
-
+    def __call__(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         return self.resize(self.decode(encoded, seed), seed)
 
-    def decode(self, encoded, seed):
-        """Does the part that fails where an image is broken.
-
-        Args:
-            encoded: As in the call.
-            seed: As in the call.
-
-        Returns:
-            The pixels of a window, (height, width, channels): uint8, or float32 where there are arrays.
-        """
-        import tensorflow as tf
-
+    def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
+        """The window of the image, uint8, or float32 with `arrays`; this is the part that fails for broken images."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
-        return self._array(encoded, seed) if self.arrays else self._picture(encoded, seed)
+        if not self.arrays:
+            return self._picture(encoded, seed)
+        if self.channels not in (1, 3, 4):
+            return self._array(encoded, seed)
+        is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
+        picture = lambda: tf.cast(self._picture(encoded, seed), "float32")  # noqa: E731
+        return tf.cond(is_array, lambda: self._array(encoded, seed), picture)
 
-    def resize(self, image, seed):
-        """Does the other part.
-
-        Args:
-            image: What `decode` returns.
-            seed: The same one.
-
-        Returns:
-            Float32 tensor, as the call.
-        """
-        import tensorflow as tf
-
+    def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
+        """The result of the call, from that of `decode` with the same seed."""
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
-            # Here, since a byte is a quarter of what it becomes. `tf.image` has this too, with checks of the shape that
-            # take longer.
+            # Before the resizing, since bytes are a quarter of floats. `tf.image` takes longer, to check shapes.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
             return EvaluationTransform(tuple(self.image_size), self._record()).in_tensorflow(image)
-        image = tf.image.resize(image, self._size(), self.interpolation, antialias=self.antialias)
-        image = tf.cast(image, "float32")
+        size = self.image_size
+        if self.kind == "finetune":
+            size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
+        image = tf.cast(tf.image.resize(image, size, self.interpolation, antialias=self.antialias), "float32")
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # They overshoot.
+            # These overshoot.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
@@ -134,25 +121,13 @@ class Crop:
         return image
 
     def _picture(self, encoded, seed):
-        """A window of a picture."""
-        import tensorflow as tf
+        start = tf.strings.substr(encoded, 0, 3)
 
         def pixels():
             return tf.io.decode_image(encoded, self.channels, expand_animations=False)
 
-        def as_evaluated():
-            start = tf.strings.substr(encoded, 0, 3)
-            with tf.control_dependencies([self._allowed(self._header(encoded))]):
-                return tf.case(
-                    [
-                        (start == JPEG, lambda: decode_jpeg(encoded, self.channels)),
-                        (start == PNG, lambda: decode_png(encoded, self.channels)),
-                    ],
-                    default=pixels,
-                )
-
         def whole():
-            shape = self._allowed(self._header(encoded))
+            shape = self._allowed(self._header(encoded, start))
             return _cut(pixels(), self._window(shape, seed))
 
         def window():
@@ -162,10 +137,12 @@ class Crop:
         if self.channels == 4:
             return whole()
         if self.kind == "eval":
-            # Slower, and as exported graphs and Pillow do: to the bit, or nearly.
-            return as_evaluated()
-        # Decoding stops below the window. Where the end marker is missing the file may be cut off, and is decoded
-        # whole, or it would fail in some epochs only.
+            # Slower, and the same pixels as in exported graphs, and nearly as Pillow's.
+            decoders = [(JPEG, decode_jpeg), (PNG, decode_png)]
+            cases = [(start == magic, lambda f=f: f(encoded, self.channels)) for magic, f in decoders]
+            with tf.control_dependencies([self._allowed(self._header(encoded, start))]):
+                return tf.case(cases, default=pixels)
+        # A JPEG without its end marker may be cut off. Decoded whole it always fails; its windows only in some epochs.
         complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
         if not tf.executing_eagerly():
             # As one node of the graph, since each node of the branch that is not taken costs time too.
@@ -173,36 +150,23 @@ class Crop:
         return tf.cond(complete, window, whole)
 
     def _array(self, encoded, seed):
-        """A window of an array, or of a picture where that is what it is."""
-        import tensorflow as tf
-
         def load(data):
-            # Bytes in a graph, an array that holds them outside.
-            data = data if isinstance(data, bytes) else data.item()
-            array = np.load(io.BytesIO(data), allow_pickle=False)
+            # Bytes in a graph, an array of them in eager code.
+            array = np.load(io.BytesIO(data if isinstance(data, bytes) else data.item()), allow_pickle=False)
             if array.ndim != 3 or array.shape[-1] != self.channels or not array.size:
                 raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
             return array.astype("float32")
 
-        def window():
-            array = tf.numpy_function(load, [encoded], "float32")
-            return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
+        array = tf.numpy_function(load, [encoded], "float32")
+        return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
 
-        if self.channels not in (1, 3, 4):
-            return window()
-        is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
-        return tf.cond(is_array, window, lambda: tf.cast(self._picture(encoded, seed), "float32"))
-
-    def _header(self, encoded):
-        """The (height, width, channels) that the header of a picture says, as a tensor; the channels may be wrong."""
-        import tensorflow as tf
+    def _header(self, encoded, start):
+        """The (height, width, channels) in a picture's header; the channels may be wrong."""
 
         def integers(position, count, dtype, little_endian=True):
             part = tf.strings.substr(encoded, position, count)
             width, height = tf.unstack(tf.cast(tf.io.decode_raw(part, dtype, little_endian), "int32")[:2], num=2)
             return tf.abs(tf.stack([height, width, self.channels]))
-
-        start = tf.strings.substr(encoded, 0, 3)
 
         def unknown():
             message = "Expected a JPEG, PNG, GIF or BMP. Received bytes that start"
@@ -221,10 +185,7 @@ class Crop:
         return tf.ensure_shape(size, (3,))
 
     def _allowed(self, shape):
-        """The same (height, width, channels), unless they are too many pixels."""
-        import tensorflow as tf
-
-        # Few operations, since each takes about as long as decoding a thousand pixels.
+        """The same (height, width, channels); fails if it has too many pixels."""
         pixels = tf.reduce_prod(tf.cast(shape[:2], "float32"))
         message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
         allowed = tf.raw_ops.Assert(condition=pixels <= self.max_pixels, data=[message, shape])
@@ -233,36 +194,26 @@ class Crop:
 
     def _window(self, shape, seed):
         """The (y, x, height, width) to decode of an image of (height, width, channels)."""
-        import tensorflow as tf
-
-        if self.kind == "pretrain":
-            start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-                shape,
-                tf.zeros((0, 0, 4)),
-                seed,
-                min_object_covered=0.0,
-                aspect_ratio_range=(3 / 4, 4 / 3),
-                area_range=self.scale,
-                use_image_if_no_bounding_boxes=True,
-            )
-            return tf.concat([start[:2], extent[:2]], 0)
-        size = shape[:2]
-        return tf.concat([[0, 0], size], 0)
+        if self.kind != "pretrain":
+            return tf.concat([[0, 0], shape[:2]], 0)
+        start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+            shape,
+            tf.zeros((0, 0, 4)),
+            seed,
+            min_object_covered=0.0,
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            area_range=self.scale,
+            use_image_if_no_bounding_boxes=True,
+        )
+        return tf.concat([start[:2], extent[:2]], 0)
 
     def _record(self):
-        """What "eval" does."""
         if self.evaluation is not None:
             return self.evaluation
         antialias = None if self.interpolation in ("nearest", "area") else self.antialias
         return Preprocessing(interpolation=self.interpolation, antialias=antialias, crop_fraction=self.crop_fraction)
 
-    def _size(self):
-        """What an image is resized to."""
-        if self.kind != "finetune":
-            return self.image_size
-        return self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in self.image_size)
-
 
 def _cut(image, window):
-    y, x, height, width = window[0], window[1], window[2], window[3]
+    y, x, height, width = tf.unstack(window)
     return image[y : y + height, x : x + width]

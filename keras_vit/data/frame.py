@@ -1,43 +1,45 @@
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from keras_vit.data.folder import check_arrays, file_source
-from keras_vit.data.pipeline import pipeline
+from keras_vit.data.pipelines import pipeline
+from keras_vit.data.source import file_source, tf
 from keras_vit.data.table import columns_of, empty, fail
 from keras_vit.data.targets import classes, floats, indicators, several_classes, weights
 
 
 def from_dataframe(
-    frame,
+    frame: str | os.PathLike | Mapping[str, Sequence],
     *,
-    directory=None,
-    path_column="path",
-    label_column="label",
-    label_separator=None,
-    weight_column=None,
-    extension="",
-    class_names=None,
-    num_classes=None,
-    **options,
-):
-    """Makes (images, labels) out of a table of image paths and labels.
+    directory: str | os.PathLike | None = None,
+    path_column: str = "path",
+    label_column: str | Sequence[str] | None = "label",
+    label_separator: str | None = None,
+    weight_column: str | None = None,
+    extension: str = "",
+    class_names: Sequence[str] | None = None,
+    num_classes: int | None = None,
+    **options: Any,
+) -> "tf.data.Dataset":
+    """Makes a dataset of (images, labels) from a table of image paths and labels.
 
     Args:
         frame: The path of a CSV file with a header, a DataFrame (of pandas or any other library with `columns`), or a
             dict of columns.
-        directory: The folder that relative paths start from; None: the CSV file's own folder, or the current one.
+        directory: The folder of relative paths; None: the CSV file's folder, or the current one.
         path_column: The column of the images' paths.
-        label_column: The column of the labels: names, or integers counted from 0. A list of columns that hold 0 or 1
-            for their class makes multi-hot labels. With `labels="float"` it is the column, or a list of those, of the
-            numbers to predict; labels are then float32 (batch, columns). None: no labels, as in a test set; the dataset
-            gives images alone, in the frame's order.
-        label_separator: What stands between the labels where one cell holds any number of them ("cat dog"), which makes
-            multi-hot labels as well; None: each cell is one label.
-        weight_column: The column of the weights of the samples, of at least 0, for (images, labels, weights); or None.
-        extension: What is put behind the paths that do not end with it, as ".jpg" where the table has bare names.
+        label_column: The column of the labels: names, or integers counted from 0. A list of columns of 0 and 1, one for
+            each class, makes multi-hot labels. With `labels="float"` it is the column, or a list of columns, of numbers
+            to predict; labels are then float32 (batch, columns). None: a test set without labels; the dataset gives
+            images alone, in the frame's order.
+        label_separator: The string between the labels of a cell ("cat dog"), which makes multi-hot labels; None: each
+            cell is one label.
+        weight_column: The column of sample weights of at least 0, for (images, labels, weights); or None.
+        extension: Appended to paths that do not end with it, such as ".jpg".
         class_names: The names of the classes in the order of their labels; None: all that occur, sorted.
-        num_classes: Integer, where the labels are integers; None: the largest one and 1, where that can be meant.
+        num_classes: Integer, for labels that are integers; None: one more than the largest.
         **options: The arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ... Without
             labels, `training` is False by default.
 
@@ -47,8 +49,8 @@ def from_dataframe(
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.
-        ValueError: If a column is missing, a row cannot be read, a label is not one of the classes, or integers as
-            labels leave it open which classes there are.
+        ValueError: If a column is missing, a row cannot be read, a label is not one of the classes, or the classes
+            cannot be told from integer labels.
 
     Example:
 
@@ -61,7 +63,8 @@ def from_dataframe(
     [[1.0, 1.0], [1.0, 0.0]]
     """
     columns, first_line, base = columns_of(frame)
-    label_columns = list(label_column) if isinstance(label_column, (list, tuple)) else [label_column]
+    several = isinstance(label_column, (list, tuple))
+    label_columns = list(label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
     if missing := [name for name in wanted if name not in columns]:
         raise ValueError(f"Expected the columns {wanted}. There is no {missing} among {list(columns)}")
@@ -74,8 +77,8 @@ def from_dataframe(
     elif options.get("labels") == "float":
         labels, kind, names, count = floats(columns, label_columns, first_line)
         options = {**options, "labels": None}
-    elif isinstance(label_column, (list, tuple)):
-        labels, kind, names, count = indicators(columns, label_column, first_line)
+    elif several:
+        labels, kind, names, count = indicators(columns, label_columns, first_line)
     elif label_separator is not None:
         cells = columns[label_column]
         labels, kind, names, count = several_classes(cells, first_line, class_names, num_classes, label_separator)
@@ -85,8 +88,8 @@ def from_dataframe(
         raise ValueError(f"Expected two classes or more in column {label_column!r}. Received: {list(names) or count}")
     if kind is None or options.get("labels") == "none":
         options = {"training": False, **options}
-    weighed = None if weight_column is None else weights(columns[weight_column], first_line)
-    data = pipeline(file_source(paths, labels, kind, names, count, weighed), **options)
+    sample_weights = None if weight_column is None else weights(columns[weight_column], first_line)
+    data = pipeline(file_source(paths, labels, kind, names, count, sample_weights), **options)
     data.file_paths, data.file_labels = paths, labels
     return data
 
@@ -99,8 +102,7 @@ def _paths(cells, first_line, base, extension):
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
     with ThreadPoolExecutor() as pool:
-        there = list(pool.map(os.path.isfile, paths))
-    absent = [(i, path) for i, path in enumerate(paths) if not there[i]]
-    fail("Expected images", first_line, absent, FileNotFoundError)
-    check_arrays(paths)
+        exist = list(pool.map(os.path.isfile, paths))
+    missing = [(i, path) for i, path in enumerate(paths) if not exist[i]]
+    fail("Expected images", first_line, missing, FileNotFoundError)
     return paths

@@ -1,11 +1,14 @@
-from keras_vit.data.augment import seeded
+import keras
+
+from keras_vit.data.augment import Policy
+from keras_vit.data.source import tf
 
 
 class Mix:
-    """Mixes the images of a batch and their labels by MixUp or CutMix, with one-hot labels smoothed before.
+    """Smooths one-hot labels, and mixes the images of a batch and their labels by MixUp or CutMix.
 
     Args:
-        policy: A `Policy`. Where it has both, one of the two is drawn for each batch.
+        policy: A `Policy`. If it has both, one of them is drawn for each batch.
 
     Call arguments:
         images: Float32 tensor (batch, height, width, channels).
@@ -24,11 +27,11 @@ class Mix:
     >>> tf.reduce_sum(labels, axis=1).numpy().round(3).tolist()
     [1.0, 1.0]
 
-    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras draws a weight for each image, the
-    official codes one for the batch.
+    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. The layers are
+    Keras', which draw a weight for each image; the official codes draw one for the batch.
     """
 
-    def __init__(self, policy):
+    def __init__(self, policy: Policy):
         self.smoothing = policy.label_smoothing
         self.layers = []
         if policy.mixup:
@@ -36,9 +39,7 @@ class Mix:
         if policy.cutmix:
             self.layers.append(seeded("CutMix", factor=(policy.cutmix, policy.cutmix)))
 
-    def __call__(self, images, labels, seed):
-        import tensorflow as tf
-
+    def __call__(self, images: "tf.Tensor", labels: "tf.Tensor", seed: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
         if self.smoothing:
             labels = labels * (1 - self.smoothing) + self.smoothing / labels.shape[-1]
         if not self.layers:
@@ -48,3 +49,33 @@ class Mix:
         chosen = tf.random.stateless_uniform((), seed, 0, len(branches), "int32")
         outputs = tf.switch_case(chosen, branches) if len(branches) > 1 else branches[0]()
         return tf.ensure_shape(outputs["images"], images.shape), tf.ensure_shape(outputs["labels"], labels.shape)
+
+
+class _Seeds(keras.random.SeedGenerator):
+    """Seeds that follow from one seed tensor; Keras' own count up a variable, which threads and restarts change."""
+
+    def __init__(self, seed):
+        # Without the parent's, which would create the variable.
+        self.seed, self.drawn = seed, 0
+
+    def next(self, ordered=True):
+        self.drawn += 1
+        return tf.random.fold_in(self.seed, self.drawn)
+
+
+def seeded(name, **config):
+    """Returns one of Keras' random image layers as a function of (inputs, seed tensor), for tf.data on any backend."""
+
+    class Seeded(getattr(keras.layers, name)):
+        def get_random_transformation(self, data, training=True, seed=None):
+            return super().get_random_transformation(data, training, seed=self.draw())
+
+    # In float32 under any dtype policy: a lower precision would round the pixels.
+    layer = Seeded(**config, data_format="channels_last", dtype="float32")
+
+    def call(inputs, seed):
+        # A function, since Keras would track the seeds themselves as state of the layer.
+        layer.draw = lambda: _Seeds(seed)
+        return layer(inputs, training=True)
+
+    return call

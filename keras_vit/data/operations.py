@@ -1,7 +1,7 @@
-"""RandAugment's operations as the official codes have them, on uint8 images (height, width, 3).
+"""RandAugment's operations, equal to the official ones, on uint8 images (height, width, 3).
 
 Each family is a table of functions of (image, m, s, at): m is the magnitude over 10, a float64 scalar; s the sign, -1
-or 1; at two uniform numbers in [0, 1) for a place in the image. What the codes round down is rounded down here.
+or 1; at two uniform numbers in [0, 1) for a place in the image.
 
 Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, whose warps are of tensorflow-addons;
 `auto_augment.py` of timm, whose operations are Pillow's.
@@ -10,7 +10,7 @@ Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, who
 import itertools
 import math
 
-import tensorflow as tf
+from keras_vit.data.source import tf
 
 
 def size(image):
@@ -46,28 +46,23 @@ def equalize(image):
 
 
 def posterize(image, shift):
-    """Clears as many of the low bits."""
+    """Clears the low `shift` bits."""
     return tf.bitwise.bitwise_and(image, tf.cast(256 - tf.bitwise.left_shift(1, shift), "uint8"))
 
 
 def solarize(image, threshold):
-    """Inverts what is not below a threshold."""
+    """Inverts values from a threshold on."""
     return tf.where(tf.cast(image, "int32") < threshold, image, 255 - image)
 
 
 def solarize_add(image, addition):
-    """Brightens what is below 128."""
+    """Brightens values below 128."""
     added = tf.cast(tf.minimum(tf.cast(image, "int32") + addition, 255), "uint8")
     return tf.where(image < 128, added, image)
 
 
-def brightness(image, factor):
-    """From black to the image."""
-    return blend(tf.zeros_like(image), image, factor)
-
-
 def sharpness(image, factor, rounding):
-    """From the image smoothed to the image; its border stays as it is."""
+    """From the smoothed image, whose border is not smoothed, to the image."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
     # In the order of a convolution by 1, 5 in the middle, over 13, which takes twice as long.
@@ -81,7 +76,7 @@ def sharpness(image, factor, rounding):
 
 
 def cutout(image, pad, at):
-    """Grays a square of twice the side `pad` whose centre is anywhere in the image."""
+    """Grays a square with sides of twice `pad`, centred anywhere in the image."""
     near = []
     for length, place in zip(size(image), tf.unstack(at), strict=True):
         centre, index = tf.cast(place * tf.cast(length, "float32"), "int32"), tf.range(length)
@@ -89,13 +84,8 @@ def cutout(image, pad, at):
     return tf.where((near[0][:, None] & near[1])[..., None], tf.constant(128, "uint8"), image)
 
 
-def official_color(image, factor):
-    """From gray to the image."""
-    return blend(tf.image.rgb_to_grayscale(image), image, factor)
-
-
 def official_contrast(image, factor):
-    """From a gray to the image: not of its mean, but, in the official code, of its number of pixels over 256."""
+    """From a gray to the image; as in the official code, the gray is the number of pixels over 256, not their mean."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
@@ -139,7 +129,7 @@ def cubic(a, b, c, d, t):
 def timm_warp(image, x_row, y_row=None):
     """Takes the pixel whose middle is (x, y) from (ax + by + c, dx + ey + f), bicubic, ImageNet's mean outside.
 
-    Without a second row the y stays, which takes a quarter of the time.
+    Without a second row y is kept, which takes a quarter of the time.
     """
     height, width = size(image)
     x, y = tf.cast(tf.range(width), "float64")[None] + 0.5, tf.cast(tf.range(height), "float64")[:, None] + 0.5
@@ -167,7 +157,7 @@ def timm_warp(image, x_row, y_row=None):
 
 
 def upright(image, row):
-    """Does along y what `timm_warp` does along x."""
+    """`timm_warp` along y instead of x."""
     return tf.transpose(timm_warp(tf.transpose(image, (1, 0, 2)), row), (1, 0, 2))
 
 
@@ -180,14 +170,9 @@ def timm_rotate(image, degrees):
     return timm_warp(image, (cos, sin, x), (-sin, cos, y))
 
 
-def whole(x):
-    """Rounds a scalar towards 0."""
+def to_int(x):
+    """Rounds towards 0."""
     return tf.cast(x, "int32")
-
-
-def part(image, axis):
-    """The length of a side as a float."""
-    return tf.cast(tf.shape(image)[axis], "float64")
 
 
 # Bytes wrap around in the official code: a threshold of 256 is 0, and 9 bits and more to keep are 1.
@@ -196,33 +181,33 @@ OFFICIAL = {
     "Equalize": lambda x, m, s, at: equalize(x),
     "Invert": lambda x, m, s, at: 255 - x,
     "Rotate": lambda x, m, s, at: official_rotate(x, 30 * m * s),
-    "Posterize": lambda x, m, s, at: posterize(x, tf.minimum((8 - whole(4 * m)) % 256, 7)),
-    "Solarize": lambda x, m, s, at: solarize(x, whole(256 * m) % 256),
-    "Color": lambda x, m, s, at: official_color(x, 1.8 * m + 0.1),
+    "Posterize": lambda x, m, s, at: posterize(x, tf.minimum((8 - to_int(4 * m)) % 256, 7)),
+    "Solarize": lambda x, m, s, at: solarize(x, to_int(256 * m) % 256),
+    "Color": lambda x, m, s, at: blend(tf.image.rgb_to_grayscale(x), x, 1.8 * m + 0.1),
     "Contrast": lambda x, m, s, at: official_contrast(x, 1.8 * m + 0.1),
-    "Brightness": lambda x, m, s, at: brightness(x, 1.8 * m + 0.1),
+    "Brightness": lambda x, m, s, at: blend(tf.zeros_like(x), x, 1.8 * m + 0.1),
     "Sharpness": lambda x, m, s, at: sharpness(x, 1.8 * m + 0.1, rounding=0.0),
     "ShearX": lambda x, m, s, at: official_warp(x, (1, 0.3 * m * s, 0, 0, 1, 0)),
     "ShearY": lambda x, m, s, at: official_warp(x, (1, 0, 0, 0.3 * m * s, 1, 0)),
     "TranslateX": lambda x, m, s, at: official_warp(x, (1, 0, 100 * m * s, 0, 1, 0)),
     "TranslateY": lambda x, m, s, at: official_warp(x, (1, 0, 0, 0, 1, 100 * m * s)),
-    "Cutout": lambda x, m, s, at: cutout(x, whole(40 * m), at),
-    "SolarizeAdd": lambda x, m, s, at: solarize_add(x, whole(110 * m)),
+    "Cutout": lambda x, m, s, at: cutout(x, to_int(40 * m), at),
+    "SolarizeAdd": lambda x, m, s, at: solarize_add(x, to_int(110 * m)),
 }
 TIMM = {
     "AutoContrast": lambda x, m, s, at: autocontrast(x, "float64"),
     "Equalize": OFFICIAL["Equalize"],
     "Invert": OFFICIAL["Invert"],
     "Rotate": lambda x, m, s, at: timm_rotate(x, 30 * m * s),
-    "Posterize": lambda x, m, s, at: posterize(x, 4 + whole(4 * m)),
-    "Solarize": lambda x, m, s, at: solarize(x, 256 - whole(256 * m)),
+    "Posterize": lambda x, m, s, at: posterize(x, 4 + to_int(4 * m)),
+    "Solarize": lambda x, m, s, at: solarize(x, 256 - to_int(256 * m)),
     "SolarizeAdd": OFFICIAL["SolarizeAdd"],
     "Color": lambda x, m, s, at: blend(luma(x), x, 1 + 0.9 * m * s),
     "Contrast": lambda x, m, s, at: timm_contrast(x, 1 + 0.9 * m * s),
-    "Brightness": lambda x, m, s, at: brightness(x, 1 + 0.9 * m * s),
+    "Brightness": lambda x, m, s, at: blend(tf.zeros_like(x), x, 1 + 0.9 * m * s),
     "Sharpness": lambda x, m, s, at: sharpness(x, 1 + 0.9 * m * s, rounding=0.5),
     "ShearX": lambda x, m, s, at: timm_warp(x, (1, 0.3 * m * s, 0)),
     "ShearY": lambda x, m, s, at: upright(x, (1, 0.3 * m * s, 0)),
-    "TranslateX": lambda x, m, s, at: timm_warp(x, (1, 0, 0.45 * m * s * part(x, 1))),
-    "TranslateY": lambda x, m, s, at: upright(x, (1, 0, 0.45 * m * s * part(x, 0))),
+    "TranslateX": lambda x, m, s, at: timm_warp(x, (1, 0, 0.45 * m * s * tf.cast(tf.shape(x)[1], "float64"))),
+    "TranslateY": lambda x, m, s, at: upright(x, (1, 0, 0.45 * m * s * tf.cast(tf.shape(x)[0], "float64"))),
 }

@@ -1,23 +1,50 @@
 import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+logger = logging.getLogger("keras_vit.data")
+
+
+class _TensorFlow:
+    """TensorFlow, imported on first use: `import keras_vit` must not need it."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            import tensorflow
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                '`keras_vit.data` needs TensorFlow, for tf.data, on every backend: pip install "keras-vit[data]"'
+            ) from error
+        return getattr(tensorflow, name)
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = _TensorFlow()
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a pipeline's images come from.
+    """The images and labels that a pipeline reads.
 
     Args:
         records: tf.data.Dataset of {"name": string, "image": string, "label": ..., "weight": float}, always in the same
-            order. Without "label" the pipeline gives images alone; "weight" is a sample's weight and may be missing.
-        num_images: Integer, how many records there are.
-        files: Bool, whether "image" is a path; the bytes of an image otherwise.
+            order. "label" and "weight", a sample's weight, may be missing.
+        num_images: Integer, the number of records.
+        files: Bool, whether "image" is a path; an encoded image otherwise.
         labels: "int", for classes counted from 0; "multi_hot", for a 0 or 1 for each class; "float", for numbers to
             predict; None for no labels.
-        class_names: The names of the classes in order; empty where they have none.
-        num_classes: Integer, or how many numbers "float" has.
+        class_names: The names of the classes in order; empty: their numbers.
+        num_classes: Integer; with "float", how many numbers.
         arrays: Bool, whether there are `.npy` files among them.
     """
 
-    records: object
+    records: "tf.data.Dataset"
     num_images: int
     files: bool
     labels: str | None
@@ -32,12 +59,29 @@ class Source:
         object.__setattr__(self, "class_names", tuple(names))
 
 
-def tensorflow():
-    """TensorFlow, whose tf.data makes the batches on each backend; an ImportError says what brings it."""
-    try:
-        import tensorflow
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            '`keras_vit.data` needs TensorFlow, for tf.data, on every backend: pip install "keras-vit[data]"'
-        ) from error
-    return tensorflow
+def file_source(files, labels, kind, class_names, num_classes, weights=None):
+    """A `Source` of files, their labels and the weights of the samples."""
+    _check_arrays(files)
+    records = {"name": np.array(files, object), "image": np.array(files, object)}
+    if kind is not None:
+        records["label"] = np.array(labels, "int32" if kind == "int" else "float32")
+    if weights is not None:
+        records["weight"] = np.array(weights, "float32")
+    records = tf.data.Dataset.from_tensor_slices(records)
+    arrays = any(file.endswith(".npy") for file in files)
+    return Source(records, len(files), True, kind, tuple(class_names), num_classes, arrays)
+
+
+def _check_arrays(files):
+    """Raises if `.npy` files have different numbers of channels."""
+    channels = {}
+    for file in (f for f in files if f.endswith(".npy")):
+        try:
+            shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
+        except (OSError, ValueError, EOFError):
+            # A broken file is skipped and reported like any other.
+            continue
+        channels.setdefault(shape[-1] if len(shape) == 3 else f"no, of shape {shape}", file)
+    if len(channels) > 1:
+        received = ", ".join(f"{count} in {file!r}" for count, file in channels.items())
+        raise ValueError(f"Expected arrays of one number of channels. Received: {received}")

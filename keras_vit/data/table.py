@@ -1,4 +1,4 @@
-"""Tables of any kind as columns, and what is wrong with their rows."""
+"""Tables of any kind as columns, and errors that name their rows."""
 
 import csv
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def columns_of(frame):
-    """Returns ({name: values}, what the first row is called, the folder paths start from) of a table."""
+    """Returns ({name: values}, what to call the first row in errors, the folder of relative paths) of a table."""
     if isinstance(frame, Mapping):
         lengths = {name: len(column) for name, column in frame.items()}
         if len(set(lengths.values())) > 1:
@@ -26,7 +26,7 @@ def columns_of(frame):
 
 
 def csv_rows(path):
-    """The rows of a CSV file, lists of cells, with the header; that of a blank line is empty."""
+    """The rows of a CSV file, header included, as lists of cells; a blank line is an empty list."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return list(csv.reader(file, strict=True))
@@ -35,7 +35,7 @@ def csv_rows(path):
 
 
 def integer(value):
-    """The integer that a cell holds, also one written as 3 or 3.0; None if it is none."""
+    """A cell's integer, which may be written "3" or 3.0; None if it is not one."""
     try:
         return int(float(value)) if float(value) == int(float(value)) else None
     except (TypeError, ValueError, OverflowError):
@@ -43,7 +43,7 @@ def integer(value):
 
 
 def real(value):
-    """The finite number that a cell holds; None if it is none."""
+    """A cell's finite number; None if it is not one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -52,12 +52,12 @@ def real(value):
 
 
 def empty(cell):
-    """Whether a cell holds nothing; a DataFrame's missing values differ from themselves."""
+    """Whether a cell is empty; a DataFrame's missing values differ from themselves."""
     return cell is None or cell == "" or cell != cell
 
 
 def fail(expected, first_line, bad, error=ValueError):
-    """Raises for the rows of `bad`, pairs of (row from 0, what is there), if there are any."""
+    """Raises if there are any `bad` rows, pairs of (row from 0, what it holds)."""
     if bad:
         what, first = first_line
         shown = "; ".join(f"{what} {i + first}: {received}" for i, received in bad[:10])

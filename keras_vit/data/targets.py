@@ -2,23 +2,19 @@
 
 import numpy as np
 
-from keras_vit.data.broken import logger
+from keras_vit.data.source import logger
 from keras_vit.data.table import empty, fail, integer, real
 
 
 def classes(cells, first_line, class_names, num_classes):
-    """One class a row.
-
-    Returns:
-        (the numbers of the rows' classes, "int", the names of the classes, how many there are).
-    """
+    """One class a row. Returns (the rows' labels, their kind, the names of the classes, how many there are)."""
     fail("Expected a label", first_line, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
     lookup, names, count = _lookup(cells, class_names, num_classes)
     return [row[0] for row in _numbers([[c] for c in cells], lookup, count, first_line)], "int", names, count
 
 
 def several_classes(cells, first_line, class_names, num_classes, separator):
-    """Any number of classes a row; returns as `classes`, with a 0 or 1 for each class."""
+    """Like `classes`, with any number of them a row: a 0 or 1 for each class."""
     cells = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in cells]
     lookup, names, count = _lookup([part for cell in cells for part in cell], class_names, num_classes)
     numbers = _numbers(cells, lookup, count, first_line)
@@ -26,7 +22,7 @@ def several_classes(cells, first_line, class_names, num_classes, separator):
 
 
 def indicators(columns, label_columns, first_line):
-    """The same, from one column of 0 and 1 a class."""
+    """Like `several_classes`, from one column of 0 and 1 for each class."""
     rows = list(zip(*(columns[name] for name in label_columns), strict=True))
     numbers = [[integer(value) for value in row] for row in rows]
     bad = [(i, repr(rows[i])) for i, row in enumerate(numbers) if any(v not in (0, 1) for v in row)]
@@ -36,7 +32,7 @@ def indicators(columns, label_columns, first_line):
 
 
 def floats(columns, label_columns, first_line):
-    """Numbers to predict; returns as `classes`, with the numbers of each row."""
+    """Like `classes`, with numbers to predict."""
     rows = list(zip(*(columns[name] for name in label_columns), strict=True))
     numbers = [[real(value) for value in row] for row in rows]
     bad = [(i, repr(rows[i])) for i, row in enumerate(numbers) if None in row]
@@ -53,12 +49,12 @@ def weights(cells, first_line):
 
 
 def _lookup(values, class_names, num_classes):
-    """Returns (function from a label to its number, or None for no class, the names, how many there are)."""
+    """Returns (function from a label to its number or None, the names of the classes, how many there are)."""
     if class_names is not None:
         index = {str(name): i for i, name in enumerate(class_names)}
         if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
             raise ValueError(f"Expected different `class_names`, as many as `num_classes`. Received: {class_names}")
-        # 1.0 is what a table with missing values makes of a 1.
+        # A DataFrame with missing values turns 1 into 1.0.
         return (lambda v: index.get(str(v), index.get(str(integer(v))))), tuple(index), len(index)
     integers = [integer(v) for v in values]
     if None not in integers:
@@ -75,7 +71,7 @@ def _lookup(values, class_names, num_classes):
 
 
 def _count(integers):
-    """How many classes there are where nothing but the labels says so."""
+    """How many classes there are, from the labels alone."""
     found = sorted({i for i in integers if i >= 0})
     count = found[-1] + 1 if found else 0
     how = "`num_classes` says how many classes there are, and `class_names` which labels stand for them, in order"

@@ -1,5 +1,7 @@
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from keras_vit.data.source import tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,11 +12,11 @@ class Task:
         dataset: Its name in TFDS, with the configuration.
         group: "natural", "specialized" or "structured".
         num_classes: Integer.
-        label: The feature that holds the label, or a function of the record that computes it.
+        label: The feature that holds the label, or a function from a record to it.
         validation: The TFDS split whose first 200 images are for validation, or the percentage of "train" at which
             they begin.
-        test: The TFDS split of the test, or the percentages of "train" that come before it.
-        gain: What an image's values are multiplied by to reach 0..255.
+        test: The TFDS split for the test, or the percentages of "train" that come before it.
+        gain: The factor that takes an image's values to 0..255.
     """
 
     dataset: str
@@ -25,17 +27,8 @@ class Task:
     test: str | tuple[int, int] = "test"
     gain: int = 1
 
-    def split(self, name, counts):
-        """The TFDS split that stands for a split of the task.
-
-        Args:
-            name: "train800", "val200", "train800val200" or "test".
-            counts: Mapping from the names of the TFDS splits to their numbers of images.
-
-        Returns:
-            A string as `tfds.load` takes it.
-
-        Example:
+    def split(self, name: str, counts: Mapping[str, int]) -> str:
+        """The TFDS split for "train800", "val200", "train800val200" or "test", given the sizes of the TFDS splits.
 
         >>> import keras_vit.data
         >>> keras_vit.data.VTAB["cifar100"].split("train800val200", {"train": 50000})
@@ -57,23 +50,17 @@ class Task:
 
 
 def _clevr_count(record):
-    import tensorflow as tf
-
     # Scenes hold 3 to 10 objects.
     return tf.size(record["objects"]["size"]) - 3
 
 
 def _clevr_distance(record):
-    import tensorflow as tf
-
     nearest = tf.reduce_min(record["objects"]["pixel_coords"][:, 2])
     return tf.reduce_sum(tf.cast(nearest > [8.0, 8.5, 9.0, 9.5, 10.0], "int32"))
 
 
 def _kitti_distance(record):
-    import tensorflow as tf
-
-    # Cars, vans and trucks; the last class is for a picture without any.
+    # Cars, vans and trucks; the last class has none.
     depth = tf.boolean_mask(record["objects"]["location"][:, 2], record["objects"]["type"] < 3)
     nearest = tf.reduce_min(tf.concat([depth, [1000.0]], 0))
     return tf.reduce_sum(tf.cast(nearest > [8.0, 20.0, 999.0], "int32"))
@@ -84,7 +71,7 @@ def _dsprites(feature, num_values):
     return lambda record: record[feature] * 16 // num_values
 
 
-# By the names that big_vision gives them.
+# Named as in big_vision.
 VTAB = {
     "caltech101": Task("caltech101", "natural", 102, validation=90),
     "cifar100": Task("cifar100", "natural", 100, validation=90),

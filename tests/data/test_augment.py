@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
-from keras_vit.data.augment import seeded
+from keras_vit.data.mix import seeded
 from tests.data.images import batches, picture, write_classes
 
 

@@ -159,7 +159,7 @@ def test_cached_on_disk(folder, tmp_path):
         ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
         ({"labels": "int", "policy": "deit"}, "one-hot labels for a policy that mixes"),
         ({"policy": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
-        ({"mean": (0.5, 0.5)}, "`mean` and `std` as numbers, or 3 each"),
+        ({"mean": (0.5, 0.5)}, "`mean` to hold one number, or one for each of the images' 3 channels"),
         ({"std": 0}, "`std`. Expected positive"),
         ({"batch_size": 0}, "`batch_size` to be an integer of at least 1. Received: 0"),
         ({"image_size": 0}, "`image_size` to be an integer of at least 1"),

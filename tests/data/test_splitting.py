@@ -95,3 +95,42 @@ def test_labels_follow_the_classes_of_the_training_folder(tmp_path, caplog):
     (tmp_path / "test" / "d").mkdir()
     with pytest.raises(ValueError, match=r"the classes of .*train', \['a', 'b', 'c'\]. Received: \['d'\]"):
         data.splits(tmp_path)
+
+
+@pytest.mark.parametrize("labels", [list("abcabcabcab"), [i % 3 for i in range(11)], [str(i % 3) for i in range(11)]])
+def test_each_row_is_validated_once_and_each_label_has_its_share(labels):
+    table = {"path": [f"{i}.jpg" for i in range(11)], "label": labels}
+    made = list(data.folds(table, 3))
+    assert sorted(path for _, validation in made for path in validation["path"]) == sorted(table["path"])
+    for training, validation in made:
+        assert sorted(training["path"] + validation["path"]) == sorted(table["path"])
+        assert [labels[table["path"].index(path)] for path in validation["path"]] == validation["label"]
+        assert all(1 <= validation["label"].count(label) <= 2 for label in set(labels))
+    assert made == list(data.folds(table, 3)) and made != list(data.folds(table, 3, seed=1))
+
+
+def test_numbers_to_predict_and_no_labels(tmp_path, caplog):
+    values = np.random.default_rng(0).normal(size=40).tolist()
+    for _, validation in data.folds({"path": range(40), "age": values}, 4, label_column="age"):
+        assert sum(value < np.median(values) for value in validation["age"]) == 5
+    (tmp_path / "a.csv").write_text("path\n1\n2\n3\n")
+    assert [len(validation["path"]) for _, validation in data.folds(tmp_path / "a.csv", 2, label_column=None)] == [2, 1]
+    assert not caplog.records
+
+
+def test_a_rare_label_is_said(caplog):
+    list(data.folds({"label": list("aaaaaaab")}, 2))
+    assert [record.getMessage() for record in caplog.records] == ["1 of the 2 labels have fewer rows than the 2 folds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 1}, "`k` to be an integer from 2 to the 3 rows. Received: 1"),
+        ({"k": 4}, "Received: 4"),
+        ({"k": 2, "label_column": "x"}, r"`label_column` to be one of \['label'\]. Received: 'x'"),
+    ],
+)
+def test_folds_refuse(options, message):
+    with pytest.raises(ValueError, match=message):
+        data.folds({"label": [0, 1, 0]}, **options)

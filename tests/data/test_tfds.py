@@ -1,10 +1,9 @@
-import importlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_vit.data import load
+from keras_vit.data import tfds as module
 from tests.data.images import batches, picture
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -76,8 +75,6 @@ def test_clear_errors_before_training(folder, tmp_path):
 
 def test_a_broken_record_is_named(folder, caplog, monkeypatch):
     """TFDS checks what it stores, so that the damage is done on the way."""
-    # The function hides its module.
-    module = importlib.import_module("keras_vit.data.load")
     monkeypatch.setattr(module, "_scaled", lambda image, gain: tf.where(tf.strings.length(image) % 2 == 0, image, b"x"))
     data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle_buffer=7)
     count = sum(len(labels) for _, labels in batches(data))

@@ -1,0 +1,118 @@
+import functools
+import math
+
+import numpy as np
+
+from keras_vit.data.source import tf
+
+LAST = np.iinfo("int64").max
+
+
+class Epochs:
+    """The records of each epoch in their order, and the number of the next epoch.
+
+    An image's index counts through all epochs, from the first image of epoch 0.
+
+    Args:
+        records: tf.data.Dataset of records, always in the same order.
+        num_images: Integer, the number of records.
+        root: Integer tensor (2,), the seed.
+        shuffle_buffer: Integer, the images to draw from; None: no shuffling.
+        repeats: Integer, the copies of an image, which reduce the images of an epoch.
+        batch_size: Integer.
+        skip_batches: Integer, batches of an interrupted run, after which the first iteration starts.
+        repeat: Bool, an iteration never ends.
+        drop_remainder: Bool, leave out an epoch's last batch if it is not full.
+    """
+
+    def __init__(
+        self, records, num_images, root, *, shuffle_buffer, repeats, batch_size, skip_batches, repeat, drop_remainder
+    ):
+        self._records, self._num_images, self._root = records, num_images, root
+        self._shuffle_buffer, self._repeats = shuffle_buffer, repeats
+        self._batch_size, self._repeat = batch_size, repeat
+        self.num_distinct = max(1, num_images // repeats)
+        self.size = self.num_distinct * repeats
+        if repeat:
+            self.num_batches = math.inf
+            self.first, self.start = divmod(skip_batches * batch_size, self.size)
+        else:
+            self.num_batches = self.size // batch_size if drop_remainder else math.ceil(self.size / batch_size)
+            if not self.num_batches:
+                raise ValueError(
+                    f"Expected at most {self.size} images a batch with `drop_remainder`. Received: {batch_size}"
+                )
+            self.first, batch = divmod(skip_batches, self.num_batches)
+            self.start = batch * batch_size
+        self.number = self.first
+
+    def set(self, number: int) -> None:
+        """Sets the epoch of the next iteration, an integer from 0."""
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+            raise ValueError(f"Expected an epoch as an integer of at least 0. Received: {number!r}")
+        self.number = int(number)
+
+    def parts(self):
+        """Dataset of (epoch, begin, end): the images of an iteration."""
+        if self._repeat:
+            numbers = tf.data.Dataset.range(self.first, LAST)
+            return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
+        # From a place in an epoch to the same place in the next.
+        parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
+        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
+
+        def number(_):
+            return tf.ensure_shape(tf.numpy_function(lambda: np.int64(self.number), [], "int64"), ())
+
+        epoch = tf.data.Dataset.range(1).map(number)
+        return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
+
+    def stream(self, epoch, begin, end):
+        """Dataset of (index, record): a part of an epoch."""
+        data = self._records
+        if self._shuffle_buffer is not None:
+            # Without this, the program's global seed would influence the order.
+            tf.compat.v1.get_default_graph().seed = None
+            seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
+            data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
+        # A cache is only complete once its end was reached.
+        if self.num_distinct != self._num_images:
+            data = data.take(self.num_distinct)
+        if self._repeats > 1:
+            data = data.flat_map(lambda record: tf.data.Dataset.from_tensors(record).repeat(self._repeats))
+        indices = tf.data.Dataset.range(epoch * self.size + begin, epoch * self.size + end)
+        return tf.data.Dataset.zip(indices, data.skip(begin))
+
+    def watched(self, data, broken, num_batches):
+        """Dataset of the batches of (index, missing, batch); notes broken images, and when an iteration ends."""
+
+        def watch(state, batch):
+            count, *met = state
+            index, missing, batch = batch
+            count += 1
+            # All epochs below this index have ended.
+            done = (index + self._batch_size) // self.size * self.size if self._repeat else tf.zeros((), "int64")
+            done = done if num_batches == math.inf else tf.where(count == num_batches, LAST, done)
+
+            def note():
+                noted = tf.numpy_function(broken.note, [*met, *missing, done], ["int64", "string"])
+                return [tf.ensure_shape(x, (None,)) for x in noted]
+
+            # Python is called only if there is something to note.
+            worth = (tf.size(missing[0]) > 0) | ((tf.size(met[0]) > 0) & tf.reduce_any(met[0] < done))
+            met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
+            if not self._repeat:
+                # An iteration that goes on in the next epoch is before its start there.
+                epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
+                end = functools.partial(tf.numpy_function, self._end, [epoch], "bool")
+                with tf.control_dependencies([tf.cond(count == num_batches, end, lambda: False)]):
+                    batch = tf.nest.map_structure(tf.identity, batch)
+            return (count, *met), batch
+
+        return data.scan((tf.zeros((), "int64"), tf.zeros(0, "int64"), tf.zeros(0, "string")), watch)
+
+    def _end(self, number):
+        # Of several iterations at a time, or after `set`, one counts.
+        if number == self.number:
+            self.number += 1
+        return np.True_

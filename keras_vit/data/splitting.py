@@ -1,0 +1,191 @@
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_directory, held_out, read_folder
+from keras_vit.data.frame import from_dataframe
+from keras_vit.data.source import logger, tf
+from keras_vit.data.table import columns_of, real
+from keras_vit.data.tfds import load
+
+
+def folds(
+    frame: str | os.PathLike | Mapping[str, Sequence], k: int, *, label_column: str | None = "label", seed: int = 0
+) -> Iterator[tuple[dict, dict]]:
+    """Splits a table into k folds for cross-validation, stratified by label.
+
+    Each fold has its share of each label; for numbers to predict, its share of small and large ones.
+
+    Args:
+        frame: A table, as `keras_vit.data.from_dataframe` takes it.
+        k: Integer of at least 2, the number of folds.
+        label_column: The column to stratify by; None: the rows are shuffled.
+        seed: Integer; the same seed makes the same folds.
+
+    Yields:
+        (training, validation), two dicts of columns, for `from_dataframe`. Relative paths need its `directory`, and the
+        validation needs `class_names=data.class_names` of the training data, since a rare class may be missing in one.
+
+    Raises:
+        ValueError: If `k` is below 2 or above the number of rows, or the column is missing.
+
+    Example:
+
+    >>> import keras_vit.data
+    >>> table = {"path": ["0.jpg", "1.jpg", "2.jpg", "3.jpg"], "label": ["cat", "dog", "dog", "cat"]}
+    >>> [sorted(validation["label"]) for _, validation in keras_vit.data.folds(table, 2)]
+    [['cat', 'dog'], ['cat', 'dog']]
+    """
+    columns, _, _ = columns_of(frame)
+    num_rows = len(next(iter(columns.values()), []))
+    if isinstance(k, bool) or not isinstance(k, int) or not 2 <= k <= num_rows:
+        raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
+    if label_column is not None and label_column not in columns:
+        raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")
+    order = np.random.default_rng(seed).permutation(num_rows)
+    if label_column is not None:
+        values = columns[label_column]
+        numbers = [real(value) for value in values]
+        values = np.array([str(value) for value in values] if None in numbers else numbers)
+        _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
+        # Many different values are numbers to predict.
+        if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
+            logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
+        order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
+    fold_of = np.empty(num_rows, int)
+    # Neighbours in the order, which have the same label, go to different folds.
+    fold_of[order] = np.arange(num_rows) % k
+
+    def rows(fold, inside):
+        return _rows(columns, np.flatnonzero((fold_of == fold) == inside))
+
+    return ((rows(fold, False), rows(fold, True)) for fold in range(k))
+
+
+def splits(
+    data: str | os.PathLike,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    train_split: str = "train",
+    test_split: str = "test",
+    holdout: float = 0.2,
+    images: str | os.PathLike | None = None,
+    path_column: str = "path",
+    label_column: str = "label",
+    extension: str = "",
+) -> "Callable[..., tf.data.Dataset]":
+    """Finds the training and the test images of a folder, a table or a TFDS dataset.
+
+    Args:
+        data: Path of a folder with a folder of images for each class; or of one with `train` and `test`, `val`, `valid`
+            or `validation`, each of them such a folder; or of a CSV file with a row for each image; or a name, as
+            `keras_vit.data.load` takes it. The classes are those of `train`.
+        data_dir: The folder of TFDS datasets; None: the default of TFDS.
+        train_split: The split of a TFDS dataset to train on.
+        test_split: The split of a TFDS dataset to test on.
+        holdout: Float in (0, 1), the share of each class that is kept for testing where a folder has no test images,
+            and with a CSV file; the option `seed` decides which.
+        images: The folder of relative paths in the CSV file; None: its own.
+        path_column: The CSV file's column of paths.
+        label_column: The CSV file's column of labels: names, or integers counted from 0.
+        extension: Appended to the CSV file's paths, such as ".jpg".
+
+    Returns:
+        A function of "train" or "test" and the options of `keras_vit.data.pipeline`, which returns the dataset.
+
+    Raises:
+        FileNotFoundError: If there is neither such a folder nor such a dataset.
+        ValueError: If a folder has `train` but no test images, or test classes that `train` does not have, or `images`
+            is given without a CSV file.
+
+    Example:
+
+    >>> import keras_vit.data
+    >>> make = keras_vit.data.splits("vtab/dtd", data_dir="/nowhere", train_split="train800")
+    >>> make("train", image_size=224)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: There is no folder 'vtab/dtd'. As the name of a TFDS dataset: Expected the dataset 'dtd' ...
+    """
+    path = Path(data)
+    is_table = path.suffix.lower() == ".csv"
+    if not 0 < holdout < 1:
+        raise ValueError(f"Expected `holdout` in (0, 1). Received: {holdout!r}")
+    if images is not None and not is_table:
+        raise ValueError(f"Expected `images` with a CSV file alone. Received: {str(images)!r} with {str(data)!r}")
+    if path.is_dir():
+        return _of_folder(path, holdout)
+    if path.is_file() and is_table:
+        columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
+        return _of_table(path, path.parent if images is None else images, holdout, columns)
+    if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
+        raise FileNotFoundError(
+            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {str(data)!r}"
+        )
+
+    def make(part, **options):
+        try:
+            return load(str(data), {"train": train_split, "test": test_split}[part], data_dir=data_dir, **options)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"There is no folder {str(data)!r}. As the name of a TFDS dataset: {error}"
+            ) from error
+
+    return make
+
+
+def _of_folder(path, holdout):
+    found = {name.lower(): path / name for name in folders_in(path)}
+    trains, tests = ([found[name] for name in names if name in found] for names in (TRAIN_FOLDERS, TEST_FOLDERS))
+    if trains and tests:
+        return _two_folders(trains[0], tests[0])
+    if trains:
+        raise ValueError(
+            f"Expected a folder {' or '.join(TEST_FOLDERS)} beside {str(trains[0])!r}. "
+            f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}"
+        )
+    subsets = {"train": "training", "test": "validation"}
+    return lambda part, **options: from_directory(path, validation_split=holdout, subset=subsets[part], **options)
+
+
+def _two_folders(train, test):
+    names, found = folders_in(train), folders_in(test)
+    if others := sorted(set(found) - set(names)):
+        raise ValueError(f"Expected in {str(test)!r} the classes of {str(train)!r}, {names[:10]}. Received: {others}")
+    if missing := sorted(set(names) - set(found)) if found else []:
+        logger.warning(
+            "%r has no images of %d of the %d classes: %s", str(test), len(missing), len(names), missing[:10]
+        )
+
+    def make(part, *, class_names=None, validation_split=None, subset="training", seed=0, **options):
+        class_names = names if class_names is None else class_names
+        folder = {"train": train, "test": test}[part]
+        return read_folder(folder, class_names, validation_split, subset, seed, options, may_lack=part == "test")
+
+    return make
+
+
+def _of_table(path, directory, holdout, columns):
+    (table, *_), column = columns_of(path), columns["label_column"]
+    if column not in table:
+        raise ValueError(f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}")
+    rows = defaultdict(list)
+    for row, label in enumerate(table[column]):
+        rows[label].append(row)
+    if alone := [label for label, members in rows.items() if len(members) == 1]:
+        raise ValueError(f"Expected two images or more of each class to split. Received: one of {alone[:10]}")
+
+    def make(part, seed=0, **options):
+        flags = held_out({label: len(rows[label]) for label in sorted(rows)}, holdout, seed)
+        by_label = (row for label in sorted(rows) for row in rows[label])
+        wanted = sorted(row for row, held in zip(by_label, flags, strict=True) if held == (part == "test"))
+        return from_dataframe(_rows(table, wanted), directory=directory, seed=seed, **columns, **options)
+
+    return make
+
+
+def _rows(columns, chosen):
+    """Some rows of {name: values}."""
+    return {name: [values[row] for row in chosen] for name, values in columns.items()}

@@ -1,0 +1,81 @@
+from keras_vit.data.arguments import scaling
+from keras_vit.data.augment import RandAugment
+from keras_vit.data.mix import Mix, seeded
+from keras_vit.data.source import tf
+
+
+class Steps:
+    """The steps from a record to an image, and from decoded images to a batch.
+
+    Args:
+        cut: A `Crop`.
+        policy: A `Policy`.
+        source: The `Source` of the records.
+        labels: The kind of labels in a batch: "int", "one_hot", "multi_hot", "float" or None.
+        scale: The `Preprocessing` whose constants scale the images; None: values of 0..255.
+        files: Bool, whether the records' images are paths.
+        root: Integer tensor (2,), the seed.
+    """
+
+    def __init__(self, cut, policy, source, labels, scale, files, root):
+        self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files
+        keys = source.records.element_spec
+        self._beside = [] if labels is None else [key for key in ("label", "weight") if key in keys]
+        self._scale = None if scale is None else scaling(scale, cut.channels)
+        self._root = tf.random.stateless_uniform((), root, None, None, "int64")
+        self._augment = self._erase = None
+        if policy.randaugment:
+            self._augment = RandAugment(*policy.randaugment, policy.magnitude_std, policy.operations)
+        if policy.erasing:
+            self._erase = seeded("RandomErasing", factor=(policy.erasing, policy.erasing))
+        self._mix = Mix(policy) if policy.mixes else None
+        # Traced once, and one node wherever they are used: an iteration starts the faster the fewer nodes there are.
+        self.decode, self.prepare = (
+            tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
+            for f in (self._decode, self._prepare)
+        )
+
+    def try_decode(self, record):
+        """Raises the error of a record whose image is broken."""
+        self._cut.decode(read(record, self._files)["image"], (0, 0))
+
+    def _seed(self, index):
+        """The seed of the image with that index among all epochs."""
+        return tf.stack([self._root, index])
+
+    def _decode(self, index, record):
+        encoded = read(record, self._files)["image"]
+        return index, self._cut.decode(encoded, self._seed(index)), tuple(record[key] for key in self._beside)
+
+    def _prepare(self, index, image, beside):
+        seed = self._seed(index)
+        image = self._cut.resize(image, seed)
+        if self._augment:
+            image = self._augment(image, tf.random.fold_in(seed, 1))
+        if self._erase:
+            image = self._erase(image, tf.random.fold_in(seed, 2))
+        if self._scale is not None:
+            offset, divisor = self._scale
+            # In this form, and not as x * a + b, -1 and 1 come out exact; a division would take twice as long.
+            image = (image - offset) * (1 / divisor)
+        return index, image, beside
+
+    def finish(self, index, images, beside, missing):
+        """A batch (index, missing, images or (images, labels) or (images, labels, weights))."""
+        if self._labels is None:
+            return index, missing, images
+        label, *weight = beside
+        if self._labels == "int":
+            label = tf.cast(label, "int32")
+        elif self._labels == "one_hot":
+            label = tf.one_hot(label, self._num_classes)
+        else:
+            label = tf.cast(label, "float32")
+        if self._mix:
+            images, label = self._mix(images, label, tf.random.fold_in(self._seed(index), 3))
+        return index, missing, (images, label, *weight)
+
+
+def read(record, files):
+    """A record with the bytes of its image, which may be a path."""
+    return {**record, "image": tf.io.read_file(record["image"])} if files else record

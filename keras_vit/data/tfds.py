@@ -1,0 +1,130 @@
+import os
+from typing import Any
+
+from keras_vit.data.pipelines import pipeline
+from keras_vit.data.source import Source, tf
+from keras_vit.data.vtab import VTAB, Task
+
+
+def load(
+    name: str,
+    split: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    num_shards: int = 1,
+    shard_index: int = 0,
+    seed: int = 0,
+    **options: Any,
+) -> "tf.data.Dataset":
+    """Makes a dataset of (images, labels) from one that tensorflow-datasets has prepared on this machine.
+
+    Nothing is downloaded.
+
+    Args:
+        name: A TFDS name, such as "cifar10", "oxford_flowers102" or "imagenet2012:5.1.0"; or a task of VTAB-1k, such as
+            "vtab/dtd" (`keras_vit.data.VTAB` holds all 19).
+        split: A TFDS split, such as "train" or "train[:90%]". For a task "train800", "val200", "train800val200" or
+            "test".
+        data_dir: The folder of TFDS datasets; None: the default of TFDS.
+        num_shards: Integer, the number of processes that share the images. Each reads only its own part.
+        shard_index: Integer, the number of this process, from 0.
+        seed: Integer, for the order and the augmentation.
+        **options: The other arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ...
+            `training` is True by default where the split begins with "train".
+
+    Returns:
+        A dataset, as `keras_vit.data.pipeline` describes it.
+
+    Raises:
+        ImportError: If tensorflow-datasets is not installed.
+        FileNotFoundError: If the dataset is not prepared.
+        ValueError: If it has no such split, no images, or no labels.
+
+    Example:
+
+    >>> import keras_vit.data
+    >>> keras_vit.data.load("vtab/dtd", "train800", data_dir="/nowhere")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
+
+    Reference: VTAB-1k is arXiv 1910.04867; its splits are those of the task_adaptation code, for the version of each
+    dataset that TFDS offers. Another version may hold its images in another order.
+    """
+    # Says what to install where TensorFlow is missing.
+    _ = tf.data
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError('`keras_vit.data.load` needs tensorflow-datasets: pip install "keras-vit[data]"') from error
+    task = VTAB.get(name.removeprefix("vtab/")) if name.startswith("vtab/") else Task(name, "", 0)
+    if task is None:
+        raise ValueError(f"Expected a task of VTAB-1k, one of {', '.join(VTAB)}. Received: {name!r}")
+    builder = _builder(tfds, task.dataset, data_dir)
+    counts = {key: value.num_examples for key, value in builder.info.splits.items()}
+    features = builder.info.features
+    tfds_split = task.split(split, counts) if name.startswith("vtab/") else split
+    if "image" not in features or (isinstance(task.label, str) and task.label not in features):
+        raise ValueError(f"Expected features 'image' and {task.label!r} of {name!r}. Received: {list(features)}")
+    try:
+        if num_shards > 1:
+            tfds_split = tfds.even_splits(tfds_split, num_shards)[shard_index]
+        num_images = builder.info.splits[tfds_split].num_examples
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ValueError(f"Expected `split` of {name!r} to be a part of {counts}. Received: {split!r}") from error
+
+    image = tfds.decode.SkipDecoding()
+    if isinstance(task.label, str):
+        decoders = tfds.decode.PartialDecoding({"image": True, task.label: True}, {"image": image})
+    else:
+        decoders = {"image": image}
+    config = tfds.ReadConfig(add_tfds_id=True, try_autocache=False)
+    records = builder.as_dataset(split=tfds_split, decoders=decoders, read_config=config, shuffle_files=False)
+    label = task.label if callable(task.label) else lambda record: record[task.label]
+
+    def record_of(record):
+        return {"name": record["tfds_id"], "image": _scaled(record["image"], task.gain), "label": label(record)}
+
+    records = records.map(record_of)
+    class_names = getattr(features[task.label], "names", ()) if isinstance(task.label, str) else ()
+    num_classes = task.num_classes or getattr(features[task.label], "num_classes", None)
+    _check(records, name, split, num_classes)
+    source = Source(records, num_images, False, "int", tuple(class_names), num_classes)
+    # TFDS splits the shards, so that the pipeline does not know of them: each gets a seed of its own.
+    options = {"training": str(split).startswith("train"), **options, "seed": seed + 1_000_003 * shard_index}
+    return pipeline(source, **options)
+
+
+def _builder(tfds, dataset, data_dir):
+    """The builder of a prepared dataset."""
+    cause = None
+    try:
+        builder = tfds.builder(dataset, data_dir=data_dir)
+        if builder.info.splits and builder.is_prepared():
+            return builder
+    except (AssertionError, OSError, ValueError, tfds.core.DatasetNotFoundError) as error:
+        cause = error
+    folder = str(data_dir or tfds.core.constants.DATA_DIR)
+    raise FileNotFoundError(
+        f"Expected the dataset {dataset!r} to be prepared in {folder!r}. Nothing is downloaded here. On a machine with "
+        f"a network, run tfds.builder({dataset!r}, data_dir={folder!r}).download_and_prepare(), and copy the folder."
+        + (f" TFDS says: {str(cause).splitlines()[0]}" if cause and str(cause) else "")
+    ) from cause
+
+
+def _check(records, name, split, num_classes):
+    """Raises if the first record has no encoded image or no label."""
+    record = next(iter(records.take(1)), None)
+    if record is None:
+        raise ValueError(f"Expected images in split {split!r} of {name!r}. Received: none")
+    if record["image"].dtype != "string":
+        raise ValueError(f"Expected encoded images in {name!r}. Received: {record['image'].dtype.name}")
+    if num_classes is None or record["label"].shape != () or not 0 <= int(record["label"]) < num_classes:
+        raise ValueError(
+            f"Expected a label of 0 to {(num_classes or 0) - 1} for each image of split {split!r} of {name!r}. "
+            f"Received: {record['label'].numpy().tolist()}"
+        )
+
+
+def _scaled(encoded, gain):
+    """The image with its values multiplied, encoded again."""
+    return encoded if gain == 1 else tf.io.encode_png(tf.io.decode_png(encoded) * gain)
