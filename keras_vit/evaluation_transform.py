@@ -1,12 +1,16 @@
-"""From an image of any size to one of the model's, as evaluation does it: one definition, carried out in NumPy and TF.
+"""From image files to images of the model's size, as in evaluation.
 
-The TensorFlow one is that of pipelines and of exported graphs alike, so their pixels are the same to the bit. The NumPy
-one needs no TensorFlow, and differs from it by rounding.
+Pipelines and exported graphs share the transform in TensorFlow, so that their pixels are the same bits. The one in
+NumPy needs no TensorFlow, and differs by rounding.
 """
 
 import dataclasses
+import io
 import math
+import os
+import re
 
+import keras
 import numpy as np
 
 from keras_vit.preprocessing import Preprocessing
@@ -22,14 +26,15 @@ _KERNELS = {
 # libjpeg's accurate transform is what Pillow takes.
 _DCT = "INTEGER_ACCURATE"
 _GREY = (0.299, 0.587, 0.114)
+_COLOR_MODES = {1: "grayscale", 3: "rgb"}
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
-    """Resizes an image and cuts out or pads what the model takes, as a `Preprocessing` says.
+    """Resizes an image and crops or pads it to the model's size, as a `Preprocessing` says.
 
-    An image of bytes is resized as Pillow does where it is antialiased: along the rows, then along the columns, each to
-    bytes. Otherwise, and where it is of floats, nothing is rounded.
+    With antialiasing an uint8 image is resized as in Pillow: along the rows, then along the columns, each rounded to
+    bytes. Otherwise nothing is rounded.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -50,22 +55,15 @@ class EvaluationTransform:
 
     @property
     def resized(self):
-        """The (height, width) that images are resized to, or until one of the two fits."""
+        """The (height, width) to resize to, or until one of the two fits."""
         # A little more, or 384 / (384 / 438) would be below 438.
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
     def plan(self, size, xp=np):
-        """Says how large to resize an image, and where in that the result lies.
+        """The (height, width) to resize an image to, and the (top, left) of the result in that, below 0 for padding.
 
-        Args:
-            size: Its (height, width), integers of `xp`.
-            xp: NumPy, or TensorFlow.
-
-        Returns:
-            Two arrays of two int64: the (height, width) to resize to, and the (top, left) of the result, which is below
-            0 where there is padding.
-
-        Reference: timm's and torchvision's rounding, which is also transformers' but for the half pixel of a centre.
+        `size` is the image's (height, width), integers of `xp`, NumPy or TensorFlow. The rounding is that of timm and
+        torchvision, and of transformers except for half pixels of a centre.
         """
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
@@ -73,10 +71,10 @@ class EvaluationTransform:
         if mode == "squash":
             new = (0 * height + rows, 0 * width + columns)
         else:
-            # Whether the height is what decides: it is the shorter side for a crop, else the longer.
+            # The height decides where it is the shorter side for a crop, else the longer.
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
-            # As torchvision cuts the other side off; timm rounds it where it does not leave it to torchvision.
+            # torchvision truncates the other side; timm rounds it where it does not leave it to torchvision.
             half = 0 if mode == "crop" and square else 1
             new = (
                 xp.where(by_height, rows, xp.maximum((2 * height * columns + half * width) // (2 * width), 1)),
@@ -89,7 +87,7 @@ class EvaluationTransform:
 
     @property
     def fill(self):
-        """What is around a padded image: the byte that is nearest to the mean, one or one a channel."""
+        """The padding: the byte that is nearest to the mean, one or one a channel."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
@@ -105,7 +103,7 @@ class EvaluationTransform:
         of_bytes = image.dtype == np.uint8
         rows, columns = (self._weights(image.shape[i], new[i], start[i], self.image_size[i]) for i in (0, 1))
         first, weights = rows
-        # Rows that no pixel of the result sees need not be resized along.
+        # Only the rows that the result sees.
         top, bottom = max(first.min(), 0), min(first.max() + weights.shape[1], len(image))
         image = image[top:bottom]
         for axis, places, shares in ((1, *columns), (0, first - top, weights)):
@@ -115,7 +113,7 @@ class EvaluationTransform:
         return self._padded(self._clipped(image, of_bytes, np), new, start, np)
 
     def in_tensorflow(self, image):
-        """Transforms a tensor, (height, width, channels) with as many channels as are known, likewise."""
+        """Transforms a tensor, (height, width, channels), whose number of channels may be unknown, to the same."""
         import tensorflow as tf
 
         height, width = self.image_size
@@ -158,7 +156,7 @@ class EvaluationTransform:
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
 
     def _clipped(self, image, of_bytes, xp):
-        """Without what a kernel overshoots by, or its rounding; arrays of other channels have no limits."""
+        """Clips the overshoot of a kernel; arrays of other channels have no limits."""
         if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
             return image
         clip = np.clip if xp is np else xp.clip_by_value
@@ -185,6 +183,45 @@ class EvaluationTransform:
         weights[(places < 0) | (places >= old)] = 0
         total = weights.sum(axis=1, keepdims=True)
         return first, (weights / np.where(total == 0, 1, total)).astype("float32")
+
+
+def read_image(file: str | os.PathLike | bytes, channels: int = 3) -> np.ndarray:
+    """Reads an image with Pillow.
+
+    Args:
+        file: Path of a file of any format that Pillow reads, or the bytes of one.
+        channels: 1 (grayscale) or 3 (RGB), whatever the file holds.
+
+    Returns:
+        The image, uint8 (height, width, channels).
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not an image, or `channels` is another number.
+
+    Example:
+
+    >>> read_image("cat.jpg").shape  # doctest: +SKIP
+    (375, 500, 3)
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"Expected images of 1 or 3 channels. Received: {channels} channels")
+    of_bytes = isinstance(file, bytes)
+    name = f"{len(file)} bytes" if of_bytes else os.fspath(file)
+    if not of_bytes and not os.path.isfile(file):
+        raise FileNotFoundError(f"Expected an image file. Received: {name!r}, where there is no file.")
+    try:
+        image = keras.utils.load_img(io.BytesIO(file) if of_bytes else name, color_mode=_COLOR_MODES[channels])
+    except ImportError as error:
+        raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
+    except (MemoryError, PermissionError):
+        raise
+    # Pillow raises different errors by format and damage.
+    except Exception as error:
+        # Keras hands over a buffer, of which the message only has the address.
+        reason = re.sub(r" <_io.*?>", "", str(error))
+        raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
+    return keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8")
 
 
 def decode_jpeg(encoded, channels):

@@ -94,19 +94,11 @@ def _reason(load, record):
 def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=False, drop_remainder=False):
     """Makes the k-th batch from the k-th `batch_size` records, whichever of their images are broken.
 
-    Args:
-        data: tf.data.Dataset of (index, record) whose indices count up by one.
-        decode: Function of an index and a record that returns (index, image, label), and fails for a broken image.
-        prepare: Function of the outputs of `decode` that returns the same, augmented.
-        stand_in: A record that decodes, for batches without any sound image.
-        batch_size: Integer.
-        parallel: Integer, threads.
-        full: Bool. True replaces broken images by others of the batch; False leaves them out.
-        drop_remainder: Bool, leave out the last batch if it is smaller.
+    `data` has (index, record), with indices that count up by one. `decode` makes (index, image, label) of these, and
+    fails for a broken image; `prepare` augments them. `stand_in` is a record that decodes, for batches without a sound
+    image. `full` replaces broken images by others of the batch, else they are left out.
 
-    Returns:
-        tf.data.Dataset of (index of the first record, images, labels, (indices, names, encoded images) of the broken
-        records).
+    Returns a dataset of (index of the first record, images, labels, (indices, names, encoded images) of the broken).
     """
 
     def whole(index, record):

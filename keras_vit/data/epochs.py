@@ -11,18 +11,7 @@ LAST = np.iinfo("int64").max
 class Epochs:
     """The records of each epoch in their order, and the number of the next epoch.
 
-    An image's index counts through all epochs, from the first image of epoch 0.
-
-    Args:
-        records: tf.data.Dataset of records, always in the same order.
-        num_images: Integer, the number of records.
-        root: Integer tensor (2,), the seed.
-        shuffle_buffer: Integer, the images to draw from; None: no shuffling.
-        repeats: Integer, the copies of an image, which reduce the images of an epoch.
-        batch_size: Integer.
-        skip_batches: Integer, batches of an interrupted run, after which the first iteration starts.
-        repeat: Bool, an iteration never ends.
-        drop_remainder: Bool, leave out an epoch's last batch if it is not full.
+    An image's index counts through all epochs, from the first image of epoch 0. `root` is the seed, a tensor (2,).
     """
 
     def __init__(

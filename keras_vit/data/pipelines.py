@@ -87,14 +87,7 @@ def pipeline(
         mean: Float, or one for each channel, of images scaled to [0, 1]; 0.5 by default.
         std: Float, or one for each channel; 0.5 by default. With both at 0.5, images are in [-1, 1].
         channels: Integer, of the images in a batch; 3 by default.
-        scale: See `Crop`.
-        resize_size: See `Crop`.
-        interpolation: See `Crop`.
-        antialias: See `Crop`.
-        crop_fraction: For "eval", as in `keras_vit.Preprocessing`.
-        resize_mode: For "eval", as in `keras_vit.Preprocessing`.
-        value_range: As in `keras_vit.Preprocessing`; (0, 1) by default.
-        max_pixels: See `Crop`.
+        value_range: As in `keras_vit.Preprocessing`, like `crop_fraction` and `resize_mode`, which are for "eval".
         shuffle: Bool; None: as `training`.
         shuffle_buffer: Integer, the size of the shuffle buffer of images that are not files. Files are fully shuffled.
         seed: Integer.

@@ -7,14 +7,8 @@ from keras_vit.data.source import tf
 class Steps:
     """The steps from a record to an image, and from decoded images to a batch.
 
-    Args:
-        cut: A `Crop`.
-        policy: A `Policy`.
-        source: The `Source` of the records.
-        labels: The kind of labels in a batch: "int", "one_hot", "multi_hot", "float" or None.
-        scale: The `Preprocessing` whose constants scale the images; None: values of 0..255.
-        files: Bool, whether the records' images are paths.
-        root: Integer tensor (2,), the seed.
+    `labels` is the kind of labels, as `labels_of` returns it; `scale` the `Preprocessing` whose constants scale the
+    images, or None; `files` says whether the records' images are paths; `root` is the seed, a tensor (2,).
     """
 
     def __init__(self, cut, policy, source, labels, scale, files, root):

@@ -102,8 +102,6 @@ def few_shot_from_features(
         test_features: (num_images, num_features), to test on.
         test_labels: Like `train_labels`.
         shots: As in `few_shot_accuracy`; so are `seeds`, `l2`, the result and the errors.
-        seeds: See there.
-        l2: See there.
 
     Example:
 

@@ -68,12 +68,8 @@ def knn_from_features(
     """Does what `knn_accuracy` does, from features that are already computed.
 
     Args:
-        train_features: As in `few_shot_from_features`; so are the labels and the test's.
-        train_labels: See there.
-        test_features: See there.
-        test_labels: See there.
+        train_features: As in `few_shot_from_features`; so are the next three.
         k: As in `knn_accuracy`; so are `temperature`, the result and the errors.
-        temperature: See there.
 
     Example:
 

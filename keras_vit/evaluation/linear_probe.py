@@ -94,13 +94,8 @@ def linear_probe_from_features(
     """Does what `linear_probe_accuracy` does, from features that are already computed.
 
     Args:
-        train_features: As in `few_shot_from_features`; so are the labels and the test's.
-        train_labels: See there.
-        test_features: See there.
-        test_labels: See there.
+        train_features: As in `few_shot_from_features`; so are the next three.
         l2: As in `linear_probe_accuracy`; so are the other options, the result and the errors.
-        validation_split: See there.
-        seed: See there.
 
     Example:
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit import arguments
+from keras_vit import arguments, evaluation_transform
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
 from keras_vit.models.preprocessing import normalization_of, scaled
@@ -37,27 +36,11 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
     >>> image = keras_vit.read_image("cat.jpg", keras_vit.ViTB16())  # doctest: +SKIP
     """
-    path = os.fspath(path)
     _, height, width, channels = model.input_shape
-    if channels not in (1, 3):
-        raise ValueError(f"Expected a model for images of 1 or 3 channels. Received: {channels} channels")
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"Expected an image file. Received: {path!r}, where there is no file.")
-    try:
-        image = keras.utils.load_img(path, color_mode="grayscale" if channels == 1 else "rgb")
-    except ImportError as error:
-        raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
-    except (MemoryError, PermissionError):
-        raise
-    # Pillow's errors differ by format and by damage.
-    except Exception as error:
-        # Without the address of Keras' buffer.
-        reason = re.sub(r" <_io.*?>", "", str(error))
-        raise ValueError(f"Cannot read {path!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
+    image = evaluation_transform.read_image(path, channels)
     if height is None or width is None:
-        return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
-    transform = EvaluationTransform((height, width), normalization_of(model).preprocessing)
-    return transform.in_numpy(keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8"))
+        return image.astype("float32")
+    return EvaluationTransform((height, width), normalization_of(model).preprocessing).in_numpy(image)
 
 
 def read_images(paths, model):
