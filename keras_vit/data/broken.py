@@ -133,6 +133,9 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=Fals
 
         if full:
             images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
+        if drop_remainder:
+            parts = (images, labels)
+            images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (batch_size, *x.shape[1:])), parts)
         return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
 
     # Two at a time, so that threads are busy while a batch ends.

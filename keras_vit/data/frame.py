@@ -6,8 +6,7 @@ from typing import Any
 
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
-from keras_vit.data.table import columns_of, empty, fail
-from keras_vit.data.targets import classes, floats, indicators, several_classes, weights
+from keras_vit.data.table import classes, columns_of, empty, fail, floats, indicators, several_classes, weights
 
 
 def from_dataframe(

@@ -54,27 +54,13 @@ class ResultsTable:
         return text_table(self.columns, [[row.get(name) for name in self.columns] for row in self.rows])
 
     def to_json(self, path: str | os.PathLike) -> None:
-        """Writes a list of one object for each row, atomically; NaN and infinities as null.
-
-        Args:
-            path: Path of the file to write.
-
-        Raises:
-            FileNotFoundError: If its folder does not exist.
-        """
+        """Writes a list of one object for each row to a file, in a folder that exists; NaN and infinities as null."""
         rows = [{name: _finite(row.get(name)) for name in self.columns} for row in self.rows]
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | os.PathLike) -> None:
-        """Writes a header and one line for each row, atomically; missing values are empty.
-
-        Args:
-            path: Path of the file to write.
-
-        Raises:
-            FileNotFoundError: If its folder does not exist.
-        """
+        """Writes a header and one line for each row to a file, in a folder that exists; missing values are empty."""
         with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()

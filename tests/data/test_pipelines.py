@@ -240,10 +240,10 @@ def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
         derived = [data.map(lambda x, y: (x, y)), data.take(9), data.prefetch(2), data.map(lambda x, y: (x, y)).take(6)]
         assert [len(d) for d in (data, *derived)] == [6] * 5
         assert len(data.take(2)) == 2
-        for each in derived if training else derived[:1]:
+        for each in [data] if broken or not training else derived:
             assert np.count_nonzero(fit(tapped(), each, epochs=2)) == 12
-        weights = {0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}
-        assert np.count_nonzero(fit(tapped(), data, epochs=2, class_weight=weights)) == 12
+    weights = {0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}
+    assert broken or np.count_nonzero(fit(tapped(), data, epochs=2, class_weight=weights)) == 12
     assert make(folder, repeat=True).cardinality() == tf.data.INFINITE_CARDINALITY
     assert len(make(folder, repeat=True, num_batches=5)) == 5
 

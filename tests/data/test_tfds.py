@@ -8,6 +8,9 @@ from tests.data.images import batches, picture
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
+# It is TensorFlow's on each backend.
+pytestmark = pytest.mark.tried_on("tensorflow")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
