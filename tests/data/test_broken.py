@@ -11,9 +11,6 @@ from keras_vit.data import broken as broken_images
 from keras_vit.data import from_dataframe
 from tests.data.images import jpeg
 
-# It is TensorFlow's on each backend.
-pytestmark = pytest.mark.tried_on("tensorflow")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -7,9 +7,6 @@ import tensorflow as tf
 from keras_vit.data import Crop
 from tests.data.images import HUGE_PNG, jpeg, picture
 
-# It is TensorFlow's on each backend.
-pytestmark = pytest.mark.tried_on("tensorflow")
-
 
 def test_evaluation_resizes_as_the_official_code_does():
     image = picture(100, (40, 30, 3))

@@ -6,9 +6,6 @@ import pytest
 from keras_vit.data import Policy, from_dataframe
 from tests.data.images import batches, equal, write_classes
 
-# It is TensorFlow's on each backend.
-pytestmark = pytest.mark.tried_on("tensorflow")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -8,9 +8,6 @@ from tests.data.images import batches, picture
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-# It is TensorFlow's on each backend.
-pytestmark = pytest.mark.tried_on("tensorflow")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -53,6 +50,8 @@ def test_training_splits_are_shuffled(folder):
     first, second = next(iter(data)), next(iter(again))
     np.testing.assert_array_equal(first[0], second[0])
     assert data.num_images == 15 and first[1].numpy().tolist() != [0, 1, 2] * 5
+    other = next(iter(load("tiny", "train[:50%]", data_dir=folder, image_size=8, batch_size=15, seed=1)))
+    assert not np.array_equal(first[0], other[0])
     assert load("tiny", "train", data_dir=folder, image_size=8, policy="light2").element_spec[1].shape == (None, 3)
 
 
