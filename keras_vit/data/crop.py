@@ -93,8 +93,11 @@ class Crop:
             return self._picture(encoded, seed)
         if self.channels not in (1, 3, 4):
             return self._array(encoded, seed)
+
+        def picture():
+            return tf.cast(self._picture(encoded, seed), "float32")
+
         is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
-        picture = lambda: tf.cast(self._picture(encoded, seed), "float32")  # noqa: E731
         return tf.cond(is_array, lambda: self._array(encoded, seed), picture)
 
     def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
