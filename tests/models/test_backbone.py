@@ -3,7 +3,7 @@ import pytest
 
 from keras_vit.models.backbone import HEADS, head_inputs, parts_of
 from tests import tiny
-from tests.training.test_decay_groups import MODELS
+from tests.training.test_optimizers import MODELS
 
 Dense = keras.layers.Dense
 
