@@ -151,7 +151,7 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
         (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
         (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
         (("model.keras", "--to", "onnx", "--image-size", "32"), "image_size"),
-        (("own.keras", "--to", "onnx"), "layers of your own"),
+        (("own.keras", "--to", "onnx"), "your own layers"),
     ],
 )
 def test_export_refuses_what_it_would_ignore(capsys, file, tmp_path, monkeypatch, arguments, message):
