@@ -3,7 +3,7 @@
 import sys as _sys
 
 try:
-    # It imports its backend, which comes with neither Keras nor this package.
+    # Importing Keras imports its backend, which neither Keras nor this package installs.
     import keras as _keras  # noqa: F401
 except ModuleNotFoundError as _error:
     _backend = str(_error.name).partition(".")[0]
@@ -13,7 +13,7 @@ except ModuleNotFoundError as _error:
         f'Keras is set to the backend {_backend}, which is not installed: pip install "keras-vit[{_backend}]", or set '
         "the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is."
     )
-    # The command imports this file before it could catch the error itself.
+    # The command line imports this file before its own error handling runs.
     if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
         _sys.exit(f"keras-vit: {_message}")
     raise ImportError(_message) from _error
@@ -44,7 +44,7 @@ from keras_vit.models import (
 )
 from keras_vit.models import builders as _builders
 
-# Each row of that file: ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1 and the others.
+# ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of

@@ -1,21 +1,21 @@
-"""Checks of arguments, worded alike everywhere: what was expected, what was received."""
+"""Argument checks with uniform error messages."""
 
 import math
 import numbers
 
 
 def invalid(name, expected, value):
-    """The error of an argument that is not as expected."""
+    """Returns the ValueError for an invalid argument."""
     return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}")
 
 
 def positive_int(name, value):
-    """Returns `value` as an int; raises if it is not a whole number of at least 1."""
+    """Returns `value` as an int; raises if it is not an integer of at least 1."""
     return _int(name, value, 1)
 
 
 def non_negative_int(name, value):
-    """Returns `value` as an int; raises if it is not a whole number of at least 0."""
+    """Returns `value` as an int; raises if it is not an integer of at least 0."""
     return _int(name, value, 0)
 
 
@@ -26,7 +26,7 @@ def _int(name, value, least):
 
 
 def pair(name, value):
-    """Returns `value` as (height, width), where an int is both."""
+    """Returns `value` as (height, width); an int sets both."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise invalid(name, "an integer or (height, width)", value)
@@ -34,14 +34,14 @@ def pair(name, value):
 
 
 def image_size(value):
-    """Returns `value` as (height, width), or (None, None), any size at run time."""
+    """Returns `value` as (height, width), or (None, None) for any size at run time."""
     if isinstance(value, (tuple, list)) and tuple(value) == (None, None):
         return None, None
     return pair("image_size", value)
 
 
 def is_number(value):
-    """Whether `value` is a finite number."""
+    """Returns whether `value` is a finite number."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -86,15 +86,12 @@ def optional(check, name, value):
 
 
 def seeds(seed, count):
-    """`count` different seeds for random sublayers; None for each if `seed` is None."""
+    """Returns `count` different seeds for random sublayers; each is None if `seed` is."""
     return [None if seed is None else seed + i for i in range(count)]
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """(rows, columns) of whole patches in an image; a remainder at the right and bottom is dropped.
-
-    A side of the image may be None or a tensor. `stride` is that of a ResNet below the patches, which rounds sides up.
-    """
+    """Returns (rows, columns) of whole patches; sides may be None or tensors, `stride` is that of a ResNet below."""
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
         raise ValueError(
@@ -110,12 +107,12 @@ def grid_size(image_size, patch_size, stride=1):
 
 
 def num_patches(grid_size):
-    """The number of patches in a grid; None if a side is None."""
+    """Returns the number of patches in a grid, or None if a side is None."""
     return None if None in grid_size else grid_size[0] * grid_size[1]
 
 
 def class_names(names, num_classes):
-    """Returns `names` as a tuple; raises if they are not one string a class, of any number if `num_classes` is None."""
+    """Returns `names` as a tuple of `num_classes` non-empty strings, of any length if `num_classes` is None or 0."""
     if names is None:
         return None
     wrong = f"{names!r}"

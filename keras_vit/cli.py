@@ -1,4 +1,4 @@
-"""The command line, `keras-vit`: parses and calls."""
+"""The `keras-vit` command line."""
 
 import argparse
 import json
@@ -42,10 +42,10 @@ def _predict(args):
     header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
     names, paths = zip(*images, strict=True)
     top = 1 if args.csv and args.top is None else args.top
-    # A missing folder is an error before the work.
+    # Fails on a missing folder before predicting, not after.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
-        # Only the result goes to stdout.
+        # Keeps progress output off stdout, which is for the result.
         with contextlib.redirect_stdout(sys.stderr):
             many = len(paths) > 1
             predictions = classify(model, paths, top, broken="skip" if many else "raise", verbose=int(len(paths) > 32))
@@ -65,7 +65,7 @@ def _read_model(args, path, **options):
 
 
 def _value(text):
-    """JSON, or a text as it is: 4, 0.5, true, [0.5, 0.5, 0.5], gelu."""
+    """Parses JSON, such as 4, true or [0.5, 0.5, 0.5]; returns other text, such as gelu, unchanged."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -76,7 +76,7 @@ def _inspect(args):
     import keras_vit
 
     model = _read_model(args, args.model)
-    # The costs of a model of any size depend on it.
+    # A model of any size has no fixed costs.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
     print(f"Wrote {path}")
@@ -142,7 +142,7 @@ def _setting(text):
 
 
 SETTINGS = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-# Options that several commands share.
+# Options shared by several commands.
 SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
 MODEL = {
     "--image-size": {"type": int, "help": "in pixels (default: as in the weights)"},
@@ -157,7 +157,7 @@ TABLE = {
 
 
 def build_parser():
-    """Returns the parser of all commands."""
+    """Returns the parser for all commands."""
     parser = argparse.ArgumentParser(prog="keras-vit", description="Vision Transformers for Keras 3.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -230,7 +230,7 @@ def build_parser():
 
 
 def main(argv=None):
-    """Runs a command; returns the exit status: 1 after an error message, 130 after Ctrl-C."""
+    """Runs a command and returns the exit status: 0, 1 after an error, or 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
@@ -241,7 +241,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         goes_on = "; run the same command to continue" if args.run is _train else ""
         print(f"keras-vit: stopped{goes_on}.", file=sys.stderr)
-        # A shell's status of a process that Ctrl-C ended.
+        # The shell's status for a process ended by Ctrl-C.
         return 130
     return 0
 

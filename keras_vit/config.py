@@ -1,7 +1,4 @@
-"""The record of what a model is: all that decides the outputs of given weights, as data that reads and writes JSON.
-
-A model carries its record in the config of its first layer; `keras_vit.config_of` finds it there.
-"""
+"""The configs of ViT and BiT models, which each model stores in its first layer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,41 +14,38 @@ POOLINGS = ("token", "gap", "map", None)
 
 
 def stage_sizes(name, value):
-    """Returns `value` as a tuple; raises if it is not the number of units of each stage."""
+    """Returns `value` as a tuple of ints; raises if it is not the number of units per stage."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
     return tuple(arguments.positive_int(name, num_units) for num_units in value)
 
 
 def half_multiple(name, value):
-    """Returns `value` as a float; raises if it is no multiple of 0.5 above 0."""
+    """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
     if arguments.positive_number(name, value) * 2 % 1:
         raise arguments.invalid(name, "a multiple of 0.5, since the norms have 32 groups", value)
     return float(value)
 
 
 def total_stride(stages):
-    """By how much a ResNet reduces images: fourfold by the root, twofold by each stage but the first."""
+    """Returns the total stride of a ResNet: 4 in the root, 2 in each stage but the first."""
     return 4 * 2 ** max(len(stages) - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ViTConfig(ModelConfig):
-    """The record of a Vision Transformer, hybrids included: what `keras_vit.ViT` builds.
-
-    Its fields are named and explained as the arguments of `keras_vit.ViT`. Arguments that change training or speed but
-    not the outputs of given weights, such as dropout and dtype, are not part of it.
+    """The config of a Vision Transformer or hybrid: the arguments of `keras_vit.ViT` that determine its outputs.
 
     Args:
-        patch_size: Int, or (height, width), in pixels; of the feature map if there is a ResNet below.
+        patch_size: Int or (height, width), in pixels; in cells of the feature map if there is a ResNet below.
         hidden_dim: Int.
         num_layers: Int.
         num_heads: Int.
         mlp_dim: Int.
-        **others: As in `keras_vit.ViT`; any number as `layer_scale_init` says that the residual branches are scaled.
+        **others: As in `keras_vit.ViT`. Any number for `layer_scale_init` means that residual branches are scaled.
 
     Raises:
-        ValueError: If a value is out of its range, or does not go with another.
+        ValueError: If a value is out of range or conflicts with another.
 
     Example:
 
@@ -89,15 +83,7 @@ class ViTConfig(ModelConfig):
 
     @classmethod
     def from_variant(cls, variant, **overrides):
-        """Returns the record of a variant.
-
-        Args:
-            variant: String, as "B/16" or "R50+B/16".
-            **overrides: Other values of its fields.
-
-        Raises:
-            ValueError: If there is no such variant or field, or a value is out of its range.
-        """
+        """Returns the config of a variant, such as "B/16" or "R50+B/16"; `overrides` set other fields."""
         size, patch_size, stages = decode_variant(variant)
         check_names(cls, overrides)
         return cls(**{**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
@@ -125,7 +111,7 @@ class ViTConfig(ModelConfig):
         if self.head_dim not in (None, width):
             expected = f"hidden_dim // num_heads = {self.hidden_dim} // {self.num_heads} = {width}"
             raise arguments.invalid("head_dim", expected, self.head_dim)
-        # None if it follows from the others, which a copy may change.
+        # None if it follows from the other fields, so that copies with other values derive it again.
         self._set("head_dim", width if self.hidden_dim % self.num_heads else None)
 
     def _check_grid(self):
@@ -136,7 +122,7 @@ class ViTConfig(ModelConfig):
                 f"Expected grid_size=None with images of a known size. Received: grid_size={self.grid_size}, "
                 f"image_size={self.image_size}"
             )
-        # Raises if images are too small.
+        # Raises if the images are smaller than a patch.
         _ = self.grid
 
     def _check_tokens(self):
@@ -163,22 +149,22 @@ class ViTConfig(ModelConfig):
 
     @property
     def block_names(self):
-        """The names of the transformer blocks, from the first."""
+        """The names of the transformer blocks, in order."""
         return [f"block_{i:02d}" for i in range(self.num_layers)]
 
     @property
     def any_size(self):
-        """Whether images may have any size at run time."""
+        """Whether the model takes images of any size."""
         return self.image_size == (None, None)
 
     @property
     def stride(self):
-        """By how much the ResNet below the patches reduces images; 1 without one."""
+        """The stride of the ResNet below the patches; 1 without one."""
         return 1 if self.stages is None else total_stride(self.stages)
 
     @property
     def grid(self):
-        """(rows, columns) of the patches of an image; in a model of any size, of its table of positions."""
+        """(rows, columns) of patches; for a model of any size, of its position table."""
         if self.grid_size is not None:
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
@@ -186,32 +172,32 @@ class ViTConfig(ModelConfig):
 
     @property
     def has_distillation_head(self):
-        """Whether the distillation token has its own head, or is pooled for a later one."""
+        """Whether the distillation token has, or is pooled for, a separate head."""
         return self.distillation_token and self.distillation_head
 
     @property
     def num_prefix_tokens(self):
-        """How many tokens stand before the patches: class, distillation and register tokens."""
+        """The number of class, distillation and register tokens before the patches."""
         return self.num_positioned_tokens + self.num_registers
 
     @property
     def num_positioned_tokens(self):
-        """How many of them may have a position embedding: all but the registers."""
+        """The number of prefix tokens that may have a position embedding: all but the registers."""
         return int(self.class_token) + int(self.distillation_token)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class BiTConfig(ModelConfig):
-    """The record of a Big Transfer ResNet: what `keras_vit.BiT` builds.
+    """The config of a Big Transfer ResNet, as built by `keras_vit.BiT`.
 
     Args:
-        stages: Ints, the number of units of each stage.
-        width_factor: Float, a multiple of 0.5, the widths relative to a plain ResNet's.
+        stages: Ints, the number of units per stage.
+        width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
         pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
         **others: As in `keras_vit.BiT`.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
 
     Example:
 
@@ -227,12 +213,12 @@ class BiTConfig(ModelConfig):
 
     @classmethod
     def from_variant(cls, variant, **overrides):
-        """Returns the record of a variant, as "R50x1"; otherwise as `ViTConfig.from_variant`."""
+        """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
         stages, width_factor = decode_resnet(variant)
         check_names(cls, overrides)
         return cls(**{"stages": stages, "width_factor": width_factor, **overrides})
 
     @property
     def block_names(self):
-        """The names of the units, from the first."""
+        """The names of the residual units, in order."""
         return [f"stage_{s}_unit_{u:02d}" for s, units in enumerate(self.stages, 1) for u in range(1, units + 1)]

@@ -1,4 +1,4 @@
-"""Counts the parameters, multiply-adds and activation memory of a model from the shapes of its layers."""
+"""Counts the parameters, multiply-adds and activation memory of a model from its layer shapes."""
 
 import dataclasses
 import functools
@@ -16,13 +16,13 @@ from keras_vit.models.vit import ViT
 from keras_vit.text_table import text_table
 from keras_vit.variants import decode_variant
 
-# Millions of parameters in table 1 of the ViT paper (arXiv 2010.11929), one number for all patch sizes; for Ti and S in
-# table 1 of DeiT (arXiv 2012.12877).
+# Millions of parameters, for any patch size: table 1 of the ViT paper (arXiv 2010.11929); Ti and S: table 1 of DeiT
+# (arXiv 2012.12877).
 PAPER = {"Ti/16": 5, "S/16": 22, "S/32": 22, "B/16": 86, "B/32": 86, "L/16": 307, "L/32": 307, "H/14": 632}
 
 
 class Part(NamedTuple):
-    """One step of a layer: its multiply-adds (None if unknown), and how many numbers it leaves in memory."""
+    """One step of a layer: its multiply-adds (None if unknown) and the number of activations it keeps."""
 
     name: str
     multiply_adds: int | None
@@ -31,23 +31,22 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The costs of one layer of a model for one image; `steps` are the rows of its steps, if it has several.
-
-    `parameters` is 0 if an earlier row has the same weights, `multiply_adds` is None if they are unknown.
-    """
+    """The costs of one layer for one image; `multiply_adds` is None if unknown."""
 
     name: str
     kind: str
     output_shape: tuple
+    # 0 if an earlier row has the same weights.
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int
+    # A Row per step, if there are several.
     steps: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The costs of a model for one image, a `Row` for each call of a layer; `print(profile)` shows them in a table."""
+    """The costs of a model for one image, with a `Row` per layer call; prints as a table."""
 
     name: str
     input_shapes: tuple
@@ -55,35 +54,26 @@ class Profile:
 
     @property
     def parameters(self):
-        """The numbers in all weights."""
+        """The total number of parameters."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def multiply_adds(self):
-        """The multiply-adds of an inference, without the layers in `not_counted`; half the FLOPs."""
+        """The multiply-adds of one inference, excluding layers in `not_counted`; half the FLOPs."""
         return sum(row.multiply_adds or 0 for row in self.rows)
 
     @property
     def activation_bytes(self):
-        """The bytes of the outputs of all layers and their steps, about what training keeps for the backward pass."""
+        """The bytes of the outputs of all layers and steps: about what training keeps for the backward pass."""
         return sum(row.activation_bytes for row in self.rows)
 
     @property
     def not_counted(self):
-        """The names of the layers whose multiply-adds are unknown."""
+        """The names of the layers with unknown multiply-adds."""
         return [row.name for row in self.rows if row.multiply_adds is None]
 
     def table(self, steps=False):
-        """Returns the rows as text.
-
-        Args:
-            steps: Bool, whether to show the steps of each layer too.
-
-        Example:
-
-        >>> profile(keras_vit.ViTTi16(num_layers=1)).table().splitlines()[0]
-        'vit_Ti16, one input of 224 x 224 x 3'
-        """
+        """Returns the costs as a table, also for the steps of each layer if `steps` is True."""
         lines = []
         for row in self.rows:
             lines.append(_cells(row))
@@ -102,30 +92,26 @@ class Profile:
 
 
 def profile(model, image_size=None):
-    """Counts a model's parameters, multiply-adds and activation memory, by layer and in total.
+    """Counts a model's parameters, multiply-adds and activation memory for one image at inference, by layer.
 
-    The counts follow from the layers' shapes, for one image at inference; nothing is computed.
-
-    Multiply-adds are those of matrix products and convolutions, without work done once per batch, such as resizing
-    positions or merging LoRA matrices. They are known for the layers of this package, and for Keras' Dense, Conv,
-    DepthwiseConv, norms, activations, pooling, reshapes and augmentation; `not_counted` names all other layers.
-
-    Activation memory is that of the outputs of all layers and of the steps inside blocks: about what training keeps for
-    one image, within 15% of PyTorch for ViTs, hybrids and BiT, with the attention weights, which a fused kernel does
-    not keep.
+    The counts follow from the layer shapes; nothing is computed. Multiply-adds cover matrix products and convolutions,
+    except work done once per batch, such as resizing position embeddings or merging LoRA matrices. They are known for
+    this package's layers and for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and
+    augmentation. Activation memory covers the outputs of all layers and of the steps inside blocks, within 15% of what
+    PyTorch keeps for training on one image. It includes the attention weights, which fused kernels do not keep.
 
     Args:
-        model: A functional or Sequential `keras.Model`, also of other packages, also with models inside.
-        image_size: Int, or (height, width), in pixels, of the inputs of rank 4. None takes the model's; a model of any
-            size needs one. A model of a fixed size can be counted at other sizes too, with its own parameters.
+        model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
+        image_size: Int or (height, width), in pixels, of the inputs of rank 4; may differ from the model's own size.
+            None: the model's own; required for a model of any size.
 
     Returns:
-        A `Profile` with `parameters`, `multiply_adds`, `activation_bytes`, `rows` and `not_counted`, which prints as a
-        table.
+        A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
+        `not_counted`, the names of layers with unknown multiply-adds.
 
     Raises:
-        ValueError: If the model is neither functional nor Sequential, the size of an input is not known, or a dense
-            layer's weights do not fit images of that size.
+        ValueError: If the model is neither functional nor Sequential, an input size is unknown, or a dense layer's
+            weights do not fit images of that size.
 
     Example:
 
@@ -164,13 +150,13 @@ def profile(model, image_size=None):
 
 
 def paper_table(image_size=224):
-    """Returns a table of the costs of the papers' models beside the papers' numbers of parameters.
+    """Returns a table of the costs of the papers' models next to the published parameter counts.
 
-    The models have the 1,000 classes of ImageNet. The paper gives one number for all patch sizes: its 86 million are
-    B/16's, its 307 million L/32's.
+    The models have 1,000 classes. The paper gives one count for all patch sizes: 86 million is that of B/16, 307
+    million that of L/32.
 
     Args:
-        image_size: Int, or (height, width), in pixels.
+        image_size: Int or (height, width), in pixels.
 
     Example:
 
@@ -179,7 +165,7 @@ def paper_table(image_size=224):
     """
     rows = []
     for variant, millions in PAPER.items():
-        # All blocks are alike, so one is built and counted as many times as there are: H/14 has 2.5 GB.
+        # Builds one block and multiplies its costs, since H/14 takes 2.5 GB.
         size, _, _ = decode_variant(variant)
         costs = profile(ViT(variant, image_size=image_size, num_layers=1))
         (block,) = (row for row in costs.rows if row.kind == "TransformerBlock")
@@ -193,30 +179,30 @@ def paper_table(image_size=224):
 
 
 class _Counter:
-    """Collects the rows of a graph, model by model."""
+    """Collects the rows of a model and the models inside it."""
 
     def __init__(self, image_size):
         self.image_size, self.rows, self.seen = image_size, [], set()
 
     def new_parameters(self, weights):
-        """Returns the numbers in the weights that no earlier row has."""
+        """Returns the number of parameters in the weights that no earlier row has counted."""
         new = {id(w): math.prod(w.shape) for w in weights if id(w) not in self.seen}
         self.seen.update(new)
         return sum(new.values())
 
     def walk(self, model, inputs, prefix):
-        """Adds the rows of a model's layers; returns the model's outputs, a list of `keras.KerasTensor`s."""
+        """Adds the rows of a model's layers; returns the model's outputs as a list of `keras.KerasTensor`s."""
         return replay(model, keras.tree.flatten(inputs), functools.partial(self.call, prefix))
 
     def call(self, prefix, operation, *args, **kwargs):
-        """Adds the row of one call; returns its outputs."""
+        """Adds the row of one layer call; returns its outputs."""
         name, kind = prefix + operation.name, type(operation).__name__
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
         tensors = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         inputs = [tuple(x.shape[1:]) for x in tensors]
         if isinstance(operation, keras.layers.Dense):
-            # Keras does not check this when it infers shapes. A quantized kernel may be packed.
+            # Keras does not check this in shape inference. The kernel's shape does not tell if quantization packed it.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
             if wants not in (None, inputs[0][-1]):
                 raise ValueError(
@@ -224,7 +210,7 @@ class _Counter:
                     f"{wants} features, for which it has weights. Received: {self.image_size}, of which {name!r} gets "
                     f"{inputs[0][-1]}"
                 )
-        # PatchDropout drops nothing at inference, which its output shape leaves open.
+        # PatchDropout keeps all patches at inference, but its output spec does not say so.
         dropout = isinstance(operation, layers.PatchDropout)
         outputs = args[0] if dropout else operation.compute_output_spec(*args, **kwargs)
         first = keras.tree.flatten(outputs)[0]
@@ -238,7 +224,7 @@ class _Counter:
         width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize
         steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in parts]
         parameters = self.new_parameters(getattr(operation, "weights", ()))
-        # Only a layer of one step may be unknown.
+        # Only layers of a single step can have unknown multiply-adds.
         products = parts[0].multiply_adds if len(parts) == 1 else sum(part.multiply_adds for part in parts)
         size = sum(step.activation_bytes for step in steps)
         self.rows.append(Row(name, kind, shape, parameters, products, size, tuple(steps) if len(steps) > 1 else ()))
@@ -257,12 +243,11 @@ def _cells(row, indent=""):
 
 
 def _classes(pattern):
-    """Returns the layers of this Keras whose names match."""
+    """Returns the classes in `keras.layers` whose names match a pattern."""
     return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
 
 
-# Layers without matrix products, by convention the only operations that are counted. The first ones pass their input
-# through at inference.
+# Layers without multiply-adds. Those in VIEWS also pass their input through at inference and keep no activations.
 VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
 VIEWS += (layers.DropPath, layers.PatchDropout)
 FREE = _classes(
@@ -271,17 +256,14 @@ FREE = _classes(
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
 FREE += tuple(vars(layers)[name] for name in layers.__all__)
-# The operations of keras.ops that multiply matrices or convolve; Matmul is counted.
+# Operations of keras.ops with matrix products or convolutions that are not counted; Matmul is.
 UNKNOWN_OPERATIONS = (
     ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
 )
 
 
 def parts_of(operation, inputs, output):
-    """Returns the steps of one call of a layer or `keras.Operation`, by the shapes of its inputs and first output.
-
-    The shapes have no batch. An unknown operation has one step with `multiply_adds=None`.
-    """
+    """Returns the steps of a layer or `keras.Operation` call, for input shapes and first output shape without batch."""
     for kind, rule in RULES:
         if isinstance(operation, kind):
             return rule(operation, inputs[0], output)
@@ -299,14 +281,14 @@ def parts_of(operation, inputs, output):
 
 
 def _products(count):
-    """Returns the rule of a layer that multiplies `count(layer, input)` numbers for each number of its output."""
+    """Returns the rule for a layer with `count(layer, input_shape)` multiply-adds per output value."""
     return lambda layer, x, output: [Part("", math.prod(output) * count(layer, x), math.prod(output))]
 
 
 def _mlp(layer, x, output):
     tokens, width = math.prod(x[:-1]), x[-1]
     hidden = tokens * layer.mlp_dim
-    # The first leaves what comes before and after the activation.
+    # The first layer keeps its outputs before and after the activation.
     return [Part("dense_1", hidden * width, 2 * hidden), Part("dense_2", hidden * width, tokens * width)]
 
 
@@ -345,7 +327,7 @@ def _attention_pooling(layer, x, output):
 
 def _transformer_block(layer, x, output):
     (tokens, hidden_dim), size = x, math.prod(output)
-    # Merging tokens follows the attention; tokens that the block does not give back are no queries.
+    # Token merging comes after the attention; tokens that the block does not output are not queries.
     attended = x if layer.num_outputs is None else output
     merging = []
     if layer.token_merging:
@@ -356,7 +338,7 @@ def _transformer_block(layer, x, output):
             Part("match", pairs * head_dim, pairs),
             Part("merge", output[0] * tokens * hidden_dim, output[0] * tokens + size),
         ]
-    # The scaled branch, and the sum.
+    # With layer scale, both the scaled branch and the sum are kept.
     copies = 1 if layer.layer_scale_1 is None else 2
     return [
         Part("norm_1", 0, math.prod(x)),
@@ -373,7 +355,7 @@ def _bottleneck(layer, x, output):
     steps, shape = [], x
     for conv in (layer.conv_1, layer.conv_2, layer.conv_3):
         out = conv.compute_output_shape((None, *shape))[1:]
-        # A norm and a ReLU; in post-activation the last ReLU comes after the sum.
+        # Norm and ReLU; with post-activation the last ReLU comes after the sum.
         normed = math.prod(shape if layer.pre_activation else out)
         last = conv is layer.conv_3 and not layer.pre_activation
         steps += _inside(conv.name, _standardized_conv(conv, shape, out))
@@ -398,9 +380,9 @@ RULES = (
     (layers.Bottleneck, _bottleneck),
     (layers.StandardizedConv2D, _standardized_conv),
     (layers.PatchEmbedding, _products(lambda layer, x: math.prod(layer.patch_size) * x[-1])),
-    # Where LoRA is on, its two matrices are multiplied too, but once for all images of a batch.
+    # LoRA merges its two matrices once per batch, which is not counted.
     (keras.layers.Dense, _products(lambda layer, x: x[-1])),
     (_classes("DepthwiseConv[12]D"), _products(lambda layer, x: math.prod(layer.kernel.shape[:-2]))),
-    # The kernel holds, for each filter, the channels of its group.
+    # With groups, the kernel's input axis holds only the channels of one group.
     (_classes("Conv[123]D"), _products(lambda layer, x: math.prod(layer.kernel.shape[:-1]))),
 )

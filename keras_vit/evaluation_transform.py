@@ -1,7 +1,6 @@
-"""From image files to images of the model's size, as in evaluation.
+"""Turns image files into images of the model's size, as in evaluation.
 
-Pipelines and exported graphs share the transform in TensorFlow, so that their pixels are the same bits. The one in
-NumPy needs no TensorFlow, and differs by rounding.
+The TensorFlow transform gives the same bits in pipelines and exported graphs; NumPy's differs only by rounding.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import numpy as np
 
 from keras_vit.preprocessing import Preprocessing
 
-# What TensorFlow calls the filters, and how far they reach.
+# TensorFlow's names of the filters, and their support.
 _KERNELS = {
     "bilinear": ("triangle", 1.0),
     "bicubic": ("keyscubic", 2.0),
@@ -23,7 +22,7 @@ _KERNELS = {
     "lanczos5": ("lanczos5", 5.0),
     "area": ("box", 0.5),
 }
-# libjpeg's accurate transform is what Pillow takes.
+# Pillow uses libjpeg's accurate transform.
 _DCT = "INTEGER_ACCURATE"
 _GREY = (0.299, 0.587, 0.114)
 _COLOR_MODES = {1: "grayscale", 3: "rgb"}
@@ -31,50 +30,33 @@ _COLOR_MODES = {1: "grayscale", 3: "rgb"}
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
-    """Resizes an image and crops or pads it to the model's size, as a `Preprocessing` says.
-
-    With antialiasing an uint8 image is resized as in Pillow: along the rows, then along the columns, each rounded to
-    bytes. Otherwise nothing is rounded.
-
-    Args:
-        image_size: (height, width) of the result, in pixels.
-        preprocessing: A `Preprocessing`.
-
-    Example:
-
-    >>> from keras_vit.evaluation_transform import EvaluationTransform
-    >>> transform = EvaluationTransform((224, 224), keras_vit.Preprocessing(interpolation="bicubic", crop_fraction=0.9))
-    >>> [part.tolist() for part in transform.plan((375, 500))]
-    [[248, 330], [12, 53]]
-    >>> transform.in_numpy(np.zeros((375, 500, 3), "uint8")).shape
-    (224, 224, 3)
-    """
+    """Resizes images, and crops or pads them to (height, width) `image_size`, as a `Preprocessing` specifies."""
 
     image_size: tuple[int, int]
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
 
     @property
     def resized(self):
-        """The (height, width) to resize to, or until one of the two fits."""
-        # A little more, or 384 / (384 / 438) would be below 438.
+        """The (height, width) to resize to; "crop" and "pad" match only one of them."""
+        # The epsilon keeps 384 / (384 / 438) from rounding down to 437.
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
     def plan(self, size, xp=np):
-        """The (height, width) to resize an image to, and the (top, left) of the result in that, below 0 for padding.
+        """Returns the (height, width) to resize an image to, and the crop's (top, left), negative for padding.
 
-        `size` is the image's (height, width), integers of `xp`, NumPy or TensorFlow. The rounding is that of timm and
-        torchvision, and of transformers except for half pixels of a centre.
+        `size` is the image's (height, width), as integers of `xp`, NumPy or TensorFlow.
         """
+        # Rounds as timm and torchvision do; transformers differs only where the centre falls on half a pixel.
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
         mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
         if mode == "squash":
             new = (0 * height + rows, 0 * width + columns)
         else:
-            # The height decides where it is the shorter side for a crop, else the longer.
+            # The height decides if, relative to the target, it is the shorter side (crop) or the longer one (pad).
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
-            # torchvision truncates the other side; timm rounds it where it does not leave it to torchvision.
+            # torchvision truncates the other side. timm uses torchvision for square crops, and rounds otherwise.
             half = 0 if mode == "crop" and square else 1
             new = (
                 xp.where(by_height, rows, xp.maximum((2 * height * columns + half * width) // (2 * width), 1)),
@@ -82,12 +64,12 @@ class EvaluationTransform:
             )
         new = xp.stack(new)
         margin = new - np.array(self.image_size, "int64")
-        # A half is rounded to the even number, as in Python; a border's half to the smaller one before the image.
+        # Crops round half to even, as Python does; of an odd padding, the smaller half comes first.
         return new, xp.where(margin < 0, -(-margin // 2), (margin + margin // 2 % 2) // 2)
 
     @property
     def fill(self):
-        """The padding: the byte that is nearest to the mean, one or one a channel."""
+        """The padding value or values per channel: the mean, rounded to a byte."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
@@ -103,17 +85,18 @@ class EvaluationTransform:
         of_bytes = image.dtype == np.uint8
         rows, columns = (self._weights(image.shape[i], new[i], start[i], self.image_size[i]) for i in (0, 1))
         first, weights = rows
-        # Only the rows that the result sees.
+        # Only the rows that the result depends on.
         top, bottom = max(first.min(), 0), min(first.max() + weights.shape[1], len(image))
         image = image[top:bottom]
         for axis, places, shares in ((1, *columns), (0, first - top, weights)):
             image = _weighted(image, places, shares, axis)
+            # Pillow rounds to bytes after each axis.
             if of_bytes and self.preprocessing.antialias:
                 image = np.clip(np.round(image), 0, 255)
         return self._padded(self._clipped(image, of_bytes, np), new, start, np)
 
     def in_tensorflow(self, image):
-        """Transforms a tensor, (height, width, channels), whose number of channels may be unknown, to the same."""
+        """Transforms a tensor, (height, width, channels or None), to float32 (*image_size, channels)."""
         import tensorflow as tf
 
         height, width = self.image_size
@@ -121,11 +104,11 @@ class EvaluationTransform:
         of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
         whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
         if whole and interpolation in ("bilinear", "bicubic") and not antialias:
-            # The official code's own function.
+            # As in the official code.
             image = tf.image.resize(image, self.image_size, interpolation)
             return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
-        # Only the window is computed: a resized image of 1 x 16384 pixels would be of 224 x 3.7 million.
+        # Computes only the crop: a whole image of 1 x 16384 pixels would be resized to 224 x 3.7 million.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
         if interpolation == "nearest":
             for axis in (0, 1):
@@ -156,7 +139,7 @@ class EvaluationTransform:
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
 
     def _clipped(self, image, of_bytes, xp):
-        """Clips the overshoot of a kernel; arrays of other channels have no limits."""
+        """Clips images of 1, 3 or 4 channels to [0, 255]; float images only if the kernel overshoots."""
         if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
             return image
         clip = np.clip if xp is np else xp.clip_by_value
@@ -172,7 +155,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """The first pixel that each of `size` new ones sees, and the weights of that and the next ones."""
+        """Returns the first source pixel of each of `size` new pixels, and the weights of it and the following ones."""
         kind, reach = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
@@ -186,18 +169,16 @@ class EvaluationTransform:
 
 
 def read_image(file: str | os.PathLike | bytes, channels: int = 3) -> np.ndarray:
-    """Reads an image with Pillow.
+    """Reads an image with Pillow, as uint8 (height, width, channels).
 
     Args:
-        file: Path of a file of any format that Pillow reads, or the bytes of one.
-        channels: 1 (grayscale) or 3 (RGB), whatever the file holds.
-
-    Returns:
-        The image, uint8 (height, width, channels).
+        file: Path of an image file in any format that Pillow reads, or its bytes.
+        channels: 1 (grayscale) or 3 (RGB), regardless of the file.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not an image, or `channels` is another number.
+        ValueError: If it is not a readable image, or `channels` is not 1 or 3.
+        ImportError: If Pillow is not installed.
 
     Example:
 
@@ -216,30 +197,30 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3) -> np.ndarray
         raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
     except (MemoryError, PermissionError):
         raise
-    # Pillow raises different errors by format and damage.
+    # Pillow's errors differ by format and damage.
     except Exception as error:
-        # Keras hands over a buffer, of which the message only has the address.
+        # For bytes, Pillow's message has the address of a buffer.
         reason = re.sub(r" <_io.*?>", "", str(error))
         raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
     return keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8")
 
 
 def decode_jpeg(encoded, channels):
-    """The pixels of a JPEG, uint8, with 1 (grey) or 3 channels, as Pillow decodes it; a TensorFlow operation."""
+    """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
     import tensorflow as tf
 
     return _to_channels(tf.io.decode_jpeg(encoded, 3, dct_method=_DCT), channels)
 
 
 def decode_png(encoded, channels):
-    """The pixels of a PNG, likewise."""
+    """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
     import tensorflow as tf
 
     return _to_channels(tf.io.decode_png(encoded, 3), channels)
 
 
 def _to_channels(image, channels):
-    """Grey where the model takes it, as Pillow does; libpng and libjpeg would do so in other ways."""
+    """Converts RGB to grayscale if `channels` is 1, as Pillow does; libpng and libjpeg differ."""
     import tensorflow as tf
 
     if channels == 3:
@@ -262,8 +243,8 @@ def _kernel(kind, x):
 
 
 def _weighted(image, first, weights, axis):
-    """The sum of an image's pixels along an axis, of which each new one has its own weights."""
-    # In front, where what is taken lies in one piece.
+    """Sums pixels along an axis with weights; `first` holds the first source pixel of each new one."""
+    # Moves the axis to the front, where each pixel's values are contiguous.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")
     for i, shares in enumerate(weights.T):

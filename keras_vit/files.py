@@ -1,4 +1,4 @@
-"""Writing files and folders so that they appear whole or not at all."""
+"""Writes files and folders completely or not at all."""
 
 import contextlib
 import errno
@@ -11,45 +11,41 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:
-    # Windows has no locks for folders.
+    # Windows has no fcntl.
     fcntl = None
 
-# No space is left, or none that this user or process may use.
+# The disk, the user's quota or the file size limit is exhausted.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """Yields a path to write to, and renames it to `path` when the block ends without an error.
-
-    Otherwise the file at `path` is unchanged. The draft of a killed process is removed by the next one that writes to
-    `path`.
-    """
+    """Yields a temporary path, which replaces `path` if the block ends without an error."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
     with draft_folder(path) as folder:
-        # It has the same name, since Keras chooses a format by the ending.
+        # The same name, since Keras chooses the format by the suffix.
         yield folder / path.name
         os.replace(folder / path.name, path)
 
 
 @contextlib.contextmanager
 def draft_folder(path):
-    """Yields a new hidden folder beside `path`, in which to write it, and removes the folder in the end."""
+    """Yields a new hidden folder next to `path` in which to write it, and removes the folder afterwards."""
     path = Path(path)
     remove_abandoned(path.parent, glob.escape(path.name))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
         lock = _lock(folder, wait=True)
-        # Before it was locked another process may have removed it as abandoned.
+        # Another process may have removed it as abandoned before it was locked.
         if folder.is_dir():
             break
         _unlock(lock)
     try:
         yield folder
     except OSError as error:
-        # Python names a file only if it fails to open, and not if the disk is full.
+        # Python's error for a full disk does not name the file.
         if error.filename is not None or error.errno not in _FULL:
             raise
         raise OSError(error.errno, f"Cannot write it, {os.strerror(error.errno).lower()}", str(path)) from error
@@ -59,7 +55,7 @@ def draft_folder(path):
 
 
 def put_folder(draft, path):
-    """Renames a folder in a draft folder to `path`, whose old contents go with the draft folder."""
+    """Moves a folder out of a draft folder to `path`, whose old contents move into the draft folder."""
     replaced = _replaced(draft.parent, path)
     if path.exists():
         os.rename(path, replaced)
@@ -72,21 +68,18 @@ def put_folder(draft, path):
 
 
 def _replaced(folder, path):
-    """The place in a draft folder of the old contents of `path`, until the new ones are there."""
+    """Returns where a draft folder keeps the old contents of `path` during the swap."""
     return folder / f"{path.name}.replaced"
 
 
 def remove_abandoned(folder, pattern, alone=False):
-    """Removes the draft folders of ended processes for names that match a glob pattern.
-
-    Each process holds the system's lock on its own, which ends with it; this works across containers. Without locks all
-    stay, unless the caller knows that it is `alone` in writing there. Most network folders share no locks between
-    machines: two that write the same name at the same time get in each other's way.
-    """
+    """Removes draft folders of ended processes for names that match a glob pattern."""
+    # The lock of a running process on its draft holds across containers, but rarely across machines on network folders.
+    # Without locks, drafts are removed only if the caller is the only one (`alone`) to write there.
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # A process that was killed between two renames left the only copies of the old and the new contents there.
+        # If killed between the two renames, the draft holds the only copies of the old and new contents.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if (lock is not None or alone) and not halfway:
             shutil.rmtree(draft, ignore_errors=True)
@@ -94,7 +87,7 @@ def remove_abandoned(folder, pattern, alone=False):
 
 
 def _lock(folder, wait):
-    """A descriptor that holds the lock on a folder; None if another process holds it, or there are no locks."""
+    """Locks a folder and returns the descriptor; None if another process holds it or locks are unsupported."""
     if fcntl is None:
         return None
     try:

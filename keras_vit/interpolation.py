@@ -1,17 +1,10 @@
-"""The ways in which code bases resize a grid of position embeddings, each as a matrix for one axis.
-
-Each function takes `xp`, NumPy or `keras.ops`: checkpoints are resized in float64 when they are loaded, and a model of
-any size resizes its own table at run time, where the new size may be a tensor.
-"""
+"""Interpolation methods of different code bases as matrices for one axis, in NumPy (float64) or `keras.ops`."""
 
 import numpy as np
 
 
 def resize_matrix(old, new, method, xp=np):
-    """The matrix that resizes one axis of `old` places to `new`: (new, old), float64, or a float32 tensor.
-
-    `method` is a key of METHODS. `new` may be an integer tensor if `xp` is `keras.ops`.
-    """
+    """Returns the (new, old) matrix that resizes one axis: float64 in NumPy, float32 in `keras.ops`."""
     return METHODS[method](old, new, xp)
 
 
@@ -21,7 +14,7 @@ def _ends_aligned(old, new, xp):
 
 
 def _centres(old, new, xp):
-    """The centres of the new pixels in units of the old ones."""
+    """Returns the centres of the new pixels in units of old pixels."""
     return (_range(new, xp) + 0.5) * (old / _number(new, xp)) - 0.5
 
 
@@ -30,12 +23,12 @@ def _range(size, xp):
 
 
 def _number(size, xp):
-    """A size as a float, counted since a cast would tie torch.export to the size of its example."""
+    """Returns a size as a float; derived from a range, since torch.export would bake in a cast size."""
     return size if xp is np else _range(size, xp)[-1] + 1
 
 
 def _constant(array, xp):
-    """A NumPy array as one of `xp`: torch.export cannot trace a product of a tensor and an array."""
+    """Converts a NumPy array to `xp`; torch.export cannot trace a product of tensor and array."""
     return array.astype("float64") if xp is np else xp.convert_to_tensor(array.astype("float32"))
 
 
@@ -44,7 +37,7 @@ def _triangle(x, xp):
 
 
 def _cubic(a):
-    """Keys' cubic convolution kernel with parameter a."""
+    """Returns Keys' cubic convolution kernel with parameter a."""
 
     def kernel(x, xp):
         x = xp.abs(x)
@@ -56,12 +49,12 @@ def _cubic(a):
 
 
 def _border_repeated(kernel, reach):
-    """Resizes by a kernel of that reach, with the border pixels repeated outwards."""
+    """Returns a method that resizes by a kernel of support `reach`, with border pixels replicated."""
 
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
         weights = kernel(_centres(old, new, xp)[:, None] - _constant(padded, xp)[None, :], xp)
-        # The pixel that each of the padded ones repeats.
+        # The pixel that each padded one repeats.
         repeats = np.clip(padded, 0, old - 1)[:, None] == np.arange(old)[None, :]
         return xp.matmul(weights, _constant(repeats, xp))
 
@@ -69,7 +62,7 @@ def _border_repeated(kernel, reach):
 
 
 def _antialiased(kernel):
-    """Resizes by a kernel as wide as the larger pixel, normalised over the pixels inside the border."""
+    """Returns a method whose kernel widens for downscaling, normalised inside the border."""
 
     def matrix(old, new, xp):
         scale = xp.maximum(old / _number(new, xp), 1)
@@ -79,10 +72,9 @@ def _antialiased(kernel):
     return matrix
 
 
-# Of position embeddings: "linear" with the end points aligned, as the official code and big_vision
-# (scipy.ndimage.zoom, order 1); "bicubic" with a = -0.75 about pixel centres, as DeiT and Hugging Face;
-# "bicubic_antialias" with a = -0.5 and a kernel that widens where it shrinks the grid, as timm. "bilinear" is of images
-# alone, which patches are resized with.
+# "linear": end points aligned, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic":
+# a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias": a = -0.5 with a kernel that widens for
+# downscaling, as in timm. "bilinear": only for patch-embedding kernels.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(_cubic(-0.75), reach=3),

@@ -1,4 +1,4 @@
-"""What the records of all families of models have in common: fields, checks, copies, and JSON both ways."""
+"""The base of all model configs: fields, checks, copies and JSON conversion."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,10 +7,10 @@ from typing import ClassVar
 from keras_vit import activations, arguments
 from keras_vit.preprocessing import Preprocessing, preprocessing_record
 
-# The resolution of the position table of a model of any size, unless its weights have another.
+# Sets the position table of a model of any size, unless its weights have another.
 DEFAULT_IMAGE_SIZE = 224
 
-# (field, another that is derived again if the first one is changed and the other is not given).
+# (field, dependent field that `replace` derives again unless it is passed too).
 _FOLLOWS = (
     ("hidden_dim", "head_dim"),
     ("num_heads", "head_dim"),
@@ -20,7 +20,7 @@ _FOLLOWS = (
 
 
 def checked(check, *args, optional=False, **options):
-    """A field of a record that holds `check(name, value, *args)`, or None if `optional`; options as of a dataclass."""
+    """Returns a dataclass field that is validated by `check(name, value, *args)`, or may be None if `optional`."""
 
     def check_field(name, value):
         return None if optional and value is None else check(name, value, *args)
@@ -29,7 +29,7 @@ def checked(check, *args, optional=False, **options):
 
 
 def activation_of(name, value):
-    """The name of an activation of Keras or this package, or a user's own function."""
+    """Returns an activation's name, or a user's own function unchanged."""
     try:
         return activations.name_of(activations.get(value))
     except (ValueError, TypeError):
@@ -39,19 +39,9 @@ def activation_of(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ModelConfig:
-    """The fields that the records of all families have.
+    """The fields, checks, copies and JSON conversion shared by `ViTConfig` and `BiTConfig`."""
 
-    Args:
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels.
-        in_channels: Int, the images' channels.
-        num_classes: Int, the number of classes; 0 for features.
-        classifier_activation: Activation of the head; "linear" or None for logits.
-        preprocessing: The `Preprocessing` that the model was trained with, or a dict of its fields.
-        class_names: Strings, the names of the classes, or None. Not compared: they do not change the outputs.
-        multi_label: Bool, whether an image may have any number of classes, and not one of them. Not compared.
-    """
-
-    # The name of the family in JSON.
+    # The model family's name in JSON.
     family: ClassVar[str] = ""
 
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
@@ -59,6 +49,7 @@ class ModelConfig:
     num_classes: int = checked(arguments.non_negative_int, default=1000)
     classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+    # Not compared, since neither changes the outputs. `multi_label`: an image may have any number of classes.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
     multi_label: bool = checked(arguments.boolean, default=False, compare=False)
 
@@ -68,7 +59,7 @@ class ModelConfig:
                 self._set(field.name, field.metadata["check"](field.name, getattr(self, field.name)))
         self._set("image_size", arguments.image_size(self.image_size))
         self._set("preprocessing", preprocessing_record(self.preprocessing))
-        # Any number of names, since a head may be added later.
+        # Any number of names: a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
 
@@ -76,18 +67,14 @@ class ModelConfig:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes):
-        """Returns a copy with other values of some fields. Fields that are derived from these are derived again.
-
-        Raises:
-            ValueError: If there is no such field, or a value is out of its range.
-        """
+        """Returns a copy with changed fields, deriving dependent ones again; raises ValueError if one is invalid."""
         check_names(type(self), changes)
         names = [field.name for field in dataclasses.fields(self)]
         derived = {name: None for source, name in _FOLLOWS if source in changes and name in names}
         return dataclasses.replace(self, **{**derived, **changes})
 
     def to_dict(self):
-        """Returns the record as a dict that `json.dumps` takes."""
+        """Returns the config as a dict that `json.dumps` accepts."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["preprocessing"] = dataclasses.asdict(self.preprocessing)
         for name in ("activation", "classifier_activation"):
@@ -97,15 +84,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values):
-        """Makes the record that `to_dict` wrote.
-
-        Args:
-            values: A dict of fields; `family` may be left out if the class has one.
-
-        Raises:
-            ValueError: If it is no dict, is of another family, lacks a field or has one too many, or a value is out of
-                its range.
-        """
+        """Returns the config from a dict by `to_dict`; raises ValueError for unknown, missing or invalid fields."""
         if not isinstance(values, Mapping):
             raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
         values = dict(values)
@@ -122,7 +101,6 @@ class ModelConfig:
         return kind(**values)
 
     def __repr__(self):
-        # Fields with their default value are left out.
         shown = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -133,7 +111,7 @@ class ModelConfig:
 
 
 def check_names(kind, values):
-    """Raises if `values` has a name that is no field of a kind of record."""
+    """Raises if `values` has a name that is not a field of the config class `kind`."""
     names = [field.name for field in dataclasses.fields(kind)]
     if unknown := [name for name in values if name not in names]:
         raise ValueError(
@@ -146,7 +124,7 @@ def _has_no_default(field):
 
 
 def _lists(value):
-    """A value with lists for tuples, as JSON has it."""
+    """Returns a value with tuples converted to lists, as in JSON."""
     if isinstance(value, dict):
         return {key: _lists(each) for key, each in value.items()}
     return [_lists(each) for each in value] if isinstance(value, (tuple, list)) else value

@@ -1,4 +1,4 @@
-"""Figures without pyplot's global state, and arrays as pictures."""
+"""Figures without pyplot's global state, and arrays as images."""
 
 import math
 from pathlib import Path
@@ -9,17 +9,17 @@ from keras_vit.files import replacing
 
 
 def new_figure(width, height):
-    """An empty `matplotlib.figure.Figure`, in inches. Raises ImportError if matplotlib is not installed."""
+    """Returns an empty `matplotlib.figure.Figure`; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('Plots need matplotlib: pip install "keras-vit[inspect]"') from error
-    # Unlike pyplot it needs no display and leaves no state behind.
+    # Unlike pyplot, this needs no display and keeps no global state.
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def new_panels(number, across, size):
-    """A figure of (width, height) inches and its panels, an array of `number` axes in rows of `across`."""
+    """Returns a figure of `size` (width, height) inches, and an array of `number` axes, `across` per row."""
     figure = new_figure(*size)
     panels = figure.subplots(math.ceil(number / across), across, squeeze=False).ravel()
     for axes in panels[number:]:
@@ -35,7 +35,7 @@ def show(axes, image, vmax=255, **options):
 
 
 def finish(figure, path):
-    """Writes a figure to a .png file, complete or not at all, unless the path is None. Returns the figure."""
+    """Writes a figure to a .png file unless `path` is None; returns the figure."""
     if path is None:
         return figure
     path = Path(path)
@@ -47,6 +47,6 @@ def finish(figure, path):
 
 
 def displayable(images):
-    """Images of 0..255 as uint8 with one channel or three: the first three of more, the first of two."""
+    """Converts images of 0..255 to uint8 with the first 3 channels, or the first 1 if there are fewer."""
     images = np.clip(np.round(images), 0, 255).astype("uint8")
     return images[..., :3] if images.shape[-1] >= 3 else images[..., :1]

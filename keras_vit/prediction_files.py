@@ -1,4 +1,4 @@
-"""The images to predict, and files of predictions."""
+"""Finds images to predict, and writes files of predictions."""
 
 import csv
 import json
@@ -10,11 +10,10 @@ from keras_vit.data.table import csv_rows
 
 
 def find_images(inputs, column=None, folder=None, extension=""):
-    """Finds the images of files, folders (and the folders in them, sorted), and CSV files with a column of paths.
+    """Finds images: files, folders (recursively), and the paths in a CSV column (None: "path" or the only one).
 
-    `column` None takes "path", or the only column; `folder` is where relative paths of CSV files start, None: the CSV
-    file's own; `extension` is appended to them. Returns the header for a column of names, "path" or that of a single
-    CSV file, and a list of (name as given, path).
+    Relative CSV paths start at `folder` or else the CSV file's folder, and get `extension` appended. Returns the header
+    of the name column and a list of (name as given, path).
     """
     found, headers = [], []
     for item in map(os.fspath, inputs):
@@ -41,7 +40,7 @@ def find_images(inputs, column=None, folder=None, extension=""):
 def _of_folder(folder):
     from PIL import Image
 
-    # Pillow can only write some formats, and lists BUFR, GRIB and HDF5 without a reader.
+    # Pillow can only write some formats, and lists BUFR, GRIB and HDF5 although it cannot read them.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in ("BUFR", "GRIB", "HDF5")}
     images, others = [], []
@@ -69,7 +68,7 @@ def _of_csv(path, column):
 
 
 def write_csv(path, header, names, predictions):
-    """Writes what `classify` returned as one row per image, with empty cells for images that could not be read."""
+    """Writes the results of `classify`, one row per image; cells of unreadable images are empty."""
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -81,7 +80,7 @@ def write_csv(path, header, names, predictions):
 
 
 def as_json(names, predictions):
-    """Returns what `classify` returned as a JSON list, one object per image; "classes" is [] for unreadable images."""
+    """Returns the results of `classify` as JSON, one object per image; "classes" is [] if unreadable."""
     rows = []
     for name, classes in zip(names, predictions, strict=True):
         found = [{"id": i, "label": label, "probability": probability} for i, label, probability in classes]

@@ -1,4 +1,4 @@
-"""How images become a model's input: one record, which the model's first layer carries and every room reads."""
+"""The preprocessing settings, which a model stores in its first layer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,32 +7,30 @@ from keras_vit import arguments
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 RESIZE_MODES = ("crop", "squash", "pad")
-# These two cannot be otherwise.
+# These filters allow no choice.
 _ANTIALIAS = {"nearest": False, "area": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """The resizing, cropping and scaling of images that a model was trained with.
-
-    `keras_vit.evaluation_transform` carries it out.
+    """The resizing, cropping and scaling that a model expects of its images.
 
     Args:
-        value_range: (low, high): the values that pixels of 0 and 255 are scaled to before the mean is subtracted.
-        mean: Float, or one float a channel: the mean of images scaled to `value_range`.
-        std: Float, or one float a channel: their standard deviation. With the default, 0.5 for both, images of 0..255
-            become [-1, 1], as the official checkpoints expect.
-        interpolation: How images are resized: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        antialias: Bool. True filters before shrinking and rounds to whole numbers, as Pillow does; False does neither,
-            as the official code. None: True unless bilinear or nearest.
-        crop_fraction: Float in (0, 1]: the share of a side that the evaluation's centre crop keeps. Images are resized
-            for a size of `floor(size / crop_fraction)`.
-        resize_mode: "squash" resizes the whole image to that size, whatever its shape; "crop" keeps its shape and
-            resizes until the shorter side fits; "pad" until the longer one does, with the mean around. Then the centre
-            is cut out. None: "squash" with a `crop_fraction` of 1, else "crop".
+        value_range: (low, high), to which pixels of 0 and 255 are scaled before the mean is subtracted.
+        mean: Float, or one per channel, in the units of `value_range`.
+        std: Float, or one per channel, likewise. The default maps images of 0..255 to [-1, 1], as the official
+            checkpoints expect.
+        interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
+        antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
+            the official code. None: False for "bilinear" and "nearest", else True.
+        crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
+            `floor(size / crop_fraction)`.
+        resize_mode: "squash" resizes to that size regardless of the aspect ratio; "crop" keeps the aspect ratio and
+            matches the shorter side; "pad" matches the longer side and pads with the mean. The centre is then cropped.
+            None: "squash" if `crop_fraction` is 1, else "crop".
 
     Raises:
-        ValueError: If a constant is out of its range.
+        ValueError: If a value is out of range.
 
     Example:
 
@@ -84,7 +82,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """A copy with other values; `antialias` and `resize_mode` follow them if they have their default value."""
+        """Returns a copy with changed values; `antialias` and `resize_mode` follow them if at their default."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -93,7 +91,7 @@ class Preprocessing:
         return dataclasses.replace(self, **{**usual, **changes})
 
     def check_channels(self, channels):
-        """Raises if the constants are neither single numbers nor one for each channel."""
+        """Raises unless `mean` and `std` each hold 1 or `channels` values."""
         for name in ("mean", "std"):
             constants = getattr(self, name)
             if len(constants) not in (1, channels):
@@ -103,21 +101,21 @@ class Preprocessing:
                 )
 
     def for_channels(self, channels) -> "Preprocessing":
-        """The constants for another number of channels: the mean of all channels for each."""
+        """Returns a copy for a number of channels, averaging `mean` and `std` if they hold another number of values."""
         constants = {"mean": self.mean, "std": self.std}
         averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
         return dataclasses.replace(self, **averaged)
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Images x of 0..255 are scaled as `(x - offset) / scale`: each one number, or one a channel."""
+        """(offset, scale) for images x of 0..255, one or per channel: `(x - offset) / scale`."""
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
 
 
 def preprocessing_record(value):
-    """Returns a `Preprocessing`, or makes one of a dict of its fields."""
+    """Returns a `Preprocessing`, built from its fields if `value` is a dict."""
     if isinstance(value, Mapping):
         names = [field.name for field in dataclasses.fields(Preprocessing)]
         if unknown := [name for name in value if name not in names]:
@@ -131,9 +129,9 @@ def preprocessing_record(value):
 
 
 def carrier_of(model):
-    """The layer of a model, or of one within it, whose `preprocessing` is a `Preprocessing`; None if there is none."""
+    """Returns the layer, also in nested models, that stores the `Preprocessing`, or None."""
     for layer in model.layers:
-        # Nested models may have such an attribute too, and a user's own layer may call anything so.
+        # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
             if (found := carrier_of(layer)) is not None:
                 return found
@@ -151,7 +149,7 @@ def _constants(name, value):
 
 
 def _numbers(value):
-    """A list, tuple or array of finite numbers as a tuple of floats; () for anything else."""
+    """Returns a list, tuple or array of finite numbers as a tuple of floats; () for anything else."""
     values = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(values, (tuple, list)) or not all(map(arguments.is_number, values)):
         return ()

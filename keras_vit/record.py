@@ -1,4 +1,4 @@
-"""Where a model keeps the record of what it is."""
+"""Finds the config of a model."""
 
 import re
 
@@ -11,17 +11,17 @@ from keras_vit.variants import ROOT_WIDTH
 
 
 def config_of(model: keras.Model) -> ModelConfig:
-    """Finds the record of a model, or of a model of this package that it extends or contains.
+    """Returns the config of a model, or of the model of this package that it extends or contains.
 
     Args:
-        model: A functional or sequential `keras.Model`.
+        model: A functional or Sequential `keras.Model`.
 
     Returns:
-        A `ViTConfig` or `BiTConfig`: of a model with another head, that of the original model; of a model that contains
-        several, that of the first.
+        A `ViTConfig` or `BiTConfig`. A new head does not change it; if the model contains several models, it is that of
+        the first.
 
     Raises:
-        ValueError: If no layer carries one.
+        ValueError: If no layer stores a config.
 
     Example:
 
@@ -45,7 +45,7 @@ def config_of(model: keras.Model) -> ModelConfig:
 
 
 def _owner(model, layer):
-    """The model that a layer belongs to: the one given, or one within it."""
+    """Returns the model that directly holds a layer: the given one or one nested in it."""
     if layer in model.layers:
         return model
     within = (_owner(inner, layer) for inner in model.layers if isinstance(inner, keras.Model))
@@ -53,7 +53,7 @@ def _owner(model, layer):
 
 
 def _of_version_0_1(model, carrier):
-    """The record of a model that was saved before there were records, from its layers."""
+    """Derives the config of a model saved before configs were stored, from its layers."""
     found = {layer.name: layer for layer in model.layers}
     head = found.get("head")
     fields = {
@@ -91,7 +91,7 @@ def _of_version_0_1(model, carrier):
         "num_registers": found["registers"].num_tokens if "registers" in found else 0,
         "norm_after_pooling": "fc_norm" in found,
         "representation_size": getattr(found.get("pre_logits"), "units", None),
-        # Attention pooling has no method.
+        # Attention pooling has no `method` attribute.
         "pooling": None if pooling is None else getattr(pooling, "method", "map"),
         "position_embedding": "relative" if block.max_relative_distance else "none",
     }

@@ -1,4 +1,4 @@
-"""Pictures in TensorBoard's logs during training."""
+"""Images in TensorBoard logs during training."""
 
 import os
 
@@ -8,10 +8,7 @@ from keras_vit import arguments
 
 
 class TensorBoardPictures(keras.callbacks.Callback):
-    """The base of callbacks that write pictures every few epochs, and after the last one also if training stops early.
-
-    The arguments are described in `keras_vit.inspection.TensorBoardAttention`.
-    """
+    """Base of callbacks that write images; arguments as in `keras_vit.inspection.TensorBoardAttention`."""
 
     name: str
 
@@ -35,15 +32,15 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = None
 
     def get_state(self):
-        """Returns the state that `keras_vit.training.Resume` saves."""
+        """Returns the state for `keras_vit.training.Resume`."""
         return {"left_out": self._left_out}
 
     def set_state(self, state):
-        """Restores a state of `get_state`."""
+        """Restores the state from `get_state`."""
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # Only the end of training tells which epoch was the last.
+        # The last epoch is only known when training ends.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

@@ -1,13 +1,5 @@
 def text_table(columns, rows, decimals=4, missing=""):
-    """Returns rows as text under their column names, strings to the left and numbers to the right.
-
-    `rows` hold one value per column, floats are rounded to `decimals`, and `missing` stands for None.
-
-    >>> print(text_table(["task", "accuracy"], [["dtd", 0.75], ["svhn", None]]))
-    task  accuracy
-    dtd     0.7500
-    svhn
-    """
+    """Formats rows as an aligned text table; `missing` stands for None."""
     cells = [[str(name) for name in columns], *([_cell(value, decimals, missing) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     left = [any(isinstance(row[i], str) for row in rows) for i in range(len(widths))]

@@ -1,4 +1,4 @@
-"""The table of model sizes. A new size is a row here and nothing else."""
+"""The table of model sizes. To add a size, add a row."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from keras_vit import arguments
 
 
 class Size(NamedTuple):
-    """One row: the widths and depths of an encoder."""
+    """The depth and widths of an encoder."""
 
     hidden_dim: int
     num_layers: int
@@ -16,14 +16,14 @@ class Size(NamedTuple):
 
 
 class Stem(NamedTuple):
-    """One row: the ResNet of a hybrid, and the patches that its feature map is cut into."""
+    """The ResNet of a hybrid, and the patch size on its feature map."""
 
     stages: tuple[int, ...]
     patch_size: int
 
 
 class Variant(NamedTuple):
-    """The sizes of a variant. `stages` is None without a ResNet below the patches."""
+    """The sizes of a variant; `stages` is None without a ResNet below the patches."""
 
     size: Size
     patch_size: int
@@ -43,7 +43,7 @@ SIZES = {
     "SO400M": Size(1152, 27, 4304, 16),
 }
 
-# By name and by the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
+# By name and the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
 # table 2.
 STEMS = {
     ("R", 16): Stem((), 8),
@@ -52,16 +52,16 @@ STEMS = {
     ("R50", 32): Stem((3, 4, 6, 3), 1),
 }
 
-# The width of a plain ResNet's first convolution.
+# The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
 
-# Units of each stage by depth: Deep Residual Learning (arXiv 1512.03385), table 1; 200: Identity Mappings in Deep
+# Units per stage by depth: Deep Residual Learning (arXiv 1512.03385), table 1; 200: Identity Mappings in Deep
 # Residual Networks (arXiv 1603.05027).
 RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
 
 def decode_variant(variant):
-    """Parses "B/16", or the hybrid "R50+B/16", into a Variant; raises if it is not in the tables."""
+    """Parses "B/16" or the hybrid "R50+B/16" into a Variant; raises if it is unknown."""
     match = re.fullmatch(r"(?:(\w+)\+)?(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
@@ -76,7 +76,7 @@ def decode_variant(variant):
 
 
 def decode_resnet(variant):
-    """Parses "R50x1" into (the number of units of each stage, width factor); raises if it is not in the table."""
+    """Parses "R50x1" into (units per stage, width factor); raises if it is unknown."""
     match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is None or int(match[1]) not in RESNETS:
         depths = ", ".join(map(str, RESNETS))
@@ -85,7 +85,7 @@ def decode_resnet(variant):
 
 
 def name_of(architecture):
-    """The variant with the sizes of a record, as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1"; None if it has no name."""
+    """Returns the name of a config's sizes, such as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1", or None."""
     stages = architecture.stages
     if not architecture.num_layers:
         depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
@@ -105,6 +105,6 @@ def name_of(architecture):
 
 
 def num_heads_of(hidden_dim, num_layers, mlp_dim):
-    """The heads of the size with these widths and depth; None if it is not in the table."""
+    """Returns the number of heads of the size with these dimensions, or None."""
     rows = (size.num_heads for size in SIZES.values() if size[:3] == (hidden_dim, num_layers, mlp_dim))
     return next(rows, None)

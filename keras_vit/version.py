@@ -1,3 +1,3 @@
-"""The package's version, which pyproject.toml reads without importing Keras."""
+"""The package version, which pyproject.toml reads without importing Keras."""
 
 __version__ = "0.1.0"

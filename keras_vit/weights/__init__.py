@@ -1,4 +1,4 @@
-"""The one way by which pretrained weights enter and leave a model."""
+"""Loads and saves pretrained weights."""
 
 from keras_vit.weights.load import load_weights
 from keras_vit.weights.report import LoadReport, WeightsMismatchError

@@ -1,4 +1,4 @@
-"""A checkpoint file with its source: shapes by the source's own names, and the record of its model."""
+"""Opens a checkpoint: its shapes, and the config of its model."""
 
 import contextlib
 import functools
@@ -10,12 +10,12 @@ from keras_vit.weights import fields, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
 
-# The types of the facts that our own files keep beside their arrays.
+# The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
 
 
 class Place(NamedTuple):
-    """Where an array lies: under a key of the file, at an index of its first axis if blocks are stacked."""
+    """Where an array is: under a key of the file, at an index of its first axis if blocks are stacked."""
 
     key: str
     index: int | None = None
@@ -25,21 +25,7 @@ class Place(NamedTuple):
 
 
 class Checkpoint:
-    """A file of weights, opened; no array has been read yet. The arguments are those of `load_weights`.
-
-    Attributes:
-        shapes: Dict from the source's own keys to shapes.
-        weights: Dict from the paths of a model's weights to their shapes, as far as the file's shapes tell.
-        num_prefix_positions: How many of the position embeddings belong to prefix tokens.
-        grid_size: (rows, columns) of the others; None if unknown.
-        image_size: (height, width) of the images that the file states, or None.
-        sizes: Dict of the model's `SIZES`, None if unknown.
-        settings: Dict of its `SETTINGS`, None if unknown.
-        position_interpolation: How its source resizes position embeddings.
-        preprocessing: Dict of the image preprocessing constants.
-        own: Dict of the facts that `save_weights` wrote beside the arrays; {} in other files.
-        config: Dict of the folder's config.json; {} without one.
-    """
+    """An open checkpoint, before its arrays are read; the arguments are those of `load_weights`."""
 
     def __init__(self, path, source=None, grid_size=None, sha256=None):
         self.file = open_checkpoint(path)
@@ -54,10 +40,11 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         self.places = self._unstacked(canonical)
+        # By canonical key: without prefixes, aliases and stacking.
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
         self.weights = self._weights()
         self.image_size = fields.image_size(self)
-        # Whether the caller or the file said the grid, and it was not only worked out.
+        # Whether the caller or the file states the grid, rather than it being inferred.
         self.says_grid = False
         self.num_prefix_positions, self.grid_size = self._positions(grid_size)
         self.position_interpolation = self._position_interpolation()
@@ -67,7 +54,7 @@ class Checkpoint:
 
     @functools.cached_property
     def stated(self):
-        """The record of its model, as a `fields.Stated`."""
+        """What is known of the model's config, as a `fields.Stated`."""
         return fields.stated(self)
 
     def _own_facts(self):
@@ -83,7 +70,7 @@ class Checkpoint:
         config = self.facts.get("config")
         if not isinstance(config, dict):
             return {}
-        # A model of images and text has a part for images.
+        # An image-text model has a nested config for its image tower.
         inner = config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 
@@ -105,7 +92,7 @@ class Checkpoint:
         return found
 
     def _unstacked(self, canonical):
-        """{canonical key: Place}, with a key for each block where the file stacks them."""
+        """Returns {canonical key: Place}, with a key per block if the file stacks them."""
         places = {}
         for name, key in canonical.items():
             if self.source.stacked and name.startswith(self.source.stacked[0]):
@@ -126,16 +113,13 @@ class Checkpoint:
             weight = self.source.weight_of(key)
             name = weight and self.source.find(weight)
             if name and all(key in self.shapes for key in name.keys):
-                # One of another rank is left out here. The match with a model reports it.
+                # Arrays of the wrong rank are left out here and reported when matched with a model.
                 with contextlib.suppress(IndexError, ValueError):
                     found[weight] = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
         return found
 
     def _positions(self, grid_size):
-        """How many position embeddings belong to prefix tokens, and the grid of the others.
-
-        The grid is the one passed, the one that the file states, as our own files do, or a square; else None.
-        """
+        """Returns (number of prefix positions, grid of the others): given, stated by the file, square, or else None."""
         table = self.weights.get("position_embedding/embeddings", ())
         if len(table) != 3:
             return 0, None
@@ -168,7 +152,7 @@ class Checkpoint:
         )
 
     def _grid_of_image(self, counts):
-        """The grid of the image size in the file's config, if the table has as many patches."""
+        """Returns the grid for the image size in the file's config if it matches the table's length, else None."""
         patch = self.weights.get("patch_embedding/kernel", (0, 0))[:2]
         if self.image_size is None or 0 in patch or "root_conv/kernel" in self.weights:
             return None
@@ -178,17 +162,15 @@ class Checkpoint:
     def _position_interpolation(self):
         record = self.own.get("config", {})
         if self.source.name == "dinov2" and "registers/tokens" in self.weights:
-            # Its code antialiases with registers, and not without them.
+            # Its code antialiases only with registers.
             return "bicubic_antialias"
         said = record.get("position_interpolation") if record.get("image_size") == [None, None] else None
         return said or self.source.position_interpolation
 
     def positions_for(self, grid, num_prefix_positions):
-        """How many embeddings belong to prefix tokens, and the grid of the others, for a model with such a table.
-
-        A square number of embeddings is a square grid even where it would fit the model's as it is: 2 x 8 for 4 x 4.
-        Only Keras' own files, which come from such models and state no grid, are taken to have the model's.
-        """
+        """Returns (number of prefix positions, grid of the others) of the file for a model with such a table."""
+        # A square number is taken as a square grid even if the model's grid, such as 2 x 8, has as many. Only Keras'
+        # own files, which come from such models and state no grid, are taken to have the model's.
         count = self.weights["position_embedding/embeddings"][1]
         same = grid and grid[0] * grid[1] == count - num_prefix_positions
         if same and self.source.name == "keras" and not self.says_grid:
@@ -199,7 +181,7 @@ class Checkpoint:
         return self.num_prefix_positions, grid if fits else None
 
     def read(self, keys):
-        """Yields (canonical key, array) for each of the canonical keys."""
+        """Yields (canonical key, array) for the given canonical keys, grouped by array of the file."""
         by_place = {}
         for key in dict.fromkeys(keys):
             by_place.setdefault(self.places[key].key, []).append(key)
@@ -210,7 +192,7 @@ class Checkpoint:
 
 
 def describe(checkpoint):
-    """Returns a few lines of text about a checkpoint: path, source, sizes, settings, preprocessing and weights."""
+    """Describes a checkpoint: path, source, sizes, settings, preprocessing and arrays, one per line."""
     count = sum(math.prod(shape) for shape in checkpoint.shapes.values())
     unknown = [key for key in checkpoint.shapes if checkpoint.source.weight_of(key) is None]
     rows = {

@@ -1,7 +1,4 @@
-"""How one weight of a model is laid out in a file: reshaped, transposed, fused from several arrays, or part of one.
-
-Shapes are tuples; `heads` is the (num_heads, head_dim) of the attention.
-"""
+"""How a weight is laid out in a file. Shapes are tuples; `heads` is (num_heads, head_dim)."""
 
 import math
 
@@ -9,37 +6,34 @@ import numpy as np
 
 
 class Same:
-    """One array, the same in file and model. The other layouts are subclasses."""
+    """One array, identical in file and model; base class of the other layouts."""
 
-    # Which part of the file's array this is; save_weights joins the parts in this order.
+    # The position in the file's array; save_weights concatenates the parts in this order.
     part = 0
 
     def file_shapes(self, shape, heads):
-        """The shapes that the file's arrays must have for a model weight of `shape`."""
+        """Returns the required shapes of the file's arrays for a model weight of `shape`."""
         return (shape,)
 
     def model_shape(self, shapes):
-        """The shape of the model's weight from file arrays of `shapes`, whose axes of heads may be merged."""
+        """Returns the shape of the model's weight for file arrays of `shapes`; head axes may be merged."""
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
-        """Whether file arrays of `shapes` make a model weight of `shape`."""
+        """Returns whether file arrays of `shapes` fit a model weight of `shape`."""
         return shapes == self.file_shapes(shape, heads)
 
     def to_model(self, arrays, shape):
-        """The model's weight, of `shape`, from the file's arrays."""
+        """Converts the file's arrays to the model's weight of `shape`."""
         return arrays[0].reshape(shape)
 
     def to_file(self, value, heads):
-        """The file's arrays from the model's weight."""
+        """Converts the model's weight to the file's arrays."""
         return tuple(value.reshape(shape) for shape in self.file_shapes(value.shape, heads))
 
 
 class Ones(Same):
-    """The same numbers with axes of length 1 more or fewer in the file, such as (1, 1, 1, C) for (C,).
-
-    The file is written with `before` more axes of length 1 in front, and without the first `without` ones.
-    """
+    """One array whose leading axes of length 1 differ; writing adds `before` and drops `without` of them."""
 
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without
@@ -56,7 +50,7 @@ class Ones(Same):
 
 
 class Heads(Same):
-    """One axis of the model's weight, num_heads * head_dim long, that the file splits into (num_heads, head_dim)."""
+    """An axis of num_heads * head_dim in the model that the file splits into (num_heads, head_dim)."""
 
     def __init__(self, axis):
         self.axis = axis
@@ -70,14 +64,14 @@ class Heads(Same):
 
 
 class Flat(Same):
-    """A bias with an axis of heads in the model and without one in the file."""
+    """A bias with a heads axis in the model that is flat in the file."""
 
     def file_shapes(self, shape, heads):
         return ((math.prod(shape),),)
 
 
 class Transposed(Same):
-    """A dense kernel as PyTorch stores it, (outputs, inputs). The first `inputs` axes of the model's are its inputs."""
+    """A dense kernel in PyTorch's layout, (outputs, inputs); the model's first `inputs` axes are inputs."""
 
     def __init__(self, inputs=1):
         self.inputs = inputs
@@ -97,7 +91,7 @@ class Transposed(Same):
 
 
 class TorchConv(Same):
-    """A convolution's kernel as PyTorch stores it, (outputs, inputs, height, width)."""
+    """A convolution kernel in PyTorch's layout, (outputs, inputs, height, width)."""
 
     def file_shapes(self, shape, heads):
         height, width, inputs, outputs = shape
@@ -115,7 +109,7 @@ class TorchConv(Same):
 
 
 class Fused(Same):
-    """Query, key and value, each an array of layout `codec` in the file, side by side on the model's last axis."""
+    """Query, key and value: separate arrays of layout `codec` in the file, concatenated on the model's last axis."""
 
     def __init__(self, codec):
         self.codec = codec
@@ -136,7 +130,7 @@ class Fused(Same):
 
 
 class Part(Same):
-    """One of `count` weights of layout `codec` that the file stacks on the first axis of one array."""
+    """One of `count` weights of layout `codec` that the file concatenates on the first axis of an array."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

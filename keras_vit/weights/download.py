@@ -1,4 +1,4 @@
-"""Downloads a published file whole and checked, or not at all."""
+"""Downloads published files, completely and verified, or not at all."""
 
 import contextlib
 import http.client
@@ -22,26 +22,24 @@ except ImportError:
     fcntl = None
 
 BLOCK = 1 << 20
-# Statuses after which the same request may still succeed; after any other 4xx it will not.
+# Statuses after which a retry may succeed.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 class DownloadError(OSError):
-    """A download failed, and left nothing at its path."""
+    """A download failed; nothing was left at its path."""
 
 
 class _BrokenError(Exception):
-    """A connection ended too early, or sent something other than what was asked for."""
+    """A connection ended early or sent other data than requested."""
 
 
 def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None, attempts=4, timeout=30.0, delay=0.5):
-    """Downloads a file from an http or https address, once for all processes that ask for it at the same time.
+    """Downloads a file over http or https, once for all processes that request it at the same time.
 
-    It is checked against the length that the server announces and every hash that is known. A broken or
-    stalled connection is resumed if the server can resume, else it starts again: up to `attempts` times in a row
-    without a further block, after waits that double from `delay` seconds. `timeout` is the silence, in seconds, after
-    which a connection counts as broken. Without a known hash `check`, a function of a path, raises ValueError for a
-    file that cannot be the right one. The others are those of `confirm`.
+    It is checked against its announced length and all known hashes (see `confirm`), or without any by `check(path)`.
+    A connection that breaks, or is silent for `timeout` seconds, is resumed or restarted, up to `attempts` times in a
+    row without much progress; waits double from `delay` seconds.
     """
     path = Path(path)
     if not url.lower().startswith(("https://", "http://")):
@@ -70,13 +68,13 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
 
 
 def confirm(path, *, sha256=None, sha256_prefix=None, pin=None):
-    """Raises ValueError unless a file has every SHA-256 that is known of it, or the first digits of one.
+    """Raises ValueError unless a file has every known SHA-256, or the known first digits of one.
 
-    `pin` is a `sha256sum` file that remembers the hash of a file whose own was never published in full. It is written
-    at first and checked ever after; None is `path` with ".sha256" added, which is checked in any case.
+    `pin` is a `sha256sum` file that keeps the hash of the first use if none was published in full. None: the file's
+    name with ".sha256" appended, which is checked in any case.
     """
     path = Path(path)
-    # Before it is pinned.
+    # Before its hash is pinned.
     check_is_no_stand_in(path)
     pin = _beside(path) if pin is None else Path(pin)
     expected = _expected(sha256, sha256_prefix, dict.fromkeys((pin, _beside(path))))
@@ -93,7 +91,7 @@ def _beside(path):
 
 
 def _expected(sha256, sha256_prefix, pins):
-    """The digits that a SHA-256 must begin with, by where they are from."""
+    """Returns {origin: digits that the SHA-256 must start with}."""
     expected = {}
     if sha256:
         expected["published for it"] = sha256.lower()
@@ -114,7 +112,7 @@ def _difference(digest, expected):
 
 
 def _remember(pin, digest, expected):
-    """Pins a hash of which only a part, or nothing, was known, if the folder can be written."""
+    """Pins a hash that was not known in full, if the folder is writable."""
     if digest not in expected.values():
         with contextlib.suppress(OSError), replacing(pin) as temporary:
             temporary.write_text(f"{digest}  {pin.stem}\n")
@@ -122,7 +120,7 @@ def _remember(pin, digest, expected):
 
 @contextlib.contextmanager
 def _writing(path):
-    """Makes a full disk, or a folder that cannot be written, a DownloadError that names the file."""
+    """Converts an OSError, such as a full disk, to a DownloadError that names the file."""
     try:
         yield
     except DownloadError:
@@ -132,9 +130,9 @@ def _writing(path):
 
 
 def _locked(path):
-    """Opens a file whose lock one process at a time holds, until it closes it or ends."""
+    """Opens a lock file, which one process at a time holds until it closes it or ends."""
     file = open(path.with_name(f".{path.name}.lock"), "ab")  # noqa: SIM115
-    # Windows and some network folders have no such locks. Each process then downloads its own copy.
+    # Windows and some network folders have no such locks; there each process downloads its own copy.
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +145,7 @@ def _locked(path):
 
 
 class _Transfer:
-    """A file on its way, and what identifies the rest of it after a broken connection."""
+    """A download in progress, with the mark that identifies the file when it is resumed."""
 
     def __init__(self, url, file, timeout, checkable):
         self.url, self.file, self.timeout, self.checkable = url, file, timeout, checkable
@@ -160,10 +158,10 @@ class _Transfer:
         self.total, self.mark = None, None
 
     def connect(self):
-        """Yields the blocks of one connection, which goes on where the file ends. Raises _BrokenError if it breaks."""
+        """Yields the blocks of one connection, starting at the file's end; raises _BrokenError if it breaks."""
         if not (self.mark or self.checkable):
             self.restart()
-        # Some servers refuse Python's own name.
+        # Some servers refuse Python's default User-Agent.
         headers = {"User-Agent": "keras-vit", "Accept-Encoding": "identity"}
         if self.file.tell():
             headers |= {"Range": f"bytes={self.file.tell()}-", **({"If-Range": self.mark} if self.mark else {})}
@@ -171,7 +169,7 @@ class _Transfer:
             request = urllib.request.Request(self.url, headers=headers)
             with _opener().open(request, timeout=self.timeout) as response:
                 self._begin(response)
-                # Unlike `read`, it returns what has come before a connection breaks.
+                # Unlike `read`, `read1` returns what arrived before a connection breaks.
                 while block := response.read1(BLOCK):
                     yield block
         except DownloadError:
@@ -180,7 +178,7 @@ class _Transfer:
             error.close()
             reason = f"the server answered {error.code} {error.reason}"
             if error.code == 416:
-                # The file there has no such part any more.
+                # The file on the server has changed and has no such range.
                 self.restart()
             elif error.code not in _PASSING:
                 raise DownloadError(f"Cannot download {self.url}: {reason}.") from None
@@ -217,7 +215,7 @@ class _Transfer:
 
 
 def _receive(transfer, expected, attempts, delay):
-    """Connects until the file is here, and right. Returns its SHA-256."""
+    """Connects until the file is complete and correct; returns its SHA-256."""
     failures, furthest, refused = 0, 0, False
     while True:
         try:
@@ -235,11 +233,11 @@ def _receive(transfer, expected, attempts, delay):
                 return digest
             if refused:
                 raise DownloadError(f"Refused {transfer.url} after two downloads: the file {wrong}.")
-            # Bytes can be damaged on their way: once more from the beginning.
+            # Bytes can be corrupted in transit: download it once more.
             refused, furthest = True, 0
             transfer.restart()
             continue
-        # A connection that brought much is no failure, however often it breaks.
+        # A connection that made progress resets the count.
         failures = 1 if transfer.file.tell() >= furthest + BLOCK else failures + 1
         furthest = max(furthest, transfer.file.tell())
         if failures >= attempts:
@@ -248,13 +246,13 @@ def _receive(transfer, expected, attempts, delay):
 
 
 def _mark(response):
-    """The mark of one state of a file: its strong ETag, or else its date."""
+    """Returns the strong ETag of a response, or else its Last-Modified date."""
     tag = response.headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to other http addresses, and from https to https alone."""
+    """Follows redirects to http and https, but never from https to http."""
 
     def redirect_request(self, request, file, code, message, headers, new_url):
         safe = ("https://",) if request.full_url.lower().startswith("https://") else ("https://", "http://")
@@ -271,7 +269,7 @@ def _progress(url, total):
     if not keras.config.is_interactive_logging_enabled():
         return None
     _say(f"Downloading {url}")
-    # Outside a terminal or a notebook each update is a line of its own.
+    # Outside a terminal or notebook each update prints a new line.
     moving = sys.stdout.isatty() or "ipykernel" in sys.modules
     return keras.utils.Progbar(total, interval=0.1 if moving else 10, unit_name="byte")
 

@@ -1,4 +1,4 @@
-"""The fields of its model's record that a checkpoint states or implies, and those that it leaves unknown."""
+"""Derives the fields of a model's config from a checkpoint, and lists those that stay unknown."""
 
 import re
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 
-# Other code's names of activations that Keras or this package has, with the same slopes and forms.
+# Activation names in other code bases, by the name here.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -22,26 +22,20 @@ _ACTIVATIONS = {
     "tanh": "tanh",
 }
 _TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
-# Sizes of which timm has several models: (hidden_dim, num_layers, mlp_dim) of ViT-B, and the hidden_dim of SO400M.
+# Sizes that several timm models share: (hidden_dim, num_layers, mlp_dim) of ViT-B, and the hidden_dim of SO400M.
 _BASE = (768, 12, 3072)
 _SO400M = 1152
 
 
 class Stated(NamedTuple):
-    """The record of a checkpoint's model, as far as it is known.
-
-    Args:
-        fields: Dict of the fields that the file states, by its arrays or beside them, or that the published models of
-            its source have in common.
-        unknown: Dict from the other fields that change the output to the reason why they are unknown.
-    """
+    """The known config fields of a checkpoint's model, and {unknown field: reason}."""
 
     fields: dict
     unknown: dict
 
 
 def image_size(checkpoint):
-    """(height, width) of the images that the file states, or None."""
+    """Returns the (height, width) of images that the file states, or None."""
     said = checkpoint.own.get("image_size") or checkpoint.config.get("image_size")
     if checkpoint.file.container == "timm":
         said = ((checkpoint.facts.get("timm") or {}).get("input_size") or (None,))[1:]
@@ -52,7 +46,7 @@ def image_size(checkpoint):
 
 
 def sizes(checkpoint):
-    """The `SIZES` of the model, None where they are unknown."""
+    """Returns the `SIZES` of the model; unknown ones are None."""
     weights = checkpoint.weights
 
     def size(weight, rank, axis):
@@ -79,7 +73,7 @@ def sizes(checkpoint):
 
 
 def _num_heads(checkpoint):
-    """The number of attention heads, from the shapes or from the file's metadata; else None."""
+    """Returns the number of attention heads from the shapes or the file's metadata, or None."""
     qkv = checkpoint.weights.get("block_00/attention/qkv/kernel", ())
     if len(qkv) != 2:
         return None
@@ -96,7 +90,7 @@ def _num_heads(checkpoint):
 
 
 def settings(checkpoint):
-    """The `SETTINGS` of the model, None where they are unknown."""
+    """Returns the `SETTINGS` of the model; unknown ones are None."""
     config, source = {**checkpoint.config, **_model_args(checkpoint)}, checkpoint.source
     found = {"activation": source.activation, "layer_norm_epsilon": source.layer_norm_epsilon}
     found["pooling"] = _pooling_of_source(checkpoint)
@@ -120,18 +114,18 @@ def _known(checkpoint, key, value, table):
 
 
 def _model_args(checkpoint):
-    """The arguments of timm's builder that the config of a timm folder lists."""
+    """Returns the arguments of timm's builder in the config of a timm folder, or {}."""
     found = checkpoint.config.get("model_args") if checkpoint.file.container == "timm" else None
     return found if isinstance(found, dict) else {}
 
 
 def _pooling_of_source(checkpoint):
-    """How the source's code pools tokens; None if neither keys nor config show it."""
+    """Returns the source's pooling, or None if neither keys nor config show it."""
     weights, source = checkpoint.weights, checkpoint.source.name
     if checkpoint.file.container == "timm" and "global_pool" in checkpoint.config:
         return _known(checkpoint, "global_pool", checkpoint.config["global_pool"], _TIMM_POOLINGS)
     if source == "siglip" and "head/kernel" in weights:
-        # Its classifier uses the mean of the tokens, though the file has the attention pooling too.
+        # Its classifier uses the mean of the tokens, although the file has the attention pooling too.
         return "gap"
     if "pooling/probe" in weights:
         return "map"
@@ -164,7 +158,7 @@ def stated(checkpoint):
 
 
 def _add_own_record(checkpoint, found):
-    """Adds what arrays do not show from the record that `save_weights` writes beside them."""
+    """Adds the fields that arrays do not show from the config that `save_weights` stores."""
     values = dict(checkpoint.own["config"])
     for name in ("activation", "classifier_activation"):
         try:
@@ -181,7 +175,7 @@ def _add_own_record(checkpoint, found):
 
 
 def _add_arrays_of_vit(checkpoint, fields):
-    """Adds the fields that the file's arrays, and the facts that change how they are read, decide."""
+    """Adds the fields shown by the file's arrays and the metadata needed to read them."""
     sizes, weights = checkpoint.sizes, checkpoint.weights
     untold = [name for name in ("hidden_dim", "mlp_dim", "patch_size") if sizes[name] is None]
     if untold:
@@ -208,7 +202,7 @@ def _add_arrays_of_vit(checkpoint, fields):
 
 def _add_preprocessing(checkpoint, found):
     source = checkpoint.source.name
-    # Of timm's models only DeiT's have such a token.
+    # Among timm's models only DeiT's have a distillation token.
     one_kind = source != "keras" and (source != "timm" or "distillation_token/tokens" in checkpoint.weights)
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
@@ -234,12 +228,12 @@ def _add_num_heads(checkpoint, found):
 def _add_settings(checkpoint, found):
     source, fields, weights = checkpoint.source.name, found.fields, checkpoint.weights
     if "block_00/layer_scale_1/gamma" in weights:
-        # The file's values replace it.
+        # Any value: it is overwritten by the file's.
         fields["layer_scale_init"] = 1.0
     if "pooling" not in fields and source == "keras":
         found.unknown["pooling"] = "with a class token the arrays do not show it"
     elif "pooling" not in fields:
-        # With a class token timm uses the mean of the patches only with a norm after it.
+        # With a class token, timm averages the patches only if a norm follows.
         fields["pooling"] = "gap" if fields["norm_after_pooling"] else "token"
     for name in ("activation", "layer_norm_epsilon"):
         fields[name] = checkpoint.settings[name]
@@ -262,7 +256,7 @@ def _add_positions(checkpoint, found):
             pairs = zip(checkpoint.grid_size, fields["patch_size"], strict=True)
             fields["image_size"] = tuple(n * patch * stride for n, patch in pairs)
     elif checkpoint.source.name == "big_vision":
-        # Its code has no other models without a table.
+        # Its only models without a table.
         fields["position_embedding"] = "sincos2d"
     else:
         found.unknown["position_embedding"] = "the file has no table of positions"

@@ -1,4 +1,4 @@
-"""Writes folders from which Hugging Face transformers loads ViT and DeiT models."""
+"""Writes folders that Hugging Face transformers loads as ViT and DeiT models."""
 
 import json
 import re
@@ -10,15 +10,12 @@ from keras_vit.weights.write import write_safetensors
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bilinear": 2, "bicubic": 3, "area": 4}
-# Keys of the classifier, which do not carry the backbone's prefix.
+# Keys of the classifier, which have no backbone prefix.
 _HEADS = ("classifier.", "distillation_classifier.")
 
 
 def write_folder(path, arrays, sizes, facts):
-    """Writes config.json, preprocessor_config.json and model.safetensors to a folder, each whole or not at all.
-
-    The arrays have the keys of `names.HUGGINGFACE`. Other files of the folder are left alone.
-    """
+    """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `names.HUGGINGFACE`."""
     kind = "deit" if "embeddings.distillation_token" in arrays else "vit"
     if kind == "deit" and not sizes["num_classes"]:
         raise ValueError(
@@ -35,7 +32,7 @@ def write_folder(path, arrays, sizes, facts):
 
 
 def _renamed(kind, sizes, arrays):
-    """The keys as the model's class has them: with a head, the backbone's have a prefix."""
+    """Returns the arrays with the model class's keys: with a head, the backbone's have a prefix."""
     if not sizes["num_classes"]:
         return arrays
     found = {key if key.startswith(_HEADS) else f"{kind}.{key}": array for key, array in arrays.items()}
@@ -80,7 +77,7 @@ def _config(kind, sizes, facts, has_pooler):
 def _preprocessor(facts, channels):
     preprocessing = Preprocessing(**facts["preprocessing"])
     low, high = preprocessing.value_range
-    # For images in [0, 1].
+    # For images scaled to [0, 1].
     mean = [(value - low) / (high - low) for value in preprocessing.mean]
     std = [value / (high - low) for value in preprocessing.std]
     mean, std = (values * (channels if len(values) == 1 else 1) for values in (mean, std))
@@ -92,7 +89,7 @@ def _preprocessor(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        # Pillow's numbers; transformers antialiases as it does.
+        # Pillow's filter numbers; transformers antialiases as Pillow does.
         "resample": _RESAMPLE[preprocessing.interpolation],
     }
     mode = preprocessing.resize_mode
@@ -107,7 +104,7 @@ def _preprocessor(facts, channels):
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # The classes that crop.
+        # The image processors that crop.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config

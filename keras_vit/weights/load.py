@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model: plans on shapes, reads and converts, and only then touches the model."""
+"""Loads a checkpoint into a model: plans by shapes, reads and converts, and only then changes the model."""
 
 import os
 from collections.abc import Sequence
@@ -39,42 +39,35 @@ def load_weights(
     position_interpolation: str | None = None,
     sha256: str | None = None,
 ) -> LoadReport:
-    """Loads a checkpoint of any of the known code bases into a model of this package, strictly.
+    """Loads a checkpoint from any supported code base into a model of this package.
 
-    Every weight of the file and of the model is accounted for, or nothing is loaded. Intended differences are adapted:
-    position embeddings are resized to the model's grid as the source's own code does it, the patch-embedding kernel to
-    its patch size (FlexiViT's pseudo-inverse resize) and its channels (summed for 1, tiled and rescaled for N).
-    Position embeddings of prefix tokens are added to the tokens if the model's table has no rows for them, and are
-    zeros if the file's has none: both compute the same as before. If the numbers of classes differ, the head is left
-    out, with a pre_logits layer that the model does not have, and the model's is set to zero.
+    Nothing is loaded unless every weight of the file and the model is accounted for. Position embeddings are resized as
+    in the source's code, the patch-embedding kernel by FlexiViT's pseudo-inverse resize; its channels are summed for 1,
+    or tiled and rescaled for N. Prefix tokens absorb position embeddings that the model's table has no rows for, and
+    missing rows are zero. If the numbers of classes differ, the head is set to zero, and a pre_logits layer that only
+    the file has is left out.
 
     Args:
-        model: A ViT, hybrid or BiT of this package's builders.
-        path: Path of the file: an .npz of the official code, big_vision or BiT; timm's or DeiT's state dict as
-            .safetensors or .pth; a Hugging Face folder; or Keras' .weights.h5. A .pth is read by PyTorch, which must be
-            installed, without running code from the file.
+        model: A ViT, hybrid or BiT built by this package.
+        path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
+            .safetensors or .pth (no code in it is run); a Hugging Face folder; or Keras' .weights.h5.
         source: "official", "big_vision", "bit", "timm", "deit", "huggingface" (its ViT and DeiT), "dinov2", "siglip"
-            (both Hugging Face's), "keras", or None to recognise the source by the file's keys.
-        skip: Names of layers to leave out on both sides, as in `skip=("head",)`. A skipped head becomes zero; other
-            skipped layers keep the model's weights.
-        allow: Differences to permit that change what the weights compute: "activation", "layer_norm_epsilon" and
-            "pooling".
-        grid_size: (rows, columns) of the file's position embeddings, if their number is not square or not that of a
-            square image.
-        position_interpolation: How position embeddings are resized: "linear", "bicubic" or "bicubic_antialias" (see
-            `weights.resize.resize_positions`). None resizes as the source's code does.
-        sha256: The SHA-256 that the file must have, in hexadecimal digits; None checks it against a file beside it with
-            the same name and the ending .sha256, as `sha256sum` writes it, if there is one. Only .npz files and those
-            that `save_weights` writes have checksums of their own.
+            (both Hugging Face's) or "keras". None: recognised by the file's keys.
+        skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
+            layers keep the model's weights.
+        allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling".
+        grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
+        position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
+            "bicubic_antialias" (timm). None: as in the source's code.
+        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256`, if there is such a file.
 
     Returns:
-        A LoadReport, which prints what was loaded, resized, adapted and skipped.
+        A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of no known source, holds NaN, or was trained with another activation or
-            epsilon, or the model's preprocessing is folded; and as `WeightsMismatchError`, with both lists, if it does
-            not fit. The model is unchanged in each case.
+        ValueError: If the file is damaged, of no known source, holds NaN or was trained with other settings, or the
+            model's preprocessing is folded. If it does not fit: `WeightsMismatchError`. The model stays unchanged.
         ImportError: If the file needs PyTorch, which is not installed.
 
     Example:
@@ -89,7 +82,7 @@ def load_weights(
 
 
 def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolation=None):
-    """Loads a Checkpoint that is open already; the rest is as in `load_weights`."""
+    """Loads an open Checkpoint; otherwise like `load_weights`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
@@ -98,7 +91,7 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
     plan = _Plan(model, checkpoint, skip, position_interpolation)
     settings = dict(checkpoint.settings)
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
-        # The pooling may differ for a new head, or without the token that was pooled.
+        # The pooling may differ with a new head, or without the class token.
         settings["pooling"] = None
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
@@ -111,12 +104,12 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
 
 
 def _assign(variables, values):
-    """Gives each variable its value, or, if that fails in the middle, leaves them all unchanged."""
+    """Assigns each variable its value; if one fails, restores all."""
     before = {}
     try:
         for weight in list(values):
             before[weight] = ops.copy(ops.convert_to_tensor(variables[weight]))
-            # It makes room for the copy of the next one.
+            # Frees each value before the next variable is copied.
             variables[weight].assign(values.pop(weight))
     except BaseException:
         for weight, value in before.items():
@@ -125,7 +118,7 @@ def _assign(variables, values):
 
 
 class _Plan:
-    """Which of the file's arrays become which of the model's weights. Raises unless all are accounted for."""
+    """Maps the file's arrays to the model's weights; raises unless all are accounted for."""
 
     def __init__(self, model, checkpoint, skip, position_interpolation):
         self.model = model
@@ -134,13 +127,13 @@ class _Plan:
         resize.check_method(self.position_interpolation)
         self.sizes = sizes_of(model)
         self.variables = weights_of(model)
-        # The kernel whose shape depends on the images' channels.
+        # The kernel whose shape depends on the number of image channels.
         self.entrance = next(k for k in ("root_conv/kernel", "patch_embedding/kernel") if k in self.variables)
         layers = {layer.name: layer for layer in model.layers}
-        # How many positions belong to prefix tokens, in the model and in the file, and the file's grid of the others.
+        # The number of positions of prefix tokens in model and file, and the file's grid of the others.
         self.prefix_here = getattr(layers.get("position_embedding"), "num_prefix_positions", 0)
         self.prefix_there, self.grid_there = 0, None
-        # The file's rows for prefix tokens, kept until the tokens themselves have been read.
+        # The file's rows for prefix tokens, kept until the tokens are read.
         self.prefix_rows = None
         if _POSITIONS in checkpoint.weights:
             self.prefix_there, self.grid_there = checkpoint.positions_for(self.sizes["grid_size"], self.prefix_here)
@@ -151,7 +144,7 @@ class _Plan:
         self._match()
 
     def _dropped_layers(self, skip):
-        """Returns {layer name: reason} for the layers that are left out on both sides."""
+        """Returns {layer name: reason} for the layers left out on both sides."""
         if isinstance(skip, str):
             skip = (skip,)
         here = {weight.split("/")[0] for weight in self.variables}
@@ -217,12 +210,12 @@ class _Plan:
             )
 
     def _adapts(self, weight, needed):
-        """Whether the file's array, though of another shape, can become the weight."""
+        """Returns whether the file's array, of another shape, can be adapted to the weight."""
         there = self.checkpoint.weights.get(weight, ())
         if len(there) != len(needed):
             return False
         if weight == self.entrance:
-            # A hybrid's root convolution, unlike patches of images, is not resized.
+            # Unlike a patch embedding, a hybrid's root convolution is not resized.
             same_patch = there[:2] == needed[:2] or weight == "patch_embedding/kernel"
             return same_patch and there[3] == needed[3]
         if weight == _POSITIONS:
@@ -243,7 +236,7 @@ class _Plan:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def read(self):
-        """Returns {weight: its array} for all weights that change. The model is not touched."""
+        """Returns {weight: array} for all weights that change; leaves the model untouched."""
         arrays = dict(self.checkpoint.read(key for name in self.rows.values() for key in name.keys))
         values = {}
         for weight, name in self.rows.items():
@@ -273,7 +266,7 @@ class _Plan:
     def _adapt_positions(self, weight, embeddings, shape):
         there, here = self.grid_there, self.sizes["grid_size"]
         if there is None or here is None:
-            # Its size fits as it is.
+            # The table fits without a grid.
             return embeddings
         prefix, patches = embeddings[:, : self.prefix_there], embeddings[0, self.prefix_there :]
         self.prefix_rows = prefix
@@ -291,7 +284,7 @@ class _Plan:
         return np.concatenate([prefix, patches.reshape(1, -1, shape[-1])], axis=1)
 
     def _add_prefix_positions(self, values):
-        """Adds to the prefix tokens the positions that the file has for them and the model has no rows for."""
+        """Adds to the prefix tokens the file's positions that the model's table has no rows for."""
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.prefix_here):
@@ -300,5 +293,5 @@ class _Plan:
 
 
 def _change(there, here):
-    """Two sizes as text, such as "14 x 14 -> 24 x 24"."""
+    """Formats two sizes, such as "14 x 14 -> 24 x 24"."""
     return " -> ".join(f"{rows} x {columns}" for rows, columns in (there, here))

@@ -1,4 +1,4 @@
-"""The model's side of a transfer: its weights by path, its sizes, and the settings that its weights do not show."""
+"""The model side of loading and saving: weights by path, sizes, and settings that weights do not show."""
 
 from types import SimpleNamespace
 
@@ -7,8 +7,8 @@ from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 
-# The fields of a record that decide whether a file fits a model. Here and in files `num_layers` is 0 without blocks,
-# and `stages` and `width_factor` are None without a ResNet.
+# The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
+# are None without a ResNet.
 SIZES = (
     "hidden_dim",
     "num_layers",
@@ -23,13 +23,13 @@ SIZES = (
 )
 SETTINGS = ("activation", "layer_norm_epsilon", "pooling")
 
-# Tokens that stand before the patches and may have a position embedding, in their order.
+# Tokens before the patches that may have a position embedding, in order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
 
 def weights_of(model):
-    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's own scope."""
+    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's scope."""
     return {
         f"{layer.name}/{variable.path.rpartition(f'{layer.name}/')[2]}": variable
         for layer in model.layers
@@ -38,7 +38,7 @@ def weights_of(model):
 
 
 def sizes_of(model):
-    """Returns the `SIZES` of a model: its record's, but for a head and a depth that the user changed."""
+    """Returns the `SIZES` of a model from its config, and from its layers where a user may have changed them."""
     config = config_of(model)
     found = {layer.name: layer for layer in model.layers}
     is_vit = isinstance(config, ViTConfig)
@@ -60,18 +60,18 @@ def sizes_of(model):
 
 
 def heads_of(sizes):
-    """(num_heads, head_dim)."""
+    """Returns (num_heads, head_dim)."""
     heads = sizes["num_heads"]
     return heads, heads and sizes["hidden_dim"] // heads
 
 
 def name_of(sizes):
-    """The name of the variant with these sizes, such as "ViT-L/16" or "BiT-R50x1", or None."""
+    """Returns the name of the variant with these sizes, such as "ViT-L/16" or "BiT-R50x1", or None."""
     return variants.name_of(SimpleNamespace(**sizes))
 
 
 def describe_sizes(sizes):
-    """The sizes as text for messages."""
+    """Formats sizes for messages."""
     parts = []
     if sizes["stages"] is not None:
         parts.append(f"a ResNet of stages {sizes['stages']}, width factor {sizes['width_factor']:g}")
@@ -86,7 +86,7 @@ def describe_sizes(sizes):
 
 
 def settings_of(model):
-    """The `SETTINGS` of a model; {} without blocks."""
+    """Returns the `SETTINGS` of a model; {} without blocks."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
         return {}
@@ -98,12 +98,12 @@ def settings_of(model):
 
 
 def _pooling(model, config):
-    """How a model pools; None where its user went on from the tokens in another way."""
+    """Returns the pooling of a model; None if its user replaced it."""
     return config.pooling if any(layer.name == "pooling" for layer in model.layers) else None
 
 
 def differing_settings(model, settings, allow):
-    """Yields (name, the model's value, the other value) where `settings` differ; None in them is unknown."""
+    """Yields (name, the model's value, the other value) for differing settings; None is unknown."""
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     unknown = [name for name in allow if name not in SETTINGS]
     if unknown:
@@ -117,13 +117,13 @@ def differing_settings(model, settings, allow):
 
 
 def unwritten(model, source):
-    """Yields properties of a model that change what it computes and that no file for that source can express."""
+    """Yields the properties of a model that affect its outputs and that the source's files cannot store."""
     if carrier_of(model).folded:
         yield "preprocessing folded into its patch embedding"
     config = config_of(model)
     if not isinstance(config, ViTConfig):
         return
-    # Without a table big_vision's code uses sines and cosines, and the others use nothing.
+    # Without a table, big_vision's code uses sine-cosine positions, and the others use none.
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
     pooling = _pooling(model, config)
@@ -134,10 +134,9 @@ def unwritten(model, source):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (weight, its rows) for the prefix tokens whose positions a table has no room for.
+    """Yields (weight, its rows) for prefix tokens whose positions do not fit a table of `kept` such rows.
 
-    Adding these rows to the tokens computes the same. `rows` is (1, positions, hidden_dim), `counts` the number of
-    tokens by weight, and `kept` how many of the positions, from the first, the table keeps.
+    `rows` is (1, positions, hidden_dim); `counts` maps token weights to their number of tokens.
     """
     start = 0
     for weight, count in counts.items():

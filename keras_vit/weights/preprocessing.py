@@ -1,4 +1,4 @@
-"""The image preprocessing constants of checkpoints: from a config, or those of their source."""
+"""The preprocessing of checkpoints: from their config, or that of their source."""
 
 import dataclasses
 
@@ -8,15 +8,12 @@ from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREP
 
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
-# Pillow's numbers of its filters.
+# Pillow's filter numbers.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
 
 def preprocessing_of(checkpoint, record, in_channels, **given):
-    """Returns a model's `Preprocessing`: `record`, else that of the checkpoint, else the official one.
-
-    The fields in `given` that are not None replace its own. Constants for another number of channels are averaged.
-    """
+    """Returns a model's `Preprocessing`: `record`, else the checkpoint's, else the official; changed by `given`."""
     if record is None:
         record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
     record = preprocessing_record(record).for_channels(in_channels)
@@ -24,7 +21,7 @@ def preprocessing_of(checkpoint, record, in_channels, **given):
 
 
 def of_checkpoint(checkpoint):
-    """Returns (constants, whether the checkpoint itself determines them) of an open Checkpoint."""
+    """Returns (constants, whether the checkpoint itself determines them)."""
     source, weights = checkpoint.source, checkpoint.weights
     own, container = checkpoint.own.get("preprocessing"), checkpoint.file.container
     if own is not None:
@@ -37,17 +34,17 @@ def of_checkpoint(checkpoint):
         preprocessor = checkpoint.facts.get("preprocessor")
         return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), isinstance(preprocessor, dict)
     if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
-        # DeiT III is evaluated on the whole of the shorter side.
+        # DeiT III is evaluated without cropping the shorter side.
         return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
     imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
     if source.name == "timm" and any(weight in weights for weight in imagenet):
-        # DeiT, DeiT III and DINOv2, which nothing else in a bare state dict names.
+        # A bare state dict does not name DeiT, DeiT III or DINOv2 otherwise.
         return IMAGENET_PREPROCESSING, False
     return source.preprocessing, source.name in ("official", "big_vision", "bit")
 
 
 def of_timm(config):
-    """Reads the constants from timm's pretrained_cfg; missing ones are those of the official code."""
+    """Returns the constants from timm's pretrained_cfg; missing ones are those of the official code."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_TIMM_MODES):
         raise ValueError(
@@ -69,9 +66,9 @@ def of_timm(config):
 
 
 def of_huggingface(path, preprocessor, config):
-    """Reads the constants from a preprocessor_config.json; without one, returns those usual for the kind of model."""
+    """Returns the constants from a preprocessor_config.json, or else the defaults for the kind of model."""
     if not isinstance(preprocessor, dict):
-        # Those of the published models.
+        # As in the published models.
         kind = str(config.get("model_type"))
         return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
     if preprocessor.get("do_normalize", True) is False:
@@ -96,22 +93,22 @@ def of_huggingface(path, preprocessor, config):
 
 
 def _by_pillow(interpolation):
-    """Pillow antialiases with all filters but "nearest"."""
+    """Returns the antialiasing: Pillow antialiases with all filters except "nearest"."""
     return {} if interpolation == "nearest" else {"antialias": True}
 
 
 def _keeps_shape(preprocessor):
-    """Whether images are resized by their shorter side."""
+    """Returns whether resizing keeps the aspect ratio."""
     size = preprocessor.get("size")
     if isinstance(size, dict):
         return "shortest_edge" in size
-    # A number alone is a square, except for the classes that always keep the shape.
+    # A single number is a square, except in image processors that always keep the aspect ratio.
     kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type"))
     return kind.startswith(("Bit", "CLIP"))
 
 
 def _side(size):
-    """The shorter side of a size as transformers writes it: a number, or a dict of sides."""
+    """Returns the shorter side of a size in transformers: a number, or a dict of sides."""
     if isinstance(size, dict):
         sides = [side for side in size.values() if isinstance(side, int) and side > 0]
         return min(sides, default=None)

@@ -11,49 +11,37 @@ _META = "https://dl.fbaipublicfiles.com/deit"
 
 
 class Row(NamedTuple):
-    """One published checkpoint.
+    """A published checkpoint, as in `list_weights`."""
 
-    Attributes:
-        name: "architecture.tag", as in "ViTB16.imagenet21k".
-        architecture: Name of the builder of its model, as in "ViTB16".
-        tag: The value of `weights=`: the classes of its head, "imagenet21k" or "imagenet2012"; before them the recipe
-            if it is not that of the architecture's paper ("augreg", "sam"), or the pretraining if the paper has both
-            (BiT: "imagenet21k_imagenet2012"); after them the resolution in pixels if it is not 224.
-        url: Where the file is published.
-        source: Format of the file: "official", "bit" or "deit".
-        sha256: The file's SHA-256 in hexadecimal digits; None where nobody published it.
-        sha256_prefix: The first digits of it, which the names of the DeiT files carry; or None.
-        resolution: Height and width in pixels of the images that it was last trained or tuned on.
-        num_classes: Number of classes of its head.
-        mean: Mean of the three channels of images scaled to [0, 1].
-        std: Standard deviation likewise.
-        interpolation: How its evaluation resized images.
-        crop_fraction: Share of the shorter side that its evaluation's centre crop kept.
-        accuracy: Published top-1 accuracy on ImageNet in percent, or None.
-        license: SPDX name of the licence of the file.
-        filename: Name of the file in the cache: the published one, after that of its folder where several share it.
-    """
-
+    # As in "ViTB16.imagenet21k".
     name: str
     architecture: str
+    # [recipe]_classes_[resolution]: the paper's own recipe and 224 pixels are left out. BiT: pretraining_classes.
     tag: str
     url: str
+    # "official", "bit" or "deit".
     source: str
+    # None if unpublished; DeiT file names contain the first digits.
     sha256: str | None
     sha256_prefix: str | None
+    # Pixels per side of the last training or fine-tuning.
     resolution: int
     num_classes: int
+    # Of images scaled to [0, 1]; std likewise.
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str
     crop_fraction: float
+    # Published ImageNet top-1, in percent.
     accuracy: float | None
+    # SPDX name.
     license: str
+    # In the cache: as published, prefixed by its folder if several files share the name.
     filename: str
 
 
-# The ViT paper (arXiv 2010.11929): files by folder, with their accuracies if these were published: at 384 from table 5,
-# at 224 from the official code's README. Each is measured at the resolution of its row.
+# The ViT paper (arXiv 2010.11929): files by folder, with any published accuracy: at 384 pixels from table 5, at 224
+# from the official code's README.
 _VIT_21K = {
     **dict.fromkeys(("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14")),
     **dict.fromkeys(("R26+ViT-B_32", "R50+ViT-B_16", "R50+ViT-L_32")),
@@ -67,14 +55,13 @@ _VIT_2012_384 = {
     "ViT-L_32": 80.99,
     "R50+ViT-B_16": None,
 }
-# Trained with sharpness-aware minimization, on ImageNet alone (arXiv 2106.01548). The folder's ViT-S_16 is left out:
-# it is three times the size of the model.
+# Trained with sharpness-aware minimization, only on ImageNet (arXiv 2106.01548). ViT-S_16 is left out, since its file
+# has three times the size of the model.
 _SAM = dict.fromkeys(["ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32"])
-# AugReg (arXiv 2106.10270): model, augmentation, weight decay, dropout and stochastic depth alike, which make up the
-# file's name, with the learning rate of the fine-tuned ones; and the accuracy, which is the authors' own.
-# At 21k and at 384 the files are those that the official README recommends, B/8 from its notebook. At 224, where it
-# recommends none but B/8, they are those of timm's table; some of these were tuned from another pretraining than the
-# row of tag augreg_imagenet21k.
+# AugReg (arXiv 2106.10270): model, augmentation, weight decay, dropout (also stochastic depth) and, if fine-tuned,
+# learning rate, which make up the file's name; then the authors' accuracy. The files at 21k and 384 are those that the
+# official README recommends, B/8 from its notebook. At 224 it recommends only B/8; the others are from timm's table,
+# some fine-tuned from another checkpoint than that of the tag augreg_imagenet21k.
 _AUGREG_21K = (
     ("R_Ti_16", "none", 0.03, 0.0),
     ("Ti_16", "none", 0.03, 0.0),
@@ -110,7 +97,7 @@ _AUGREG_2012_384 = (
     ("R26_S_32", "light1", 0.1, 0.0, 0.01, 83.85),
     ("R50_L_32", "medium1", 0.1, 0.1, 0.01, 85.99),
 )
-# BiT (arXiv 1912.11370): size, and the accuracy of BiT-M tuned on ImageNet at 480, as timm's documentation gives it.
+# BiT (arXiv 1912.11370): size, and the accuracy of BiT-M fine-tuned on ImageNet at 480, from timm's documentation.
 _BIT = (
     ("R50x1", 80.19),
     ("R50x3", 83.75),
@@ -119,7 +106,7 @@ _BIT = (
     ("R152x2", 84.4),
     ("R152x4", 84.95),
 )
-# DeiT (arXiv 2012.12877): architecture, tag, file, the first digits of its SHA-256, accuracy.
+# DeiT (arXiv 2012.12877): architecture, tag, file, first digits of the SHA-256, accuracy.
 _DEIT = (
     ("DeiTTi16", "imagenet2012", "deit_tiny_patch16_224", "a1311bcf", 72.2),
     ("DeiTS16", "imagenet2012", "deit_small_patch16_224", "cd65a155", 79.9),
@@ -133,7 +120,7 @@ _DEIT = (
 
 
 def _published():
-    """Yields (architecture, tag, source, url, resolution, num_classes, accuracy) of each checkpoint."""
+    """Yields (architecture, tag, source, url, resolution, num_classes, accuracy) per checkpoint."""
     vit = (
         ("imagenet21k", "imagenet21k", 224, 21843, _VIT_21K),
         ("imagenet2012", "imagenet21k+imagenet2012", 224, 1000, _VIT_2012),
@@ -165,7 +152,7 @@ def _published():
 
 
 def _of_augreg(model):
-    """The architecture of an AugReg model: "R26ViTS32" for "R26_S_32"."""
+    """Returns the architecture of an AugReg model: "R26ViTS32" for "R26_S_32"."""
     *stem, size, patch = model.split("_")
     return f"{''.join(stem)}ViT{size}{patch}"
 
@@ -176,7 +163,7 @@ def _augreg_url(model, augmentation, weight_decay, dropout, tuned=""):
 
 
 def folder_and_file(url):
-    """The last two parts of an address, such as ("imagenet21k", "ViT-B_16.npz")."""
+    """Returns the last two parts of a URL, such as ("imagenet21k", "ViT-B_16.npz")."""
     return tuple(unquote(part) for part in url.split("/")[-2:])
 
 

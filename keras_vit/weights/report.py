@@ -1,4 +1,4 @@
-"""The report of a load, and the error of one that was refused."""
+"""The result of loading weights: a report or an error."""
 
 import logging
 import math
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from keras_vit.weights.model import describe_sizes
 
 logger = logging.getLogger("keras_vit")
-# The reason why keys such as an optimizer's state are left out, with which nothing is lost.
+# The reason for skipping keys such as an optimizer's state.
 NO_WEIGHTS = "holds no weights of the model"
 
 
 @dataclass
 class LoadReport:
-    """The result for each weight of the file and of the model, to be printed.
+    """The outcome for each weight of the file and the model; prints as text.
 
-    Attributes:
+    Args:
         path: Path of the file.
-        source: Name of the code base whose format the file has.
+        source: Name of the code base of the file's format.
         model: Name of the model.
-        loaded: Dict from each weight's path in the model to its shape.
-        resized: Dict from a weight's path to how its position embeddings were resized.
-        adapted: Dict from a weight's path to how its kernel was adapted to other channels.
-        skipped: Dict from the file's keys that were left out to the reason.
-        kept: Dict from the model's weights that were not loaded to what they hold instead.
-        assumed: Dict from the settings that neither file nor caller told `from_pretrained` to the values it took.
+        loaded: Dict from weight path to shape.
+        resized: Dict from weight path to how positions or patches were resized.
+        adapted: Dict from weight path to how channels or prefix positions were adapted.
+        skipped: Dict from the file's unused keys to the reason.
+        kept: Dict from weights not loaded to their value: "zero" or "unchanged".
+        assumed: Dict from settings unknown to `from_pretrained` to the values it used.
 
     Example:
 
@@ -56,19 +56,19 @@ class LoadReport:
         return "\n".join(lines)
 
     def log(self):
-        """Logs itself to "keras_vit": as a warning if the model differs from the file's, else as information."""
+        """Logs to "keras_vit": a warning if model and file differ, else info."""
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)
 
 
 class WeightsMismatchError(ValueError):
-    """A file does not fit a model. The model is unchanged.
+    """A file does not fit a model, which is left unchanged.
 
     Attributes:
-        unexpected: The file's keys that the model has no place for.
-        missing: The model's weights that the file does not hold.
-        mismatched: Dict from the file's keys to (its shape there, the shape that the model needs).
+        unexpected: The file's keys that have no place in the model.
+        missing: The model's weights that are not in the file.
+        mismatched: Dict from the file's keys to (shape in the file, shape needed).
     """
 
     _SHOWN = 12
@@ -99,6 +99,6 @@ class WeightsMismatchError(ValueError):
 
 
 def _differing(there, here):
-    """One line with the sizes that differ, of those that are known on both sides."""
+    """Returns one line that names the differing sizes, of those known on both sides."""
     names = [name for name, size in there.items() if None not in (size, here[name]) and size != here[name]]
     return [f"  They differ in {', '.join(names)}."] if names else []

@@ -1,4 +1,4 @@
-"""Writes a model's weights in the formats of other code bases."""
+"""Saves weights in the formats of other code bases."""
 
 import dataclasses
 import os
@@ -43,26 +43,26 @@ def _all_of_prefix(counts, here, grid):
 
 
 def _all_or_none_of_prefix(counts, here, grid):
-    """timm's `no_embed_class`; its distilled models always have all."""
+    """timm's `no_embed_class`: all or none; its distilled models always have all."""
     return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
 
 
 def _all_of_square(counts, here, grid):
-    """big_vision has none, but its `load` adds a surplus row to the class token if the others make a square."""
+    """big_vision has none, but its `load` adds a surplus row to the class token if the others form a square."""
     return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
 
 
 class _Format(NamedTuple):
-    """One row: the source whose code reads the format, how it is written, and the limits of that code."""
+    """A format: the source whose code reads it, how to write it, and the limits of that code."""
 
     source: Source
-    # Function of (path, arrays by their canonical keys, the model's sizes, facts that the arrays cannot show).
+    # Function of (path, arrays by canonical key, sizes, facts that the arrays do not show).
     write: Callable
-    # Function of (the number of each prefix token by its weight, how many of them have a position in the model, grid)
-    # to how many are to have one in the file.
+    # Function of ({prefix token weight: count}, number of prefix positions in the model, grid) to their number in the
+    # file.
     num_prefix_positions: Callable = _all_of_prefix
     says_settings: bool = False
-    # Whether the heads of its attention have to divide the width.
+    # Whether the number of heads must divide the width.
     divides_heads: bool = False
     unknown: tuple = ()
 
@@ -81,21 +81,20 @@ _BIT = _Format(names.BIT, partial(_write_npz, prefix="resnet/"))
 def save_weights(
     model: keras.Model, path: str | os.PathLike, format: str = "npz", *, allow: str | Sequence[str] = ()
 ) -> None:
-    """Writes a model's weights as another code base keeps them. A file appears whole or not at all.
+    """Saves a model's weights in the format of another code base, completely or not at all.
+
+    Every format also holds the model's config and preprocessing, which `from_pretrained` reads.
 
     Args:
-        model: A ViT, hybrid or BiT of this package's builders.
-        path: Path of the file to write, of the folder for "huggingface"; an existing file is replaced.
-        format: "npz", the format and names of the official Flax code (for a BiT of the official TensorFlow code);
-            "big_vision", an .npz that its `load` reads; "timm", a state dict as .safetensors; "huggingface", a folder
-            of config.json, preprocessor_config.json and model.safetensors for transformers. The last two also hold the
-            preprocessing constants, which `from_pretrained` reads again.
-        allow: Differences between the model and the format's own code to permit: "activation" and "layer_norm_epsilon".
-            For example, timm's code then needs `act_layer="gelu_tanh"`.
+        model: A ViT, hybrid or BiT built by this package.
+        path: Path of the file, or of the folder for "huggingface"; existing files are replaced.
+        format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
+            "timm" for a .safetensors state dict, or "huggingface" for a transformers folder.
+        allow: Settings that may differ from the format's code: "activation" and "layer_norm_epsilon". timm's code, for
+            example, then needs `act_layer="gelu_tanh"`.
 
     Raises:
-        ValueError: If the format is unknown, has no place for one of the model's weights or misses one, or its code
-            would compute something else with them.
+        ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.
 
     Example:
 
@@ -116,7 +115,7 @@ def save_weights(
 
 
 def _fit_prefix_positions(values, sizes, wanted):
-    """Gives the table of positions the rows for prefix tokens of a format: zeros, or else its own go to the tokens."""
+    """Gives the position table a format's prefix rows: new ones are zero, dropped ones go to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
@@ -134,7 +133,7 @@ def _fit_prefix_positions(values, sizes, wanted):
 
 
 def _check(model, format, row, sizes, variables, allow):
-    """Raises unless the format's code computes with the written weights what the model does."""
+    """Raises unless the format's code computes the same as the model."""
     nameless = [weight for weight in variables if row.source.find(weight) is None or weight in row.unknown]
     if nameless:
         raise ValueError(
@@ -165,7 +164,7 @@ def _check(model, format, row, sizes, variables, allow):
 
 
 def _arrays(source, values, sizes):
-    """{canonical key: array}; parts of one array of the file are joined."""
+    """Returns {canonical key: array}, with the parts of fused arrays joined."""
     parts = {}
     for weight, value in values.items():
         name = source.find(weight)
@@ -178,7 +177,7 @@ def _arrays(source, values, sizes):
 
 
 def _facts(model, sizes):
-    """The facts that the weights cannot show, for `from_pretrained`. Their keys are those of version 0.1."""
+    """Returns the metadata for `from_pretrained` that arrays do not show, with the keys of version 0.1."""
     return {
         "config": _record(model, sizes).to_dict(),
         **settings_of(model),
@@ -190,7 +189,7 @@ def _facts(model, sizes):
 
 
 def _record(model, sizes):
-    """The record of a model, with the head that it has, which may be the user's."""
+    """Returns a model's config, updated for a head that its user changed."""
     config = config_of(model)
     head = next((layer for layer in model.layers if layer.name == "head"), None)
     changes = {"num_classes": sizes["num_classes"], "classifier_activation": getattr(head, "activation", None)}

@@ -1,4 +1,4 @@
-"""Writes arrays to .npz and .safetensors files, which appear whole or not at all."""
+"""Writes .npz and .safetensors files completely or not at all."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
 
 def write_npz(path, arrays, comment):
-    """Writes an .npz archive of a dict of arrays, with a dict as its comment, in JSON with a checksum."""
+    """Writes a dict of arrays as an .npz archive, with a dict as its comment, in JSON with a checksum."""
     with replacing(path) as temporary:
         with open(temporary, "wb") as file:
             np.savez(file, **arrays)
@@ -25,15 +25,12 @@ def write_npz(path, arrays, comment):
 
 
 def write_safetensors(path, arrays, facts, metadata=None):
-    """Writes a .safetensors file of a dict of float arrays, with a digest of all that it holds.
-
-    Its metadata are `metadata`, strings for other code to read, and `facts`, a dict for this package.
-    """
+    """Writes a .safetensors file with `facts` for this package and string `metadata` for other code."""
     for key, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise ValueError(f"Expected arrays of floats. Received: {key!r} of dtype {array.dtype}")
     arrays = {key: np.asarray(array, order="C") for key, array in arrays.items()}
-    # Without a "format" PyTorch code refuses a file.
+    # PyTorch code refuses a file without "format".
     metadata = {"format": "pt", **(metadata or {}), FACTS: json.dumps(facts)}
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata)
@@ -42,7 +39,7 @@ def write_safetensors(path, arrays, facts, metadata=None):
 
 
 def _renew_sidecar(path):
-    """Updates the hash in a .sha256 file beside the new one, which it would call damaged otherwise."""
+    """Updates an existing .sha256 file next to the new file."""
     sidecar = Path(f"{os.fspath(path)}.sha256")
     if sidecar.exists():
         with replacing(sidecar) as temporary:

@@ -1,4 +1,4 @@
-"""The published checkpoints by name, and how their files come here."""
+"""Finds and downloads published checkpoints by name."""
 
 import os
 import tempfile
@@ -15,13 +15,13 @@ _SUFFIXES = (".npz", ".pth", ".pt", ".safetensors", ".h5", ".keras", ".bin", ".j
 
 
 def list_weights(architecture: str | None = None) -> list[Row]:
-    """Lists the published checkpoints that are known by name. Nothing is downloaded.
+    """Lists the published checkpoints, without downloading any.
 
     Args:
-        architecture: Name of a builder, such as "ViTB16", to list its checkpoints alone; None lists all.
+        architecture: Name of a builder, such as "ViTB16", to list only its checkpoints; None lists all.
 
     Returns:
-        A list of rows, each with its name, url, source, hash, resolution, preprocessing, accuracy and licence.
+        A list of rows with name, url, source, hash, resolution, preprocessing, accuracy (percent) and license.
 
     Raises:
         ValueError: If no checkpoint of that architecture is known.
@@ -43,19 +43,19 @@ def list_weights(architecture: str | None = None) -> list[Row]:
 
 
 def table(rows):
-    """Returns rows of `list_weights` as text, one a line."""
+    """Formats rows of `list_weights`, one per line."""
     titles = ("name", "resolution", "classes", "top-1", "source", "license")
     cells = [(row.name, row.resolution, row.num_classes, row.accuracy, row.source, row.license) for row in rows]
     return text_table(titles, cells, decimals=2, missing="-")
 
 
 def find(name):
-    """Returns the Row of a checkpoint by its whole name, such as "ViTB16.imagenet21k", or None."""
+    """Returns the Row by its full name, such as "ViTB16.imagenet21k", or None."""
     return ROWS.get(name)
 
 
 def resolve(architecture, tag):
-    """Returns the Row that the builder named `architecture` means by `weights=tag`, or raises with those it has."""
+    """Returns the Row for `weights=tag` of a builder; raises with the known tags."""
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
@@ -72,7 +72,7 @@ def resolve(architecture, tag):
 
 
 def local_path(weights, architecture):
-    """Returns the path of `weights`, a file, a folder, or a tag of an architecture, which is downloaded if need be."""
+    """Returns the path of `weights`: a file, a folder, or a tag, which is downloaded if needed."""
     path = os.fspath(weights)
     row = find(f"{architecture}.{path}")
     if row is None and os.path.exists(path):
@@ -83,11 +83,10 @@ def local_path(weights, architecture):
 
 
 def fetch(row):
-    """Returns the path of a Row's file, checked, and downloaded if need be.
+    """Returns the path of a Row's file, verified, and downloaded if needed.
 
-    The folder that the environment variable KERAS_VIT_WEIGHTS names comes first, with the folders in it, then Keras'
-    cache, KERAS_HOME or ~/.keras, which downloads go to. The hash of a file whose own was never published is kept in
-    the cache when it is first used, and the file must have it ever after.
+    It may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, to which downloads go. If no full hash
+    was published, the cache keeps that of the first use to check later ones.
     """
     folder = _cache()
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
@@ -107,7 +106,7 @@ def fetch(row):
 
 
 def _check_readable(path):
-    """Raises ValueError unless the file is a checkpoint, and an archive's checksums are right."""
+    """Raises ValueError unless the file is a checkpoint, with correct checksums if an .npz archive."""
     checkpoint = open_checkpoint(path)
     if checkpoint.container == "npz":
         for _ in checkpoint.read(checkpoint.entries):
@@ -115,7 +114,7 @@ def _check_readable(path):
 
 
 def _provided(row):
-    """Yields the places where the file may be in the folder that the user named."""
+    """Yields the possible paths in the folder KERAS_VIT_WEIGHTS."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return
@@ -125,9 +124,9 @@ def _provided(row):
             f"Expected the environment variable {FOLDER_VARIABLE} to name a folder. Received: {named!r}"
         )
     yield folder / row.filename
-    # A folder named as where it is published: imagenet21k/ViT-B_16.npz.
+    # In a folder as published: imagenet21k/ViT-B_16.npz.
     yield folder.joinpath(*folder_and_file(row.url))
-    # Kaggle mounts each input as a folder in one folder.
+    # Kaggle mounts each input as a subfolder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())
 
 
@@ -136,7 +135,7 @@ def _home():
 
 
 def _cache():
-    """The package's folder in Keras' own, or one in the system's temporary folder if that cannot be written."""
+    """Returns the package's folder in Keras' cache, or in the temporary folder if that is not writable."""
     for folder in (_home(), Path(tempfile.gettempdir(), ".keras", "keras_vit")):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where each source keeps the weights of a model: one rename table a source."""
+"""The table of weight names of each source."""
 
 from keras_vit.weights.names.huggingface import DINOV2, HUGGINGFACE, SIGLIP
 from keras_vit.weights.names.keras import KERAS
@@ -14,9 +14,9 @@ __all__ = ["SOURCES", "Name", "Source", "recognise"]
 
 
 def recognise(keys, container, facts):
-    """Returns the Source that a file belongs to by its keys and container, or None."""
+    """Returns the Source of a file, from its keys and container, or None."""
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
-        # Both have the same name for the patch embedding. The table of positions tells them apart, or else the prefix.
+        # Both name the patch embedding alike; the position table's key or the prefix tells them apart.
         keys = set(keys)
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
         stacked = any("encoderblock/" in key for key in keys)

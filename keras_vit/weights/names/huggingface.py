@@ -16,7 +16,7 @@ def _attention(queries, out):
     }
 
 
-# The names that ViT, DeiT and DINOv2 share.
+# Names shared by ViT, DeiT and DINOv2.
 _COMMON = {
     **dense("patch_embedding", "embeddings.patch_embeddings.projection", codecs.TorchConv()),
     "class_token/tokens": Name(("embeddings.cls_token",)),
@@ -38,11 +38,11 @@ HUGGINGFACE = Source(
         **norm(BLOCK + "norm_2", _BLOCK + "layernorm_after"),
         **dense(BLOCK + "mlp/dense_1", _BLOCK + "intermediate.dense"),
         **dense(BLOCK + "mlp/dense_2", _BLOCK + "output.dense"),
-        # Its pooler is a dense layer with tanh on the class token, like pre_logits.
+        # Its pooler is a dense tanh layer on the class token, like pre_logits.
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
     },
-    # Unless the folder's config.json has another, as is usual.
+    # The default; the folder's config.json usually has another value.
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],
@@ -51,7 +51,7 @@ HUGGINGFACE = Source(
     required=("class_token/tokens", "position_embedding/embeddings"),
 )
 
-# Its published classifiers also use the mean of the patches, which no head here does.
+# Its published classifiers also use the mean of the patches, which is not supported.
 DINOV2 = Source(
     "dinov2",
     {
@@ -71,7 +71,7 @@ DINOV2 = Source(
 )
 
 _SIGLIP_BLOCK = "encoder.layers.{block}."
-# Its pooling is PyTorch's own attention, which keeps queries, keys and values in one array.
+# Its pooling uses PyTorch's MultiheadAttention, which keeps queries, keys and values in one array.
 _POOLING_PARTS = [
     (name, "head.attention.in_proj_weight", "head.attention.in_proj_bias", i, 3)
     for i, name in enumerate(("query", "key", "value"))
@@ -93,7 +93,7 @@ SIGLIP = Source(
     },
     activation="gelu_tanh",
     position_interpolation="bicubic",
-    # The text tower and the loss' scale and bias.
+    # The text tower, and the scale and bias of the loss.
     ignored=r"(text_model\.|logit_(scale|bias)$)",
     prefixes=("vision_model.",),
 )

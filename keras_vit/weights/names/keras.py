@@ -1,8 +1,8 @@
-"""Keras' own .weights.h5 files: layers by name, and each layer's weights by number."""
+"""Keras' own .weights.h5 files: layers by name, weights by number."""
 
 from keras_vit.weights.names.source import Name, Source
 
-# The place of a weight among those of its layer, in the order of their creation.
+# The index of a weight in its layer, in order of creation.
 _NUMBERS = {
     "kernel": 0,
     "gamma": 0,
@@ -19,7 +19,7 @@ _NUMBERS = {
 
 
 class KerasSource(Source):
-    """A Source whose table is a rule: every weight of every model has a place, by its path."""
+    """A Source that maps weights by a rule instead of a table."""
 
     def find(self, weight):
         layer, _, name = weight.rpartition("/")

@@ -1,4 +1,4 @@
-"""Google's .npz files: the official Flax code's ViT and hybrids, big_vision's ViT, and the TensorFlow code's BiT."""
+"""Google's .npz files: ViT and hybrids of the official Flax code, ViT of big_vision, and BiT."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.names.source import Name, Source
@@ -17,7 +17,7 @@ def _norm(ours, theirs, codec=_SAME):
 
 
 def _encoder(block, attention, norm_2, mlp):
-    """The rows of embedding, blocks and head; `block` and the others are the names of modules in a block."""
+    """Returns the rows of embedding, blocks and head; the arguments are module names in a block."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
@@ -57,7 +57,7 @@ OFFICIAL = Source(
         **_hybrid_stem(),
     },
     activation="gelu_tanh",
-    # Newer Flax numbers submodules by class, older Flax by their place in the block.
+    # Newer Flax numbers submodules by class, older Flax by position in the block.
     aliases=[
         (r"(?<=/)MultiHeadDotProductAttention_0(?=/)", "MultiHeadDotProductAttention_1"),
         (r"(?<=/)LayerNorm_1(?=/)", "LayerNorm_2"),
@@ -80,7 +80,7 @@ def _map_head():
     return rows
 
 
-# Of an image-text model, only the image tower is read.
+# Only the image tower of an image-text model is read.
 BIG_VISION = Source(
     "big_vision",
     {
@@ -90,7 +90,7 @@ BIG_VISION = Source(
     },
     activation="gelu_tanh",
     class_token_position=False,
-    # Where older versions of it kept the table and the MAP head.
+    # Where older versions keep the position table and the MAP head.
     aliases=[
         (r"^Transformer/(posembed_input/)?pos_embedding$", "pos_embedding"),
         (r"^(?=(probe|MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)(/|$))", "MAPHead_0/"),
@@ -108,7 +108,7 @@ def _bit():
         f"{_UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
         "norm/gamma": Name(("group_norm/gamma",)),
         "norm/beta": Name(("group_norm/beta",)),
-        # The head is a convolution of 1 x 1.
+        # The head is a 1 x 1 convolution.
         "head/kernel": Name(("head/conv2d/kernel",), codecs.Ones(before=2)),
         "head/bias": Name(("head/conv2d/bias",)),
     }
@@ -122,10 +122,10 @@ def _bit():
 BIT = Source(
     "bit",
     _bit(),
-    # Neither appears in a ResNet.
+    # A ResNet has neither.
     activation=None,
     layer_norm_epsilon=None,
-    # The TensorFlow graph numbers the convolutions of the whole model: standardized_conv2d_7 is one too.
+    # TensorFlow numbers layers across the whole model, as in standardized_conv2d_7.
     aliases=[(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/|$)", r"\1")],
     prefixes=("resnet/",),
 )

@@ -1,4 +1,4 @@
-"""Rename tables, which are read in both directions."""
+"""The format of a code base: a table of weight names that is read in both directions."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ IMAGENET_PREPROCESSING = {
 
 
 class Name(NamedTuple):
-    """One row: the file's keys of one model weight, and how their arrays become it."""
+    """One row: the file's keys for a model weight, and how their arrays convert to it."""
 
     keys: tuple
     codec: codecs.Same = codecs.Same()
@@ -25,40 +25,30 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A code base's checkpoint format.
-
-    Args:
-        name: String, the name of the source.
-        names: Dict from a weight's path in the model to its Name. "{block:02d}", "{stage}" and "{unit:02d}" stand for
-            numbers, in the paths and in the keys alike.
-        activation: The activation of its models; None if its files do not tell it.
-        layer_norm_epsilon: The epsilon of their norms, or None.
-        position_interpolation: How its code resizes position embeddings, one of `POSITION_METHODS`.
-        class_token_position: Whether its code adds position embeddings to the class token too. It decides where the
-            length of a table fits both.
-        preprocessing: Dict of the constants that its models are evaluated with.
-        aliases: (regular expression, replacement) pairs that turn other spellings of keys into those of `names`.
-        ignored: Regular expression of keys that hold no weights of this model, such as an optimizer's state.
-        prefixes: Prefixes that all keys of weights may carry.
-        required: Weights that its code cannot do without.
-        stacked: (prefix, template) if its files may keep all blocks in one array each, stacked on the first axis.
-    """
+    """A code base's checkpoint format and the settings of its models; None if its files do not tell."""
 
     name: str
+    # From weight path to Name; both may contain {block:02d}, {stage} and {unit:02d}.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
     position_interpolation: str = "linear"
+    # Whether the class token has a position embedding, if the length of a table fits both.
     class_token_position: bool = True
     preprocessing: dict = dataclasses.field(default_factory=OFFICIAL_PREPROCESSING.copy)
+    # (regular expression, replacement) pairs for other spellings of keys.
     aliases: tuple = ()
+    # Regular expression of keys that hold no weights of the model, such as an optimizer's state.
     ignored: str = r"(?!)"
+    # Prefixes that all keys may have.
     prefixes: tuple = ()
+    # Weights that its code cannot do without.
     required: tuple = ()
+    # (prefix, template) if its files may stack all blocks on the first axis.
     stacked: tuple | None = None
 
     def canonical_keys(self, keys):
-        """Returns ({key as in `names`: key as in the file}, [keys that hold no weights])."""
+        """Returns ({key as in `names`: key in the file}, [keys without weights])."""
         canonical, ignored = {}, []
         for key in keys:
             if re.match(self.ignored, key):
@@ -75,7 +65,7 @@ class Source:
         return canonical, ignored
 
     def find(self, weight):
-        """Returns the Name of a model weight by its path, or None if the source has no such weight."""
+        """Returns the Name of a model weight by its path, or None."""
         for path, name in self.names.items():
             numbers = _numbers(path, weight)
             if numbers is not None:
@@ -83,7 +73,7 @@ class Source:
         return None
 
     def weight_of(self, key):
-        """Returns the path of the (first) model weight that a canonical key belongs to, or None if it is unknown."""
+        """Returns the path of the first model weight for a canonical key, or None."""
         for path, name in self.names.items():
             for own in name.keys:
                 numbers = _numbers(own, key)
@@ -92,22 +82,22 @@ class Source:
         return None
 
     def layer_of(self, key):
-        """Returns the name of the model layer that a canonical key belongs to, or None if it is unknown."""
+        """Returns the name of the model layer for a canonical key, or None."""
         weight = self.weight_of(key)
         return weight and weight.split("/")[0]
 
     def knows(self, keys):
-        """Whether the keys have the layer that images enter under this source's name."""
+        """Returns whether the keys include this source's first layer."""
         canonical, _ = self.canonical_keys(keys)
         return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
 
 
-# The layers that images enter; each file has one of them.
+# The layers that take the images; each file has one of them.
 ENTRANCES = ("patch_embedding/kernel", "root_conv/kernel")
 
 
 def _numbers(template, text):
-    """{"block": 7} for the template "block_{block:02d}/" and the text "block_07/"; None if they do not match."""
+    """Parses "block_07/" by the template "block_{block:02d}/" into {"block": 7}; None if it does not match."""
     match = _pattern(template).fullmatch(text)
     return match and {field: int(number) for field, number in match.groupdict().items()}
 

@@ -1,4 +1,4 @@
-"""timm state dicts, which DeiT's own .pth files share."""
+"""timm state dicts, including DeiT's own .pth files."""
 
 import dataclasses
 
@@ -10,17 +10,17 @@ _TRANSPOSED = codecs.Transposed()
 
 
 def dense(ours, theirs, codec=_TRANSPOSED):
-    """The two rows of a dense layer in PyTorch, or with another codec, of a convolution."""
+    """Returns the rows of a PyTorch dense layer, or of a convolution with another codec."""
     return {f"{ours}/kernel": Name((f"{theirs}.weight",), codec), f"{ours}/bias": Name((f"{theirs}.bias",))}
 
 
 def norm(ours, theirs):
-    """The two rows of a norm in PyTorch."""
+    """Returns the rows of a PyTorch norm."""
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
 def pooling(probe, parts, out, norm_, mlp):
-    """The rows of attention pooling; `parts` has (layer, kernel, bias, part, count) of each of its projections."""
+    """Returns the rows of attention pooling; `parts` are (layer, kernel, bias, part, count) per projection."""
     rows = {"pooling/probe": Name((probe,))}
     for ours, kernel, bias, part, count in parts:
         row = codecs.Part(_TRANSPOSED, part, count)
@@ -69,7 +69,7 @@ TIMM = Source(
         **dense("head_dist", "head_dist"),
     },
     position_interpolation="bicubic_antialias",
-    # DeiT III's own files have other names for the scales of its blocks.
+    # DeiT III's own files name the layer scales differently.
     aliases=[(r"(?<=\.)gamma_([12])$", r"ls\1.gamma")],
     prefixes=("module.",),
 )

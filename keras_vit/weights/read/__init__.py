@@ -1,4 +1,4 @@
-"""Reads checkpoint files without trusting them: nothing in a file is run, and what is damaged is refused by name."""
+"""Reads checkpoint files safely: no code in a file is run, and damaged files raise errors that name them."""
 
 from keras_vit.weights.read.file import WeightsFile, check_sha256, sha256
 from keras_vit.weights.read.npz import NpzFile

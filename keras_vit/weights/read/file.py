@@ -1,4 +1,4 @@
-"""The interface of all readers, and the checks that every file goes through."""
+"""The interface of all readers, and checks for all files."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Errors of the standard library and NumPy on damaged files; each becomes a ValueError that names the file.
+# Errors of the standard library and NumPy for damaged files; each becomes a ValueError that names the file.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -29,27 +29,18 @@ _DAMAGE = (
 
 
 class Entry(NamedTuple):
-    """Shape and dtype of one array of a file, known before its data is read."""
+    """The shape and dtype of an array, known before its data is read."""
 
     shape: tuple
     dtype: object
 
 
 class WeightsFile:
-    """A weights file, or a folder of them: shapes first, then data, one array at a time.
+    """A weights file or folder: first `entries` and `facts` (metadata), then the data, one array at a time."""
 
-    A format's reader fills `entries` and `facts` in `__init__`, opens the file in `_open`, and reads one array in
-    `_read`.
-
-    Attributes:
-        path: String, the path of the file or folder.
-        container: String, the format: "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
-        entries: Dict from each key to its Entry.
-        facts: Dict of the metadata beside the arrays; its keys depend on the container.
-    """
-
+    # "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
     container = None
-    # Further errors that the format's library raises on damaged files.
+    # Further errors that the format's library raises for damaged files.
     damage = ()
 
     def __init__(self, path):
@@ -58,12 +49,7 @@ class WeightsFile:
         self.facts = {}
 
     def read(self, keys):
-        """Yields (key, float32 array) for each of `keys` in their order. The arrays are the caller's to keep.
-
-        Raises:
-            KeyError: If the file has no such key.
-            ValueError: If the data is damaged or holds NaN or infinite numbers.
-        """
+        """Yields (key, float32 array) in order; raises ValueError for damage, NaN or infinity, KeyError if missing."""
         keys = list(keys)
         for key in keys:
             if key not in self.entries:
@@ -87,17 +73,17 @@ class WeightsFile:
 
 
 class RefusedError(ValueError):
-    """A file was refused, with a message for the user."""
+    """A file cannot be used; the message is for the user."""
 
 
 def refuse(path, what):
-    """Returns the error to raise for a file that cannot be read."""
+    """Returns the error for a file that cannot be read."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
 
 
 @contextlib.contextmanager
 def refusing_damage(path, what="it is truncated or damaged", also=()):
-    """Turns the errors that libraries raise on damaged files, and those of `also`, into one that names the file."""
+    """Converts errors that libraries raise for damaged files, and those in `also`, to a RefusedError."""
     try:
         yield
     except RefusedError:
@@ -109,18 +95,18 @@ def refusing_damage(path, what="it is truncated or damaged", also=()):
 
 
 def is_of_the_system(error):
-    """Whether an error is about memory, permission or the disk, and not about the file's contents."""
-    # Libraries set no errno for what they find wrong in a file, and a damaged offset is an invalid argument.
+    """Returns whether an error is about memory, permissions or the disk, not the file's contents."""
+    # Libraries set no errno for damaged contents; a damaged offset gives EINVAL.
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL))
 
 
 def check_is_file(path):
-    """Refuses a path that is not a regular file with the contents that its name promises."""
+    """Raises unless the path is a non-empty regular file, and not a stand-in for one."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"Expected a weights file. Received: {os.fsdecode(path)!r}, which does not exist.")
     if os.path.isdir(path):
         raise refuse(path, "it is a folder; expected a file")
-    # Opening a pipe would wait for ever.
+    # Opening a pipe would block forever.
     if not os.path.isfile(path):
         raise refuse(path, "it is not a regular file")
     if not os.path.getsize(path):
@@ -129,7 +115,7 @@ def check_is_file(path):
 
 
 def check_is_no_stand_in(path):
-    """Refuses Git LFS pointers and web pages, which servers and repositories give in place of a file."""
+    """Raises for Git LFS pointers and for web pages sent instead of a file."""
     with open(path, "rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -147,7 +133,7 @@ def check_is_no_stand_in(path):
 
 
 def read_json(path):
-    """Returns the JSON object in a file beside the weights, as a dict."""
+    """Returns the JSON object in a file as a dict."""
     with refusing_damage(path, "it is not a JSON file"):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -157,13 +143,13 @@ def read_json(path):
 
 
 def sha256(path):
-    """Returns the SHA-256 of a file, in 64 hexadecimal digits."""
+    """Returns the SHA-256 of a file as 64 hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_sha256(path, expected):
-    """Refuses a file whose SHA-256 is not `expected`, 64 hexadecimal digits in either case."""
+    """Raises unless the SHA-256 of a file is `expected`, 64 hexadecimal digits in any case."""
     if not _is_digest(expected):
         raise ValueError(
             f"Invalid value received for argument `sha256`. Expected 64 hexadecimal digits. Received: {expected!r}"
@@ -179,14 +165,14 @@ def check_sha256(path, expected):
 
 
 def check_sidecar(path):
-    """Checks a file against `<path>.sha256`, as `sha256sum` writes it, if there is one."""
+    """Checks a file against `<path>.sha256`, as `sha256sum` writes it, if it exists."""
     path = os.fsdecode(path)
     sidecar, name = f"{path}.sha256", os.path.basename(path)
     if not os.path.exists(sidecar):
         return
     with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
         lines = [line.strip().split(maxsplit=1) for line in file if line.strip()]
-    # sha256sum puts a star before the name of a file that it read as binary. A digest without a name is this file's.
+    # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
     digests = [words[0] for words in lines if words[1:] in ([], [name], [f"*{name}"])]
     if len(digests) != 1 or not _is_digest(digests[0]):
         raise refuse(sidecar, f"it does not give one SHA-256 of {name!r}, as in 64 hexadecimal digits, spaces, name")

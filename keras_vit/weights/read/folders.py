@@ -1,4 +1,4 @@
-"""Weights in several files: sharded ones with an index, and the folders of the Hugging Face hub."""
+"""Weights in several files: sharded checkpoints and Hugging Face folders."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ _SHARDS = {".safetensors": SafetensorsFile, ".bin": PthFile}
 
 
 class ShardedFile(WeightsFile):
-    """The files in the same folder that an index, such as model.safetensors.index.json, names."""
+    """A sharded checkpoint: an index, such as model.safetensors.index.json, and the files it names."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -40,7 +40,7 @@ class ShardedFile(WeightsFile):
                     "it is the index of sharded Keras weights, which are not read here; load them with "
                     "model.load_weights, and save them as one .weights.h5 file",
                 )
-            # A Windows path knows both kinds of slashes, and drives.
+            # A Windows path handles both kinds of slashes, and drives.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
                 raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")
         return found
@@ -60,7 +60,7 @@ class ShardedFile(WeightsFile):
             yield from self._shards[name].read(some)
 
 
-# In the order in which they are looked for.
+# In search order.
 _WEIGHTS = {
     "model.safetensors": SafetensorsFile,
     "model.safetensors.index.json": ShardedFile,
@@ -70,12 +70,7 @@ _WEIGHTS = {
 
 
 class HuggingFaceFolder(WeightsFile):
-    """A folder of transformers or timm: config.json with the weights beside it.
-
-    The container is "timm" where config.json names an "architecture", as timm writes it. The facts are those of the
-    weights' file, and the contents of "config", of "preprocessor" (preprocessor_config.json) and of "timm" (timm's
-    pretrained_cfg), None where they are missing.
-    """
+    """A folder of transformers or timm: config.json and weights."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -87,10 +82,11 @@ class HuggingFaceFolder(WeightsFile):
             )
         if not isinstance(config.get("architecture", config.get("model_type")), str):
             raise refuse(self.path, "its config.json names neither a model_type nor timm's architecture")
+        # Only timm writes "architecture".
         self.container = "timm" if "architecture" in config else "huggingface"
         self._weights = self._open_weights()
         self.entries = self._weights.entries
-        # Older timm wrote these settings beside the architecture.
+        # Older timm versions wrote these settings at the top level.
         timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")

@@ -9,18 +9,11 @@ from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refus
 
 
 class H5File(WeightsFile):
-    """The file that `model.save_weights("NAME.weights.h5")` writes, keyed by the layers' names.
+    """A .weights.h5 file of Keras 3, keyed by layer names and variable number: "block_00/attention/qkv/0"."""
 
-    Keras keeps the variables of a layer by number in a group "vars", which carries the layer's name. The keys are the
-    names of the layers from the outside in, and the number: "block_00/attention/qkv/0". The state of an optimizer and
-    of random generators is left out.
-
-    The format has no checksums, and some damage makes the HDF5 library itself hang or crash: keep a .sha256 file beside
-    it.
-    """
-
+    # The format has no checksums, and some damage makes HDF5 itself hang or crash.
     container = "h5"
-    # For a damaged dtype or name.
+    # Raised for a damaged dtype or name.
     damage = (TypeError, LookupError)
 
     def __init__(self, path):
@@ -40,7 +33,7 @@ class H5File(WeightsFile):
             file.visititems_links(lambda name, link: links.append((name, link)))
             for name, link in links:
                 if not isinstance(link, h5py.HardLink):
-                    # It could lead into another file.
+                    # A link could lead to another file.
                     raise refuse(self.path, f"{name!r} is a link, which Keras never writes")
                 self._add(name, file[name])
         if not self.entries:
@@ -68,7 +61,7 @@ class H5File(WeightsFile):
         elif dtype.kind != "f":
             raise refuse(self.path, f"{key!r} is of dtype {dtype}, expected floats")
         plan = item.id.get_create_plist()
-        # Virtual and external arrays lie in other files, and compressed or unwritten ones can be of any size.
+        # Virtual and external arrays are in other files; compressed or unwritten ones can have any size.
         if plan.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.COMPACT) or plan.get_external_count():
             raise refuse(self.path, f"{key!r} is virtual, external, chunked or compressed, which Keras never writes")
         size = item.id.get_storage_size()
@@ -80,7 +73,7 @@ class H5File(WeightsFile):
         self._places[key] = item.name
 
     def _names(self, file, folders):
-        """The names of the layers on the way to an array. The model's own is left out: it may be any."""
+        """Yields the names of the layers around an array, except the model's own, which may be anything."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

@@ -1,4 +1,4 @@
-"""The .npz archives of the official code and of big_vision."""
+"""The .npz archives of the official code and big_vision."""
 
 import json
 import math
@@ -9,19 +9,14 @@ import numpy as np
 
 from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
 
-# The key of our own files' comment that keeps a checksum of the rest of it; the archive itself keeps none.
+# The key for our own files' checksum of the comment, which zip archives do not protect.
 CHECKSUM = "keras_vit_crc32"
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpzFile(WeightsFile):
-    """An .npz archive of float arrays.
-
-    Attributes:
-        comment: The archive's comment, bytes.
-        facts: The comment, where it is a JSON object; else empty.
-    """
+    """An .npz archive of float arrays; `facts` is its comment if that is a JSON object, else empty."""
 
     container = "npz"
 
@@ -42,13 +37,13 @@ class NpzFile(WeightsFile):
         self.facts = self._facts()
 
     def _check_end(self, count):
-        """Refuses what zipfile accepts: a comment or directory cut short, and bytes behind the end."""
+        """Raises for damage that zipfile accepts: a truncated comment or directory, or trailing bytes."""
         with open(self.path, "rb") as file:
             file.seek(-22 - len(self.comment), 2)
             record = file.read(22)
         if record[:4] != b"PK\x05\x06" or int.from_bytes(record[20:], "little") != len(self.comment):
             raise refuse(self.path, "it is truncated or damaged (its last record does not end it)")
-        # One damaged length in the directory would swallow the entries behind it.
+        # A damaged length in the directory would hide the entries after it.
         said = int.from_bytes(record[10:12], "little")
         if count != said:
             raise refuse(self.path, f"it is truncated or damaged (it lists {count} of {said} members)")
@@ -57,7 +52,7 @@ class NpzFile(WeightsFile):
         key = info.filename.removesuffix(".npy")
         if key == info.filename:
             raise refuse(self.path, f"its member {info.filename!r} is not an array")
-        # NumPy parses the header as Python, which has limits of its own on deep nesting.
+        # NumPy parses the header as a Python literal, which may also fail on deep nesting.
         with archive.open(info) as member, refusing_damage(self.path, also=(TypeError, LookupError, MemoryError)):
             version = np.lib.format.read_magic(member)
             if version not in _HEADERS:
@@ -78,7 +73,7 @@ class NpzFile(WeightsFile):
         try:
             found = json.loads(self.comment)
         except (ValueError, RecursionError):
-            # A comment by other code may say anything.
+            # Comments by other code may be anything.
             if b"keras_vit" in self.comment:
                 raise refuse(self.path, "its comment is damaged") from None
             return {}

@@ -1,4 +1,4 @@
-"""Finds out what a file is, by its contents and not by its name."""
+"""Detects the format of a file by its contents, not its name."""
 
 import os
 import zipfile
@@ -10,12 +10,12 @@ from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
 
-# The number that torch pickles first in its older format.
+# The magic number of torch's older format.
 _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 
 def open_checkpoint(path):
-    """Returns a WeightsFile for a checkpoint of any known format, once checked against a `<path>.sha256` beside it."""
+    """Opens a checkpoint of any known format as a WeightsFile, checked against any `<path>.sha256`."""
     path = os.fsdecode(path)
     if os.path.isdir(path):
         return HuggingFaceFolder(path)
@@ -33,7 +33,7 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # Before it stands the header's length, whose last byte is zero, which no text has.
+    # The header follows its length, whose last byte is zero, as in no text file.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

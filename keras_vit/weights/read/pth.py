@@ -1,4 +1,4 @@
-"""PyTorch's files. Only here is torch imported, and only its weights_only loader is used, which runs no code."""
+"""PyTorch files, read only by torch's weights_only loader, which runs no code."""
 
 import contextlib
 import os
@@ -14,11 +14,7 @@ _WRAPPERS = ("model", "state_dict")
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, bare or under "model" or "state_dict" beside a trainer's other state.
-
-    The file is in torch's zip format or in the older one, which has no checksums. Its facts are {"wrapper": the key
-    under which the state dict lay, or None}.
-    """
+    """A state dict of float tensors, bare or under `facts["wrapper"]`: "model" or "state_dict"."""
 
     container = "pth"
 
@@ -49,7 +45,7 @@ class PthFile(WeightsFile):
         try:
             return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
-            # torch also says, at length, how to allow it.
+            # Drops torch's long advice on how to allow it.
             found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
             said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
             raise refuse(
@@ -57,14 +53,14 @@ class PthFile(WeightsFile):
                 f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
                 "If you trust it, save its state dict alone",
             ) from error
-        # torch raises errors of any class on damaged files.
+        # torch raises errors of any class for damaged files.
         except Exception as error:
             if is_of_the_system(error):
                 raise
             raise refuse(self.path, f"it is truncated or damaged ({error})") from error
 
     def _check_archive(self):
-        """Checks the checksums, which torch does not, and keeps programs from torch's other loader."""
+        """Checks the checksums, which torch does not, and keeps TorchScript from torch's other loader."""
         with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
             if any(name.endswith("constants.pkl") for name in archive.namelist()):
                 raise refuse(self.path, "it is a TorchScript program, not a state dict")
@@ -79,7 +75,7 @@ class PthFile(WeightsFile):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
         if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
-        # Strides may claim far more elements than the file has bytes.
+        # Strides can claim far more elements than the file has bytes.
         held = tensor.untyped_storage().nbytes()
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
             raise refuse(self.path, f"{key!r} of shape {tuple(tensor.shape)} is larger than its data")
@@ -92,6 +88,6 @@ class PthFile(WeightsFile):
         import torch
 
         array = np.empty(self.entries[key].shape, "float32")
-        # Copies and converts at once, so that no view of the mapped file leaves this object.
+        # Copies, so that no view of the memory-mapped file is returned.
         torch.from_numpy(array).copy_(self._tensors[key].detach())
         return array

@@ -1,8 +1,4 @@
-"""The .safetensors format, read by its own library.
-
-The format keeps no checksums. Our own files carry a SHA-256 of their header and data, checked before the first array
-is read.
-"""
+"""The .safetensors format. It has no checksums; our own files have a SHA-256, checked before reading."""
 
 import hashlib
 import json
@@ -11,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
 
-# The metadata keys under which our own files keep their facts and the digest.
+# The metadata keys for the facts and the digest in our own files.
 FACTS = "keras_vit"
 DIGEST = "keras_vit_sha256"
 
@@ -19,7 +15,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile(WeightsFile):
-    """A .safetensors file of float arrays. Its facts are its metadata, ours under "keras_vit" parsed from JSON."""
+    """A .safetensors file of float arrays; `facts` is its metadata, "keras_vit" parsed from JSON."""
 
     container = "safetensors"
     damage = (SafetensorError,)
@@ -38,7 +34,7 @@ class SafetensorsFile(WeightsFile):
                 raise refuse(self.path, f"{key!r} is of dtype {entry.dtype}, expected floats ({', '.join(_FLOATS)})")
         self._digest = self.facts.pop(DIGEST, None)
         if FACTS in self.facts:
-            # Both are written together, so that damage to either name shows.
+            # Both are written together: one without the other is damage.
             if self._digest is None:
                 raise refuse(self.path, f"its header is damaged (it has {FACTS!r} and no {DIGEST!r})")
             with refusing_damage(self.path, f"its header is damaged at {FACTS!r}"):
@@ -53,7 +49,7 @@ class SafetensorsFile(WeightsFile):
                     "it is damaged, or was changed after it was written: the SHA-256 of its contents is "
                     f"{found}, and its header says {self._digest}",
                 )
-            # Once is enough, however often it is read from.
+            # One check is enough.
             self._digest = None
         return super().read(keys)
 
@@ -65,7 +61,7 @@ class SafetensorsFile(WeightsFile):
 
 
 def contents_digest(path):
-    """Returns the SHA-256 of a file's header, as JSON with sorted keys and without the digest, and of its data."""
+    """Returns the SHA-256 of a file's data and of its header without the digest, as sorted JSON."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header["__metadata__"].pop(DIGEST, None)
