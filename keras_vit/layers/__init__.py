@@ -1,7 +1,4 @@
-"""Keras layers that vision transformers are made of.
-
-Each raises a ValueError that names the argument, what was expected and what was received, if one is out of its range.
-"""
+"""Layers of ViT, hybrid and BiT models. Arguments out of range raise a ValueError that names them."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling

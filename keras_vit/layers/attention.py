@@ -12,48 +12,44 @@ from keras_vit.layers.fused_attention import attend, has_fused_kernel
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MultiHeadSelfAttention(CompositeLayer):
-    """Multi-head self-attention with one fused projection for queries, keys and values.
+    """Multi-head self-attention, `softmax(Q K^T / sqrt(head_dim)) V` per head, with one fused QKV projection.
 
-    Computes `softmax(Q K^T / sqrt(head_dim)) V` for each head, joins the heads and projects back to the input's width.
-    The softmax is in float32 under mixed precision. The backend's fused kernel is used if it has one, unless the scores
-    are asked for, dropout acts on them, or `num_queries` is given.
+    The softmax is in float32 under mixed precision. Uses the backend's fused kernel if there is one, except with
+    `return_attention_scores`, `num_queries` or active dropout.
 
     Args:
         num_heads: Int, the number of heads.
-        head_dim: Int, the width of a head; None is `hidden_dim // num_heads`, rounded down: 512 by 6 heads gives 85.
+        head_dim: Int, the width of a head. None: `hidden_dim // num_heads`, rounded down.
         dropout_rate: Float in [0, 1), the dropout on the attention weights.
-        qk_norm: Bool, whether queries and keys are layer-normalised over each head's width before the product.
-        layer_norm_epsilon: Float, the epsilon of those two norms.
-        max_relative_distance: Int or None. An int adds a learned embedding for each 1-D offset between query and key of
-            up to that many tokens; longer offsets share the last one. The query's product with it is added to the
-            scores.
+        qk_norm: Bool, whether to layer-normalize queries and keys per head.
+        layer_norm_epsilon: Float, the epsilon of these norms.
+        max_relative_distance: Int or None. An int adds relative position embeddings: one vector per 1-D offset, clipped
+            to this distance, whose product with the query is added to the scores.
         seed: Int or None, the random seed of the dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens) or None: how many patches were merged into each token. log(size) is added to the
+        sizes: (batch, num_tokens) or None: the number of patches merged into each token; log(sizes) is added to the
             scores (ToMe).
-        training: Bool; dropout acts in training only.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
-        num_queries: Int or None: computes the first `num_queries` tokens only, which attend to all. None for all.
+        num_queries: Int, the number of leading tokens to compute, which attend to all tokens; None for all.
 
     Returns:
-        (batch, num_queries, hidden_dim); with `return_attention_scores=True` also the weights, (batch, num_heads,
-        num_queries, num_tokens), whose rows sum to 1; with `return_keys=True` also the keys, (batch, num_tokens,
-        head_dim).
+        (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,
+        (batch, num_tokens, head_dim), if requested.
 
     Raises:
-        ValueError: If there are more heads than channels.
+        ValueError: If there are more heads than channels and no `head_dim`.
 
     Example:
 
     >>> keras_vit.layers.MultiHeadSelfAttention(num_heads=12)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A; relative positions: appendix D.4.
-    Sizes: [arXiv 2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initial weights as in the official Flax
-    code: Xavier uniform for query, key, value and output each, zero biases.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendices A and D.4; sizes: [arXiv
+    2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initialized as in the official Flax code: Xavier uniform
+    for query, key, value and output each, zero biases.
     """
 
     def __init__(
@@ -133,9 +129,9 @@ class MultiHeadSelfAttention(CompositeLayer):
         return tuple(outputs) if len(outputs) > 1 else x
 
     def project(self, tokens):
-        """Queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
+        """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
         qkv = ops.reshape(self.qkv(tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
-        # One transposition for the three, and views of it: the gradient of a split copies more.
+        # One transpose, then views: the gradient of a split copies more.
         query, key, value = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
         if self.qk_norm:
             # The norms may have another dtype policy.
@@ -143,7 +139,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         return query, key, value
 
     def _relative_bias(self, query, num_keys):
-        """The query's scaled product with the embedding of each key's offset, (batch, num_heads, queries, keys)."""
+        """Scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[2], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
@@ -154,7 +150,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         scores = ops.matmul(query / math.sqrt(self.key_dim), ops.transpose(key, (0, 1, 3, 2)))
         if bias is not None:
             scores = scores + bias
-        # PyTorch's softmax of a lower precision computes in float32 anyway.
+        # PyTorch's softmax computes in float32 internally.
         if keras.backend.backend() != "torch":
             scores = ops.cast(scores, "float32")
         scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
@@ -178,7 +174,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 def head_width(hidden_dim, num_heads):
-    """The width of a head where none is given; raises if there are more heads than channels."""
+    """Returns `hidden_dim // num_heads`; raises if there are more heads than channels."""
     if hidden_dim < num_heads:
         raise ValueError(
             f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {num_heads} heads."
@@ -187,5 +183,5 @@ def head_width(hidden_dim, num_heads):
 
 
 def num_leading(count, length):
-    """How many the first `count` of `length` tokens are; either may be None."""
+    """The smaller of `count` and `length`; None stands for an unknown or unlimited number."""
     return min((number for number in (count, length) if number is not None), default=None)

@@ -12,31 +12,27 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """Makes one vector of a sequence by attention from a learned probe, then a residual MLP (the "MAP head").
+    """Pools a sequence to (batch, hidden_dim) by attention from a learned probe and a residual MLP (the "MAP head").
 
     Args:
         num_heads: Int, the number of attention heads.
         mlp_dim: Int, the hidden width of the MLP.
         activation: As in `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norm before the MLP.
-        num_prefix_tokens: Int, how many tokens stand before the patches and are left out.
+        num_prefix_tokens: Int, the number of tokens before the patches, which are not pooled.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: As in `MultiHeadSelfAttention`.
-        return_attention_scores: Bool, whether to return the probe's attention weights too.
-
-    Returns:
-        (batch, hidden_dim), and with `return_attention_scores=True` also the weights, (batch, num_heads, 1,
-        num_tokens - num_prefix_tokens).
+        return_attention_scores: Bool, whether to return the probe's attention weights too, (batch, num_heads, 1,
+            num_tokens - num_prefix_tokens).
 
     Example:
 
     >>> keras_vit.layers.AttentionPooling(num_heads=12, mlp_dim=3072)(np.zeros((2, 196, 768))).shape
     (2, 768)
 
-    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.2. Initial weights as in big_vision:
-        Xavier uniform.
+    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.2. Xavier uniform, as in big_vision.
     """
 
     def __init__(
@@ -67,7 +63,7 @@ class AttentionPooling(CompositeLayer):
             name="attention",
         )
         self.attention.build(probe_shape, tokens_shape)
-        # Keras' attention does not pass it on to its own layers from its arguments.
+        # Passed to the constructor, `trainable` would not reach the attention's inner layers.
         if not self.trainable:
             self.attention.trainable = False
         self.norm.build(probe_shape)
@@ -91,7 +87,7 @@ class AttentionPooling(CompositeLayer):
         return (x, scores) if return_attention_scores else x
 
     def _attend_by_size(self, probe, tokens, sizes):
-        """The function of `self.attention`, which takes no bias, with log(sizes) added to the scores."""
+        """`self.attention`, which takes no bias, with log(sizes) added to the scores."""
         query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
         key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
         scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")

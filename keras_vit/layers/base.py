@@ -6,11 +6,11 @@ from keras_vit import activations
 
 
 class Layer(keras.layers.Layer):
-    """A Keras layer that keeps each argument of its `__init__` as the attribute of that name; its config is these."""
+    """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
 
     @property
     def inherited(self):
-        """The options that inner layers take over; a frozen layer that is loaded again passes `trainable` on so."""
+        """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def get_config(self):
@@ -22,25 +22,16 @@ class Layer(keras.layers.Layer):
         return config
 
 
+# Keras saves only the outer layer's config. Subclasses define `dense_layers` and end `build` with `restore_changes`.
 class CompositeLayer(Layer):
-    """A layer made of layers, whose config records how these were changed after they were built.
-
-    Keras saves the config of a model's own layers alone, from which `__init__` and `build` make the inner ones in
-    floats, without LoRA, and frozen only as a whole. `build` ends with `self.restore_changes()`, and `dense_layers`
-    returns the inner layers that may be quantized or have LoRA.
-
-    Args:
-        changes: Dict or None, from the config of such a layer: "lora" and "quantized" by the inner layer's path, and
-            "frozen", the paths of the weights that are not trained.
-        **kwargs: Those of `keras.layers.Layer`.
-    """
+    """A layer with inner layers whose config also records their LoRA, quantization and frozen weights."""
 
     def __init__(self, *, changes=None, **kwargs):
         super().__init__(**kwargs)
         self._changes = changes
 
     def restore_changes(self):
-        """Changes the inner layers, just built, as the config says."""
+        """Applies LoRA, quantization and freezing from the config to the inner layers."""
         changes, self._changes = self._changes or {}, None
         layers = self._dense_layers_by_path()
         for path, options in changes.get("lora", {}).items():
@@ -56,7 +47,7 @@ class CompositeLayer(Layer):
 
     def build_from_config(self, config):
         super().build_from_config(config)
-        # Files of earlier versions keep it here.
+        # Older .keras files store quantization here.
         self._quantize(config.get("quantized", {}))
 
     def _collect_changes(self):
@@ -68,7 +59,7 @@ class CompositeLayer(Layer):
                 config = keras.saving.serialize_keras_object(getattr(layer, "quantization_config", None))
                 changes["quantized"][path] = {"mode": layer.quantization_mode, "config": config}
         changes = {kind: found for kind, found in changes.items() if found}
-        # Otherwise the layer's own `trainable` says it.
+        # If all weights agree, the layer's own `trainable` is enough.
         if any(weight.trainable != self.trainable for weight in self.weights):
             changes["frozen"] = [self._below(weight.path) for weight in self.weights if not weight.trainable]
         return changes
@@ -77,19 +68,19 @@ class CompositeLayer(Layer):
         layers = self._dense_layers_by_path()
         for path, options in quantized.items():
             config = keras.saving.deserialize_keras_object(options["config"])
-            # Older Keras takes no config.
+            # Older Keras versions take no config.
             layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
 
     def _dense_layers_by_path(self):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """The part of a path below this layer's, which is the same in any model."""
+        """The path relative to this layer, which is the same in any model."""
         return path.removeprefix(f"{self.path}/")
 
 
 def _plain(value):
-    """An argument as JSON has it."""
+    """Converts an argument to a JSON-serializable value."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, keras.initializers.Initializer):

@@ -6,7 +6,7 @@ from keras_vit.layers.base import Layer
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.standardized_conv import StandardizedConv2D
 
-# By pre-activation: the options of each convolution and norm of the official hybrids (False) and of BiT (True).
+# Options by `pre_activation`: False for the official hybrids, True for BiT.
 CONV_OPTIONS = {
     False: {"padding": "same", "epsilon": 1e-5, "epsilon_added_to": "std"},
     True: {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"},
@@ -16,23 +16,19 @@ NORM_OPTIONS = {False: {"groups": 32, "epsilon": 1e-6}, True: {"groups": 32, "ep
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Bottleneck(Layer):
-    """A bottleneck residual unit of a ResNet with group normalisation and standardized convolutions.
+    """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
 
-    The branch is three convolutions, 1 x 1, 3 x 3 (with the strides) and 1 x 1. If the strides or the number of
-    channels change the shape, a 1 x 1 convolution projects the shortcut. Norms have 32 groups.
+    The branch is 1 x 1, 3 x 3 (strided), 1 x 1; if the shape changes, a 1 x 1 convolution projects the shortcut.
 
     Args:
-        width: Int, a multiple of 32, the channels inside the unit; four times as many come out.
-        strides: Int, by how much the image is reduced.
-        pre_activation: Bool. False is the unit of the hybrids: each convolution, also the projection, is followed by a
-            norm, and the sum by a ReLU. True is the unit of BiT: each convolution is preceded by a norm and a ReLU, the
-            first of which the projection shares. The two also differ in the convolutions' padding and epsilon.
+        width: Int, a multiple of 32, the number of channels inside the unit.
+        strides: Int, the reduction of height and width.
+        pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
+            after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first.
+            The padding and epsilon of the convolutions differ too.
 
-    Call arguments:
-        images: Feature maps, (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
-
-    Returns:
-        (batch, ceil(height / strides), ceil(width / strides), 4 * width).
+    Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
 
     Raises:
         ValueError: If `width` or the channels are not multiples of 32.
@@ -42,10 +38,9 @@ class Bottleneck(Layer):
     >>> keras_vit.layers.Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), with the strides in the second convolution; the
-    pre-activation unit: [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and
-    [arXiv 1912.11370](https://arxiv.org/abs/1912.11370). Initial weights as in the official Flax code: LeCun normal
-    kernels, and the scale of the hybrids' last norm zero, so that the branch adds nothing at first.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), strided in the second convolution; pre-activation:
+    [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
+    Initialized as in the official Flax code: LeCun normal kernels; the last norm's scale is zero in hybrids.
     """
 
     def __init__(self, width, strides=1, pre_activation=False, **kwargs):

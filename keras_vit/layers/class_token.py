@@ -7,17 +7,13 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PrefixTokens(Layer):
-    """Puts learned tokens, the same for every image, in front of a sequence: class, distillation or register tokens.
+    """Prepends learned tokens, the same for every image: class, distillation or register tokens.
 
     Args:
-        num_tokens: Int, how many.
+        num_tokens: Int, the number of tokens.
         initializer: Initializer of the tokens; zeros, as in the official Flax code, by default.
 
-    Call arguments:
-        tokens: A sequence, (batch, num_patches, hidden_dim).
-
-    Returns:
-        (batch, num_tokens + num_patches, hidden_dim).
+    Input shape: (batch, num_patches, hidden_dim). Output shape: (batch, num_tokens + num_patches, hidden_dim).
 
     Example:
 
@@ -49,7 +45,7 @@ class PrefixTokens(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ClassToken(PrefixTokens):
-    """`PrefixTokens(1)`: the class token, whose final state represents the image.
+    """The class token: `PrefixTokens(1)`.
 
     Args:
         initializer: As in `PrefixTokens`.

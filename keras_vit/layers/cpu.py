@@ -1,8 +1,4 @@
-"""The same functions computed faster on a CPU; what they compute is said where they are called.
-
-Each gains 5% or more of a training step or a prediction of ViT-B/16. The environment variable KERAS_VIT_CPU_TRICKS=0,
-set before Python starts, switches all of them off.
-"""
+"""CPU speed-ups of 5% or more for ViT-B/16; KERAS_VIT_CPU_TRICKS=0, set before Python starts, turns them off."""
 
 import functools
 import os
@@ -14,29 +10,26 @@ from keras import ops
 from keras_vit.activations import gelu_tanh
 
 ENABLED = os.environ.get("KERAS_VIT_CPU_TRICKS") != "0"
-# The width of Ti/16's MLP. A narrower GELU is not worth the time to compile it.
+# The MLP width of Ti/16. A narrower GELU is not worth compiling.
 COMPILED_WIDTH = 768
-# oneDNN shares few outputs badly between threads: 192 units of 197 rows, as in Ti/16, take up to 1.8 times as long.
+# oneDNN parallelizes small products badly: 197 x 192 outputs, as in Ti/16, take up to 1.8 times as long.
 MIN_OUTPUTS = 2**16
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 @functools.cache
 def has_gpu():
-    """Whether TensorFlow or JAX computes on an accelerator."""
+    """Whether TensorFlow or JAX runs on an accelerator."""
     return not keras.distribution.list_devices()[0].startswith("cpu")
 
 
 def materialize(x):
-    """Returns `x`; on JAX in a way that XLA writes it, and its gradient, to memory once.
-
-    Each block adds to the tokens, so the gradient of the first ones is a sum over all blocks. XLA computes that sum
-    again wherever it is used, but moves nothing into a condition that it cannot decide.
-    """
+    """Returns `x`; on a JAX CPU, makes XLA store `x` and its gradient instead of recomputing them."""
     if not ENABLED or keras.backend.backend() != "jax" or has_gpu() or 0 in x.shape:
         return x
+    # XLA recomputes the tokens' gradient, a sum over all blocks, at each use, but not inside a runtime condition.
     first = x[(0,) * len(x.shape)]
-    # The second branch is taken only if the first number is NaN, and has the same value.
+    # The second branch runs only if the first number is NaN, and returns the same values.
     return ops.cond(first == first, lambda: x, lambda: ops.abs(x) * ops.sign(x))
 
 
@@ -47,7 +40,7 @@ def dense(x, kernel, bias, activation=None, training=False):
         if x.dtype == kernel.dtype:
             x = _linear_on_torch(x, kernel, None if bias is None else ops.convert_to_tensor(bias))
             return x if activation is None else activation(x)
-    # As a matrix with a row for each token: TensorFlow fuses product, bias and GELU, and the gradients are faster.
+    # With one row per token, TensorFlow fuses matmul, bias and GELU, and gradients are faster.
     shape = ops.shape(x)
     by_rows = ENABLED and len(shape) > 2 and 0 not in x.shape[1:]
     if by_rows:
@@ -64,14 +57,14 @@ def _linear_on_torch(x, kernel, bias):
     import torch
     from torch.nn import functional
 
-    # Only sizes that are known now: a traced program would be tied to them.
+    # A traced program would be tied to the example's sizes.
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if ENABLED and x.device.type == "cpu" and not traced:
         rows, units = x.numel() // x.shape[-1], kernel.shape[-1]
         fewest_rows = min_rows().get(keras.backend.standardize_dtype(x.dtype))
         if fewest_rows and rows >= fewest_rows and rows * units >= MIN_OUTPUTS:
             convolution = _convolution()
-            # An autograd function takes a tenth of a small model's time even without gradients.
+            # Even without gradients, `apply` takes a tenth of a small model's time.
             run = convolution.apply if torch.is_grad_enabled() else convolution.forward
             outputs = run(x.reshape(rows, x.shape[-1]), kernel, bias)
             return outputs.reshape(*x.shape[:-1], units)
@@ -80,12 +73,10 @@ def _linear_on_torch(x, kernel, bias):
 
 @functools.cache
 def min_rows():
-    """By dtype, from how many rows on PyTorch's 1 x 1 convolution is faster than its product: on AMD processors.
-
-    In float32 PyTorch takes products from MKL, which is up to twice as slow there, and convolutions from oneDNN.
-    """
+    """Maps dtypes to the number of rows from which a 1 x 1 convolution beats matmul: PyTorch on AMD processors."""
     import torch
 
+    # PyTorch's float32 matmul uses MKL, up to twice as slow on AMD; its convolutions use oneDNN.
     info = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else ""
     if "AuthenticAMD" not in info or not torch.backends.mkldnn.is_available():
         return {}
@@ -94,7 +85,7 @@ def min_rows():
 
 @functools.cache
 def _convolution():
-    """The product of matrices, plus a bias, as a convolution, and so its gradients; PyTorch's own ones are slower."""
+    """A torch autograd function for `x @ kernel + bias` as a convolution, with faster gradients than PyTorch's own."""
     import torch
     from torch.nn import functional
 
@@ -125,7 +116,7 @@ def _convolution():
         def backward(ctx, gradient):
             x, kernel = ctx.saved_tensors
             of_x, of_kernel, of_bias = ctx.needs_input_grad
-            # Under autocast the gradient has another dtype.
+            # Under autocast the gradient's dtype differs.
             return (
                 rows(functional.conv2d(pixels(gradient.to(kernel.dtype)), kernel[:, :, None, None])) if of_x else None,
                 product(x.T.contiguous(), gradient.to(x.dtype)) if of_kernel else None,
@@ -144,7 +135,7 @@ def _convolution():
 
 
 def activate(activation, x, training=False):
-    """Returns `activation(x)`; TensorFlow compiles a wide GELU in training, whose gradient is ten operations else."""
+    """Returns `activation(x)`; in training on CPUs, TensorFlow compiles wide GELUs, whose gradient is ten ops."""
     is_wide_gelu = activation in (keras.activations.gelu, gelu_tanh) and x.shape[-1] >= COMPILED_WIDTH
     if not ENABLED or not training or not is_wide_gelu or keras.backend.backend() != "tensorflow":
         return activation(x)
@@ -175,7 +166,7 @@ def _compiled(function):
 
 @functools.cache
 def _has_xla():
-    """Whether this build of TensorFlow can compile."""
+    """Whether this TensorFlow build includes XLA."""
     import tensorflow as tf
 
     with tf.init_scope():

@@ -4,23 +4,19 @@ from keras import ops
 
 from keras_vit.layers import cpu
 
-# What a layer with LoRA saves besides the numbered variables.
+# The keys that a layer with LoRA saves besides Keras' numbered ones.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Dense(keras.layers.Dense):
-    """`keras.layers.Dense` that computes faster and saves its LoRA factors.
+    """`keras.layers.Dense`, but faster, and with LoRA factors that are saved separately from the kernel.
 
     Args:
-        units: Int, the outputs' width.
+        units: Int, the output width.
         **kwargs: As for `keras.layers.Dense`.
 
-    Call arguments:
-        inputs: (..., width).
-
-    Returns:
-        (..., units).
+    Input shape: (..., width). Output shape: (..., units).
 
     Example:
 
@@ -34,11 +30,10 @@ class Dense(keras.layers.Dense):
     def build(self, input_shape):
         alpha = self.lora_alpha
         super().build(input_shape)
-        # If the config enables LoRA, Keras overwrites alpha with the rank here.
+        # Keras overwrites alpha with the rank if the config enables LoRA.
         self.lora_alpha = alpha
 
-    # Keras' own pair adds LoRA's update to the kernel, rounded to the compute dtype, and restores two factors of zeros,
-    # which have no gradient.
+    # Keras would merge LoRA into the kernel, rounded to the compute dtype, and restore zeros, which get no gradient.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False
@@ -69,5 +64,5 @@ class Dense(keras.layers.Dense):
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):
-        # Keras skips subclasses, since their `call` may compute something else; this one does not.
+        # Keras does not quantize subclasses, whose `call` may differ; this one computes the same.
         return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)

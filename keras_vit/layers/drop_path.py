@@ -5,20 +5,13 @@ from keras_vit import arguments
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class DropPath(keras.layers.Dropout):
-    """Drops a whole residual branch for some of the images during training (stochastic depth).
-
-    It is Keras' Dropout with one draw an image: branches that stay are scaled by `1 / (1 - rate)`.
+    """Stochastic depth: drops residual branches of random images in training, and scales others by `1 / (1 - rate)`.
 
     Args:
-        rate: Float in [0, 1), the probability that an image's branch is dropped.
+        rate: Float in [0, 1), the probability of dropping an image's branch.
         seed: Int or None, the random seed.
 
-    Call arguments:
-        inputs: (batch, num_tokens, hidden_dim).
-        training: Bool; nothing is dropped outside training.
-
-    Returns:
-        The same shape.
+    Input and output shape: (batch, num_tokens, hidden_dim).
 
     Example:
 

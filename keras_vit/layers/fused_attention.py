@@ -5,21 +5,20 @@ from keras_vit.layers.cpu import has_gpu
 
 
 def has_fused_kernel():
-    """Whether the backend has one kernel for attention here: PyTorch, and JAX on a GPU."""
+    """Whether the backend has a fused attention kernel: PyTorch, and JAX on a GPU."""
     backend = keras.backend.backend()
     return backend == "torch" or (backend == "jax" and has_gpu())
 
 
 def attend(query, key, value, bias):
-    """`softmax(Q K^T / sqrt(head_dim) + bias) V` by that kernel, each (batch, num_heads, num_tokens, head_dim)."""
+    """Fused `softmax(Q K^T / sqrt(head_dim) + bias) V`. Inputs and output: (batch, num_heads, num_tokens, head_dim)."""
     if keras.backend.backend() == "torch":
-        # Keras' own operation copies its inputs first, and takes no bias.
+        # Keras' own operation copies its inputs and takes no bias.
         from torch.nn import functional
 
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     length = ops.shape(query)[2]
-    # cuDNN has no gradient for an odd number of tokens, such as 197. Padding by one that is masked is faster than
-    # separate matrix products.
+    # cuDNN has no gradient for odd lengths, such as 197; a masked padding token is faster than unfused attention.
     odd = length % 2
     query, key, value = (
         ops.transpose(ops.pad(x, ((0, 0), (0, 0), (0, odd), (0, 0))), (0, 2, 1, 3)) for x in (query, key, value)

@@ -7,26 +7,20 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class GroupNormalization(Layer):
-    """Normalises groups of channels over the whole image, then scales and shifts each channel.
+    """Group normalization over the whole image, with a scale and an offset per channel.
 
-    Unlike `keras.layers.GroupNormalization`, it computes the variance from the centred values, in float32. On PyTorch
-    Keras subtracts the squared mean from the mean square, which loses digits, up to NaN, if the mean is far above the
-    standard deviation.
+    Unlike `keras.layers.GroupNormalization`, computes the variance from centred values, in float32. Keras on PyTorch
+    loses precision, up to NaN, if the mean is far above the standard deviation.
 
     Args:
-        groups: Int, the number of groups. The channels are a multiple of it.
+        groups: Int, the number of groups.
         epsilon: Float, added to the variance.
         gamma_initializer: Initializer of the scale.
 
-    Call arguments:
-        images: Images or feature maps, (batch, height, width, channels), channels last whatever
-            `keras.config.image_data_format()` says.
-
-    Returns:
-        (batch, height, width, channels).
+    Input and output shape: (batch, height, width, channels), always channels last.
 
     Raises:
-        ValueError: If the channels are not a multiple of `groups`.
+        ValueError: If the number of channels is not a multiple of `groups`.
 
     Example:
 
@@ -50,7 +44,7 @@ class GroupNormalization(Layer):
                 f"Expected a multiple of {self.groups} channels, the number of groups. "
                 f"Received: shape {tuple(images_shape)}"
             )
-        # Without autocast, since they are used in float32.
+        # No autocast: they are used in float32.
         self.gamma = self.add_weight(
             name="gamma", shape=(channels,), initializer=self.gamma_initializer, autocast=False
         )

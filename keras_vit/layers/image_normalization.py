@@ -10,39 +10,27 @@ from keras_vit.preprocessing import Preprocessing
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ImageNormalization(keras.layers.Layer):
-    """Carries the record of the model that it is the first layer of, and scales images if asked to.
+    """The first layer of each model: carries its config and, with `apply=True`, scales its images.
 
-    The record is saved, reloaded and cloned with the layer, and stays under a user's own head. `config_of`, pipelines,
-    `preprocess_input`, predictions and exports read it here.
+    The config is saved, reloaded and cloned with the layer, and stays when a new head is added. `config_of`,
+    `preprocess_input`, pipelines, predictions and exports read it here.
 
     Args:
-        mean: As in `keras_vit.Preprocessing`, as are std, interpolation, crop_fraction, value_range, antialias and
-            resize_mode.
-        std: See mean.
-        apply: Bool. True takes raw images of 0..255 and returns `(x / 255 - mean) / std`, or the same for another
-            `value_range`; False passes images through.
-        interpolation: See mean.
-        crop_fraction: See mean.
-        folded: Bool. True says that the kernel of the next layer does what `apply` asks for: raw images are passed
-            through. See `keras_vit.fold_preprocessing`.
-        class_names: The names of the model's classes in the order of its outputs, or None.
-        multi_label: Bool. True says that the model was trained for any number of classes an image (each output is a
-            sigmoid); False, for one of them (softmax).
-        value_range: See mean.
-        antialias: See mean.
-        resize_mode: See mean.
-        config: A `ViTConfig`, a `BiTConfig` or their `to_dict()`. It replaces the constants and the classes above. None
-            without a record, as in files of version 0.1.
+        mean, std, interpolation, crop_fraction, value_range, antialias, resize_mode: As in `keras_vit.Preprocessing`.
+        apply: Bool. True scales raw images of 0..255 to `(x / 255 - mean) / std`, adapted to `value_range`; False
+            passes images through.
+        folded: Bool. True passes raw images through because the next layer's kernel includes the scaling. See
+            `keras_vit.fold_preprocessing`.
+        class_names: The class names in the order of the outputs, or None.
+        multi_label: Bool, whether the model was trained for any number of classes per image (sigmoid) instead of one
+            (softmax).
+        config: A `ViTConfig`, a `BiTConfig` or their `to_dict()`, which replaces the constants and classes above; None
+            without a model, or in files of version 0.1.
 
-    Call arguments:
-        images: Images, (batch, height, width, channels).
-
-    Returns:
-        Images of the same shape, always in float32: a reduced compute dtype would round pixels before they are centred.
+    Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
     Raises:
-        ValueError: If a constant is out of its range, or holds another number of channels than the images, if
-            `folded=True` without `apply=True`, or `class_names` are no strings.
+        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without `apply`.
 
     Example:
 
@@ -67,7 +55,7 @@ class ImageNormalization(keras.layers.Layer):
         config=None,
         **kwargs,
     ):
-        # Float32 whatever the policy says: see Returns.
+        # Always float32: lower precision would round pixels before they are centred.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
         self.apply, self.folded = bool(apply), bool(folded)
         if self.folded and not self.apply:
@@ -83,7 +71,7 @@ class ImageNormalization(keras.layers.Layer):
                 crop_fraction=crop_fraction,
                 resize_mode=resize_mode,
             )
-            # The number of channels is known in `build`.
+            # The constants are checked against the images in `build`.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             classes = {"class_names": class_names, "multi_label": bool(multi_label)}
             self._without_config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **classes)
@@ -98,12 +86,12 @@ class ImageNormalization(keras.layers.Layer):
 
     @property
     def preprocessing(self):
-        """The constants, a `Preprocessing`."""
+        """The `Preprocessing` of the images."""
         return self._record.preprocessing
 
     @property
     def class_names(self):
-        """The names of the model's classes, a list of strings, or None."""
+        """The class names, a list of strings, or None."""
         return None if self._record.class_names is None else list(self._record.class_names)
 
     @class_names.setter
@@ -127,9 +115,9 @@ class ImageNormalization(keras.layers.Layer):
         return self.normalize(images) if self.apply and not self.folded else images
 
     def normalize(self, images):
-        """Applies the constants to float images of 0..255: a NumPy array or a tensor of the backend."""
+        """Scales float images of 0..255, a NumPy array or a backend tensor."""
         offset, scale = self._offset_and_scale(images)
-        # In this form, and not as x * a + b, -1 and 1 come out exact.
+        # In this form, unlike x * a + b, -1 and 1 are exact.
         return (images - offset) / scale
 
     def denormalize(self, images):
@@ -138,7 +126,7 @@ class ImageNormalization(keras.layers.Layer):
         return images * scale + offset
 
     def raw_images(self, images):
-        """Images of 0..255 from the model's input, which are these already if the layer scales them."""
+        """Converts model inputs to images of 0..255, which they already are if the layer scales them."""
         return images if self.apply else self.denormalize(images)
 
     def _offset_and_scale(self, images):
@@ -158,7 +146,7 @@ class ImageNormalization(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        # Here, since Keras would wrap the error of a damaged record in one that repeats all of it.
+        # Parsed here: Keras would wrap the error of an invalid config in one that repeats all of it.
         if config.get("config") is not None:
             config = {**config, "config": ModelConfig.from_dict(config["config"])}
         return super().from_config(config)

@@ -1,7 +1,4 @@
-"""Initial weights drawn by NumPy: a seed gives the same weights on each backend, and large models build faster on JAX.
-
-The layers of this package start with these. A Keras initializer that a user passes draws as that backend does.
-"""
+"""Initializers that draw with NumPy: a seed gives the same weights on each backend, and JAX builds models faster."""
 
 import math
 import os
@@ -11,13 +8,13 @@ import keras
 import numpy as np
 from keras import ops
 
-# The numbers of one stream. Fixed, so that the weights do not depend on the number of threads.
+# Draws per random stream; fixed, so that weights do not depend on the number of threads.
 PIECE = 2**20
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomUniform(keras.initializers.RandomUniform):
-    """Keras' RandomUniform, drawn by NumPy. `minval` and `maxval` are floats."""
+    """`keras.initializers.RandomUniform` drawn with NumPy; `minval` and `maxval` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(fill_uniform, self.maxval - self.minval, self.minval, shape, dtype, self.seed)
@@ -25,7 +22,7 @@ class RandomUniform(keras.initializers.RandomUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomNormal(keras.initializers.RandomNormal):
-    """Keras' RandomNormal, drawn by NumPy. `mean` and `stddev` are floats."""
+    """`keras.initializers.RandomNormal` drawn with NumPy; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(fill_normal, self.stddev, self.mean, shape, dtype, self.seed)
@@ -33,7 +30,7 @@ class RandomNormal(keras.initializers.RandomNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TruncatedNormal(keras.initializers.TruncatedNormal):
-    """Keras' TruncatedNormal, drawn by NumPy. `mean` and `stddev` are floats."""
+    """`keras.initializers.TruncatedNormal` drawn with NumPy; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(fill_truncated_normal, self.stddev, self.mean, shape, dtype, self.seed)
@@ -41,7 +38,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class GlorotUniform(keras.initializers.GlorotUniform):
-    """Keras' GlorotUniform, drawn by NumPy, for kernels that end in the channels in and out."""
+    """`keras.initializers.GlorotUniform` drawn with NumPy, for kernels that end in (inputs, outputs)."""
 
     def __call__(self, shape, dtype=None):
         field = math.prod(shape[:-2])
@@ -50,7 +47,7 @@ class GlorotUniform(keras.initializers.GlorotUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LecunNormal(keras.initializers.LecunNormal):
-    """Keras' LecunNormal, drawn by NumPy, for kernels that sum over all axes but the last."""
+    """`keras.initializers.LecunNormal` drawn with NumPy, for kernels whose fan-in is all axes but the last."""
 
     def __call__(self, shape, dtype=None):
         truncated_stddev = 0.87962566103423978
@@ -59,30 +56,30 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """GlorotUniform for a kernel whose shape hides its fans: fused over heads, or over queries, keys and values."""
+    """Glorot uniform with explicit fans, for kernels whose shape does not show them, such as a fused QKV kernel."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 
 
 def fill_uniform(rng, out):
-    """Draws from [0, 1)."""
+    """Fills `out` with draws from [0, 1)."""
     rng.random(out=out, dtype="float32")
 
 
 def fill_normal(rng, out):
-    """Draws with mean 0 and standard deviation 1."""
+    """Fills `out` with standard normal draws."""
     rng.standard_normal(out=out, dtype="float32")
 
 
 def fill_truncated_normal(rng, out):
-    """Draws from a normal distribution, again for what is beyond two standard deviations."""
+    """Fills `out` with standard normal draws, redrawing those beyond two standard deviations."""
     fill_normal(rng, out)
     while (far := np.abs(out) > 2).any():
         out[far] = rng.standard_normal(np.count_nonzero(far), dtype="float32")
 
 
 def draw(fill, scale, shift, shape, dtype, seed):
-    """A tensor of what `fill(rng, out)` draws, times `scale`, plus `shift`, drawn in threads."""
+    """Draws a tensor by `fill(rng, out)` in threads, then multiplies by `scale` and adds `shift`."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
@@ -93,8 +90,7 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece *= scale
         piece += shift
 
-    # Fresh memory costs as much as the numbers do. JAX and PyTorch take an array as it lies in memory, though Keras
-    # would copy it for PyTorch; TensorFlow joins pieces, whose memory is used again.
+    # Allocation costs as much as drawing: JAX and PyTorch take the array uncopied, TensorFlow joins reused pieces.
     if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
         values = aligned(size)
         fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
@@ -113,27 +109,27 @@ def draw(fill, scale, shift, shape, dtype, seed):
 
 
 def entropy(seed):
-    """A seed as NumPy takes it: a non-negative int, or several."""
+    """Converts a Keras seed to entropy for NumPy: a non-negative int, or a list of them."""
     if isinstance(seed, keras.random.SeedGenerator):
         return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
     return seed & 0xFFFFFFFF
 
 
 def aligned(size):
-    """An array of float32 whose address is such that JAX and TensorFlow need not copy it."""
+    """An uninitialized float32 array, aligned so that JAX and TensorFlow need not copy it."""
     room = np.empty(size + 16, "float32")
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
 
 
 def fill_all(fill_one, seeds, pieces):
-    """Calls `fill_one(seed, piece)` for each, in threads if there are several."""
+    """Calls `fill_one(seed, piece)` for each pair, in threads if there are several."""
     if len(pieces) > 1:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(fill_one, seeds, pieces))  # a list raises the errors of the threads
+                list(pool.map(fill_one, seeds, pieces))  # list() raises the threads' errors
             return
         except RuntimeError:
-            pass  # Python that shuts down starts no threads.
+            pass  # Python starts no threads while shutting down.
     for seed, piece in zip(seeds, pieces, strict=True):
         fill_one(seed, piece)

@@ -6,16 +6,12 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LayerScale(Layer):
-    """Multiplies each channel by a learned factor that starts small.
+    """Multiplies each channel by a learned factor.
 
     Args:
-        init_value: Float, the factors' initial value.
+        init_value: Float, the initial value of the factors.
 
-    Call arguments:
-        tokens: (..., hidden_dim).
-
-    Returns:
-        The same shape.
+    Input and output shape: (..., hidden_dim).
 
     Example:
 

@@ -8,28 +8,23 @@ from keras_vit.layers.dense import Dense
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MLP(CompositeLayer):
-    """The feed-forward part of a transformer block: a wide dense layer, an activation, a dense layer back.
+    """The MLP of a transformer block: a wide dense layer, an activation and a dense layer back to the input's width.
 
     Args:
-        mlp_dim: Int, the width of the hidden layer.
-        activation: "gelu_tanh" (the tanh approximation, which the official Flax code uses), "gelu" (exact: timm, DeiT,
-            Hugging Face), or any Keras activation.
+        mlp_dim: Int, the hidden width.
+        activation: "gelu_tanh" (tanh approximation, as in the official Flax code), "gelu" (exact, as in timm, DeiT and
+            Hugging Face) or any Keras activation.
         dropout_rate: Float in [0, 1), the dropout after each dense layer.
         seed: Int or None, the random seed of the dropout.
 
-    Call arguments:
-        tokens: (batch, num_tokens, hidden_dim).
-        training: Bool; dropout acts in training only.
-
-    Returns:
-        (batch, num_tokens, hidden_dim).
+    Input and output shape: (batch, num_tokens, hidden_dim).
 
     Example:
 
     >>> keras_vit.layers.MLP(3072)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3. Initial weights as in the official Flax
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3. Initialized as in the official Flax
     code: Xavier uniform kernels, biases normal with standard deviation 1e-6.
     """
 
@@ -45,7 +40,7 @@ class MLP(CompositeLayer):
         )
 
     def build(self, tokens_shape):
-        # With its activation, which TensorFlow fuses with the product and the bias at inference.
+        # At inference TensorFlow fuses the activation with matmul and bias.
         self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
@@ -62,7 +57,7 @@ class MLP(CompositeLayer):
 
     def call(self, tokens, training=None):
         x = self.dense_1(tokens)
-        # Calling a layer that does nothing takes time on PyTorch.
+        # Calling a no-op layer costs time on PyTorch.
         if not self.dropout_rate:
             return self.dense_2(x)
         x = self.dropout_1(x, training=training)

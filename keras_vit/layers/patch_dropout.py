@@ -7,21 +7,14 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchDropout(Layer):
-    """Removes a random share of each image's patches during training, which makes the step faster.
-
-    Prefix tokens always stay, the order of the patches that stay is kept, and nothing is rescaled.
+    """Removes random patches of each image in training; the others keep their order and are not rescaled.
 
     Args:
-        rate: Float in [0, 1), the share of the patches that is removed; at least one patch stays.
-        num_prefix_tokens: Int, how many tokens before the patches always stay.
+        rate: Float in [0, 1), the share of patches to remove; at least one patch stays.
+        num_prefix_tokens: Int, the number of tokens before the patches, which always stay.
         seed: Int or None, the random seed.
 
-    Call arguments:
-        tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
-        training: Bool; outside training all tokens stay.
-
-    Returns:
-        (batch, num_prefix_tokens + kept patches, hidden_dim).
+    Input shape: (batch, num_prefix_tokens + num_patches, hidden_dim). The output has fewer patches in training.
 
     Example:
 
@@ -44,7 +37,7 @@ class PatchDropout(Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
-        # Rounded down, but for binary fractions: 10 * (1 - 0.8) is a little less than 2.
+        # Rounded down, with a margin for float errors: 10 * (1 - 0.8) is just below 2.
         if isinstance(num_patches, int):
             num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:

@@ -7,7 +7,7 @@ from keras_vit.layers.base import Layer
 
 
 def whole_patches(images, patch_size):
-    """Images without the pixels at the right and bottom that fill no patch, and the grid's rows and columns."""
+    """Crops images at the right and bottom to whole patches; returns them and the grid's rows and columns."""
     sides = ops.shape(images)[1:3]
     rows, columns = arguments.grid_size(sides, patch_size)
     if any(not isinstance(side, int) or side % patch for side, patch in zip(sides, patch_size, strict=True)):
@@ -27,19 +27,15 @@ def unfold(images, patch_size):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Patches(Layer):
-    """Cuts images into flattened patches, with no projection.
+    """Cuts images into flattened patches, without a projection.
 
-    Patches run row by row from the top left, the pixels of a patch likewise, channels last. Rows and columns of pixels
-    that do not fill a patch are dropped at the bottom and right, as a VALID convolution drops them.
+    In row-major order, channels last. Pixels at the bottom and right that do not fill a patch are dropped.
 
     Args:
         patch_size: Int, or (height, width), in pixels.
 
-    Call arguments:
-        images: Images, (batch, height, width, channels).
-
-    Returns:
-        Patches, (batch, num_patches, patch_height * patch_width * channels).
+    Input shape: (batch, height, width, channels).
+    Output shape: (batch, num_patches, patch_height * patch_width * channels).
 
     Raises:
         ValueError: If an image is smaller than one patch.
@@ -68,23 +64,15 @@ class Patches(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchEmbedding(Layer):
-    """Cuts images into patches, as `Patches`, and projects each linearly.
-
-    The kernel is stored as a convolution's, (patch_height, patch_width, channels, hidden_dim), as the official
-    checkpoints have it.
+    """Cuts images into patches, as `Patches` does, and projects each linearly.
 
     Args:
         hidden_dim: Int, the width of a token.
-        patch_size: As in `Patches`.
-        method: "conv" (a strided convolution) or "unfold" (patches, then one matrix product): the same function of the
-            same kernel at another speed. None is "conv" on PyTorch and "unfold" elsewhere: XLA's gradient of the
-            convolution takes as long on a CPU as half of a ViT-B/16.
+        patch_size: Int, or (height, width), in pixels.
+        method: "conv" (a strided convolution) or "unfold" (patches, then a matrix product): the same result at another
+            speed. None: "conv" on PyTorch, else "unfold", since XLA's convolution gradient is slow on CPUs.
 
-    Call arguments:
-        images: Images, (batch, height, width, channels).
-
-    Returns:
-        Tokens, (batch, num_patches, hidden_dim).
+    Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
 
     Raises:
         ValueError: If an image is smaller than one patch.
@@ -94,8 +82,8 @@ class PatchEmbedding(Layer):
     >>> keras_vit.layers.PatchEmbedding(768, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1. Initial weights as in the official
-    Flax code: LeCun normal kernel, zero bias.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1. Stored and initialized as in the
+    official Flax code: LeCun normal kernel, (patch_height, patch_width, channels, hidden_dim); zero bias.
     """
 
     def __init__(self, hidden_dim, patch_size, method=None, **kwargs):
@@ -119,8 +107,7 @@ class PatchEmbedding(Layer):
         if method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return cpu.dense(unfold(images, self.patch_size), kernel, self.bias)
-        # A VALID convolution drops the remainder too, but TensorFlow's on a CPU computes garbage from that of some
-        # images of one channel and patches one pixel high.
+        # Cropped first: with 1 channel and patches 1 pixel high, TensorFlow's VALID convolution on CPUs can be wrong.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         return ops.reshape(x, (-1, rows * columns, self.hidden_dim)) + self.bias

@@ -7,18 +7,15 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchMap(Layer):
-    """Reshapes the patches of a sequence to their grid, for dense tasks, without the prefix tokens.
+    """Reshapes patch tokens to their grid, (batch, rows, columns, hidden_dim), for dense tasks; drops prefix tokens.
 
     Args:
         patch_size: Int, or (height, width), in pixels.
-        num_prefix_tokens: Int, how many tokens stand before the patches.
+        num_prefix_tokens: Int, the number of tokens before the patches.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
-        images: The images, (batch, height, width, channels), that the patches were cut from. Only their size is read.
-
-    Returns:
-        (batch, rows, columns, hidden_dim).
+        images: (batch, height, width, channels), the images of the patches. Only their size is read.
 
     Example:
 
@@ -34,7 +31,7 @@ class PatchMap(Layer):
 
     def call(self, tokens, images):
         batch, *image_size, _ = ops.shape(images)
-        # The batch is not inferred, so that a sequence of another length is an error.
+        # An explicit batch size makes a wrong sequence length an error.
         shape = (batch, *arguments.grid_size(image_size, self.patch_size), tokens.shape[-1])
         return ops.reshape(tokens[:, self.num_prefix_tokens :], shape)
 

@@ -7,37 +7,32 @@ from keras_vit.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
 
-# By method, what the number of channels has to be a multiple of.
+# By method: the number of channels must be a multiple of this.
 METHODS = {"learned": 1, "learned2d": 2, "sincos2d": 4}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PositionEmbedding(Layer):
-    """Adds an embedding of each patch's place to the tokens, for any grid of patches.
+    """Adds position embeddings to the tokens, for any patch grid.
 
     Args:
-        grid_size: (rows, columns) of the patch grid that the embeddings are made for. If the input's differs, learned
-            embeddings are resized to it.
-        method: "learned" (one vector a patch), "learned2d" (one vector a column for the first half of the channels, one
-            a row for the second) or "sincos2d" (fixed sines and cosines of column and row of the input's grid).
-        patch_size: Int or (height, width) in pixels: turns the size of `images` into their grid. Needed only if
-            `images` is passed.
-        num_prefix_tokens: Int, how many tokens (class, distillation, registers) stand before the patches.
-        num_prefix_positions: Int, how many of those, from the first, have a learned embedding added too; all by
-            default. Fixed embeddings add nothing to the prefix.
-        interpolation: How learned embeddings are resized: "linear" with the end points aligned, the official code's
-            convention; "bicubic", DeiT's and Hugging Face's; "bicubic_antialias", timm's.
+        grid_size: (rows, columns) of the grid that learned embeddings are stored for. For other grids they are resized.
+        method: "learned" (one vector per patch), "learned2d" (one per column in the first half of the channels, one per
+            row in the second) or "sincos2d" (fixed sines and cosines of column and row).
+        patch_size: Int or (height, width), in pixels. Required if `images` is passed.
+        num_prefix_tokens: Int, the number of tokens (class, distillation, registers) before the patches.
+        num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding; all by default.
+            Fixed embeddings add nothing to the prefix.
+        interpolation: How learned embeddings are resized: "linear" with aligned end points (official code), "bicubic"
+            (DeiT, Hugging Face) or "bicubic_antialias" (timm).
 
     Call arguments:
-        tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
-        images: The images, (batch, height, width, channels), that the patches were cut from. Only their size is read.
-            Pass them if the size is known at run time only; without them the input's grid is `grid_size`.
-
-    Returns:
-        (batch, num_prefix_tokens + rows * columns, hidden_dim).
+        tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
+        images: (batch, height, width, channels), the images of the patches. Only their size is read, for the grid.
+            Without them the grid is `grid_size`.
 
     Raises:
-        ValueError: If the number of tokens is not that of the grid.
+        ValueError: If the number of tokens or channels does not fit.
 
     Example:
 
@@ -46,8 +41,8 @@ class PositionEmbedding(Layer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1, equation 1, and appendix D.4;
-    "sincos2d": [arXiv 2205.01580](https://arxiv.org/abs/2205.01580). Initial weights as in the official Flax code:
-    normal with standard deviation 0.02.
+    "sincos2d": [arXiv 2205.01580](https://arxiv.org/abs/2205.01580). Initialized as in the official Flax code: normal,
+    standard deviation 0.02.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class PositionEmbedding(Layer):
         num_prefix = self.num_prefix_positions
         self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
         if self.method == "learned":
-            # The prefix's rows are part of the one table, as in the official checkpoints.
+            # The table includes the prefix, as in the official checkpoints.
             self.embeddings = self._embeddings("embeddings", (1, num_prefix + rows * columns, hidden_dim))
         elif self.method == "learned2d":
             self.column_embeddings = self._embeddings("column_embeddings", (columns, hidden_dim // 2))
@@ -134,18 +129,15 @@ class PositionEmbedding(Layer):
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
     def _is_own(self, grid_size):
-        """Whether a grid is known to be the stored one.
-
-        Its sides may be tensors of TensorFlow, or symbols of torch.export, which a comparison would tie to the size of
-        the example.
-        """
+        """Whether a grid is known to be the stored one."""
+        # Sides may be tensors, or symbols of torch.export, which a comparison would tie to the example's size.
         return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
     def _resize(self, embeddings, grid_size, hidden_dim):
         if self._is_own(grid_size):
             return embeddings
         rows, columns = self._resize_matrices(grid_size)
-        # Two products: one einsum of three operands would tie torch.export to the size of its example.
+        # Two products: one einsum of three operands would tie torch.export to the example's size.
         resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
@@ -160,15 +152,15 @@ class PositionEmbedding(Layer):
 
 
 def _sincos(length, channels):
-    """Sines, then cosines, of each position along one axis at falling frequencies, (length, channels)."""
+    """Sines, then cosines, of each position along one axis, (length, channels)."""
     frequencies = 10_000.0 ** -np.linspace(0, 1, channels // 2, dtype="float32")
-    # As a tensor: torch.export cannot trace a product of a tensor and an array.
+    # torch.export cannot trace a product of a tensor and an array.
     angles = ops.arange(length, dtype="float32")[:, None] * ops.convert_to_tensor(frequencies)
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
 
 
 def _join_axes(columns, rows):
-    """Column channels, then row channels, of each place of the grid, (rows, columns, channels)."""
+    """Concatenates column and row channels at each grid cell, (rows, columns, channels)."""
     num_rows, num_columns, channels = ops.shape(rows)[0], ops.shape(columns)[0], columns.shape[-1]
     columns = ops.broadcast_to(columns[None], (num_rows, num_columns, channels))
     rows = ops.broadcast_to(rows[:, None], (num_rows, num_columns, channels))

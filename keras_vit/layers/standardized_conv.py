@@ -8,37 +8,30 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class StandardizedConv2D(Layer):
-    """A convolution without bias whose kernel is standardized, for each filter, before it is used.
+    """A convolution without bias whose kernel is standardized per filter, to mean 0 and standard deviation about 1.
 
-    The kernel's mean is 0 and its standard deviation about 1 over height, width and input channels. They are computed
-    in float32 under any dtype policy, from the kernel as it is stored. Two conventions exist: the hybrids' is the
-    default; BiT's is `padding="symmetric", epsilon=1e-10, epsilon_added_to="variance"`.
+    The kernel is standardized in float32. The defaults are those of hybrids; BiT uses
+    `padding="symmetric", epsilon=1e-10, epsilon_added_to="variance"`.
 
     Args:
         filters: Int, the number of output channels.
         kernel_size: Int, or (height, width), in pixels.
         strides: Int, or (vertical, horizontal), in pixels.
-        padding: "same" (TensorFlow's: what the strides need, the odd pixel at the bottom and right) or "symmetric"
-            (half the kernel on each side, whatever the strides, for kernels of odd sizes). They differ only where
-            `strides` is above 1.
-        epsilon: Float, what keeps the division from zero.
+        padding: "same" (as in TensorFlow: an odd pixel goes to the bottom and right) or "symmetric" (`kernel_size // 2`
+            on each side; odd sizes only). They differ only if `strides` is above 1.
+        epsilon: Float, avoids division by zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
-        kernel_initializer: Initializer of the kernel. None: LeCun normal, which a seed draws alike on each backend.
+        kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.
 
-    Call arguments:
-        images: Images or feature maps, (batch, height, width, channels), channels last whatever
-            `keras.config.image_data_format()` says.
-
-    Returns:
-        (batch, ceil(height / strides), ceil(width / strides), filters).
+    Input shape: (batch, height, width, channels), always channels last.
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
 
     Example:
 
     >>> keras_vit.layers.StandardizedConv2D(64, kernel_size=7, strides=2)(np.zeros((1, 224, 224, 3))).shape
     (1, 112, 112, 64)
 
-    Reference: [arXiv 1903.10520](https://arxiv.org/abs/1903.10520). Initial weights as in the official Flax code: LeCun
-    normal.
+    Reference: [arXiv 1903.10520](https://arxiv.org/abs/1903.10520).
     """
 
     def __init__(
@@ -70,7 +63,7 @@ class StandardizedConv2D(Layer):
         channels = images_shape[-1]
         if channels is None:
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
-        # Without autocast, so that a reduced compute dtype rounds the standardized kernel and not the stored one.
+        # No autocast: a lower compute dtype should round the standardized kernel, not the stored one.
         self.kernel = self.add_weight(
             name="kernel",
             shape=(*self.kernel_size, channels, self.filters),
@@ -80,13 +73,13 @@ class StandardizedConv2D(Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def standardized_kernel(self):
-        """The kernel that convolves, (height, width, channels, filters), in float32."""
+        """The standardized kernel, (height, width, channels, filters), float32."""
         kernel = ops.cast(self.kernel, "float32")
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
         variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
         if self.epsilon_added_to == "variance":
             return kernel / ops.sqrt(variance + self.epsilon)
-        # A constant filter has no variance, and the root of zero no gradient. The bound is far below any epsilon.
+        # The square root has no gradient at 0, the variance of a constant filter.
         return kernel / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
 
     def call(self, images):

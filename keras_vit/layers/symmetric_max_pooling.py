@@ -9,21 +9,15 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SymmetricMaxPooling2D(Layer):
-    """Takes the maximum of each window, padding all four sides alike.
-
-    `keras.layers.MaxPooling2D(padding="same")` pads an odd number of pixels unevenly.
+    """Max pooling with the same padding on all four sides, unlike Keras' "same" padding.
 
     Args:
-        pool_size: Int, odd, the side of a window in pixels. Half of it is padded on each side.
-        strides: Int, the distance of the windows in pixels.
-        padding: "lowest" (padding is never a maximum) or "zeros" (it is, in a window of negative numbers).
+        pool_size: Int, odd, the side of a window in pixels; `pool_size // 2` pixels are padded on each side.
+        strides: Int, in pixels.
+        padding: "lowest" (-inf, never the maximum) or "zeros" (the maximum of a border window of negative values).
 
-    Call arguments:
-        images: Images or feature maps, (batch, height, width, channels), channels last whatever
-            `keras.config.image_data_format()` says.
-
-    Returns:
-        (batch, ceil(height / strides), ceil(width / strides), channels).
+    Input shape: (batch, height, width, channels), always channels last.
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), channels).
 
     Example:
 

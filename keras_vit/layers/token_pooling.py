@@ -7,23 +7,20 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TokenPooling(Layer):
-    """Makes one vector of a sequence: one of its first tokens, or the mean of its patches.
+    """Pools a sequence to one vector, (batch, hidden_dim): a prefix token, or the mean of the patches.
 
     Args:
-        method: "token" (one of the prefix tokens) or "gap" (the mean of the patches).
-        num_prefix_tokens: Int, how many tokens stand before the patches.
-        index: Int, which of them "token" takes: 0, the class token; 1, DeiT's distillation token.
+        method: "token" (a prefix token) or "gap" (the mean of the patches).
+        num_prefix_tokens: Int, the number of tokens before the patches.
+        index: Int, the prefix token to take: 0 is the class token, 1 DeiT's distillation token.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
-        sizes: (batch, num_prefix_tokens + num_patches) or None: how many patches were merged into each token, which
-            weigh as many in the mean.
-
-    Returns:
-        (batch, hidden_dim).
+        sizes: (batch, num_prefix_tokens + num_patches) or None: the number of patches merged into each token, its
+            weight in the mean.
 
     Raises:
-        ValueError: If the prefix does not have the token.
+        ValueError: If `index` is not below `num_prefix_tokens` with method="token".
 
     Example:
 
@@ -49,7 +46,7 @@ class TokenPooling(Layer):
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
-        # In float32: a sum of hundreds of half-precision numbers loses what the head needs.
+        # In float32: a half-precision sum of hundreds of numbers is too inexact for the head.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
             return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)

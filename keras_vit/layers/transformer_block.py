@@ -17,36 +17,31 @@ class TransformerBlock(CompositeLayer):
     """A pre-norm transformer encoder block: `x += attention(norm(x)); x += mlp(norm(x))`.
 
     Args:
-        num_heads: As in `MultiHeadSelfAttention`, as are qk_norm and max_relative_distance.
-        mlp_dim: As in `MLP`, as is activation.
+        num_heads: Int, the number of attention heads.
+        mlp_dim: Int, the hidden width of the MLP.
         dropout_rate: Float in [0, 1), the dropout after the attention and in the MLP.
         attention_dropout_rate: Float in [0, 1), the dropout on the attention weights.
-        drop_path_rate: Float in [0, 1), the probability that a residual branch is dropped for an image (stochastic
-            depth).
-        layer_scale_init: Float or None: the initial value of a learned scale of each branch, None for no scale.
-        qk_norm: See num_heads.
-        activation: See mlp_dim.
+        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
+        layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
+        qk_norm, max_relative_distance: As in `MultiHeadSelfAttention`.
+        activation: As in `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norms.
-        max_relative_distance: See num_heads.
-        token_merging: Int, how many patches are merged with the one most like them between attention and MLP, at most
-            half of them.
-        num_prefix_tokens: Int, how many tokens stand before the patches and never merge. Only used by `token_merging`.
-        num_outputs: Int or None, how many leading tokens to return, None for all. They attend to all tokens, of which
-            only keys and values are computed. Excludes `token_merging`.
-        remat: Bool; True keeps only the block's input in training and recomputes the rest for the gradient.
+        token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
+        num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
+        num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
+            Not with `token_merging`.
+        remat: Bool; True stores only the block's input in training and recomputes the rest for the gradient.
         seed: Int or None, the random seed of all dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens), int32, how many patches each token stands for, as an earlier block returned it; None
-            if none has merged.
-        training: Bool; dropout acts in training only.
-        return_attention_scores: Bool, whether to return the attention weights of all tokens too.
+        sizes: (batch, num_tokens) or None: the number of patches merged into each token by earlier blocks.
+        return_attention_scores: Bool, whether to return the attention weights too.
 
     Returns:
-        (batch, num_tokens, hidden_dim), or `num_outputs` of them. With `token_merging` that many fewer, followed by
-        their sizes, (batch, num_tokens), int32. With `return_attention_scores=True` also the weights, (batch,
-        num_heads, num_tokens, num_tokens), of the input tokens.
+        (batch, num_tokens or num_outputs, hidden_dim). With `token_merging`, the remaining tokens and their sizes,
+        (batch, num_tokens), int32. With `return_attention_scores=True`, then the weights between all input tokens,
+        (batch, num_heads, num_tokens, num_tokens).
 
     Example:
 
@@ -54,7 +49,7 @@ class TransformerBlock(CompositeLayer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equations 2 and 3; token merging: [arXiv
-    2210.09461](https://arxiv.org/abs/2210.09461); recomputing: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174).
+    2210.09461](https://arxiv.org/abs/2210.09461); remat: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174).
     """
 
     def __init__(
@@ -142,7 +137,7 @@ class TransformerBlock(CompositeLayer):
         else:
             outputs = run(tokens)
         if self.token_merging:
-            # Integers are exact under any dtype policy.
+            # int32, since a lower compute dtype would round the sizes.
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
@@ -165,7 +160,7 @@ class TransformerBlock(CompositeLayer):
         return (tokens, *more) if more else tokens
 
     def add_attention(self, tokens, attended, training=None):
-        """The residual sum of the block's tokens and the output of its attention."""
+        """Adds the output of the attention to the tokens."""
         if self.num_outputs:
             attended, tokens = attended[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
@@ -173,7 +168,7 @@ class TransformerBlock(CompositeLayer):
         return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
 
     def add_mlp(self, tokens, training=None):
-        """The residual sum of those and the output of the MLP: the block's output."""
+        """Adds the output of the MLP to the tokens; returns the block's output."""
         x = self.mlp(self.norm_2(tokens), training=training)
         return tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
 

@@ -1,9 +1,9 @@
-"""Builders of whole models, and their preprocessing and predictions."""
+"""Builders, preprocessing and predictions of whole models."""
 
 from keras_vit.models import builders
 from keras_vit.models.bit import BigTransfer, BiT
 
-# Each row of that file: DeiT, DINOv2, SigLIP, the hybrids and the sizes of ViT and BiT.
+# DeiT, DINOv2, SigLIP, the hybrids and all sizes of ViT and BiT.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.classify import read_image
 from keras_vit.models.features import features

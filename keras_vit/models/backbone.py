@@ -1,4 +1,4 @@
-"""Finds the backbone in a model, and what its user has put around it."""
+"""Finds the backbone within a model, and the layers around it."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_b
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 
-# A distilled ViT's two heads, of the class token and of the distillation token.
+# The heads of the class token and of the distillation token.
 HEADS = ("head", "head_dist")
-# The layers between the last block and the head, by the family of the record.
+# The layers between the last block and the head, by model family.
 _ABOVE = {
     "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "pre_logits", "pre_logits_tanh"),
     "bit": ("norm", "relu", "pooling"),
@@ -18,29 +18,17 @@ _ABOVE = {
 
 
 class Parts(NamedTuple):
-    """The layers of a model that contains a backbone, each in one of the lists.
+    """The layers of a model that contains a backbone, each in one of the lists."""
 
-    Args:
-        below: The backbone's layers before its first block: the embedding.
-        blocks: Its blocks, from the first.
-        above: Its layers between the last block and the head: norm, pooling, pre_logits.
-        others: The heads, by any name, and all layers around a nested backbone.
-        models: The model, and those within it that contain the backbone.
-    """
-
-    below: list
-    blocks: list
-    above: list
-    others: list
-    models: list
+    below: list  # before the first block: the embedding
+    blocks: list  # in order
+    above: list  # between the last block and the head: norm, pooling, pre_logits
+    others: list  # the heads, and all layers around a nested backbone
+    models: list  # the model, and those within it that contain the backbone
 
 
 def parts_of(model):
-    """The `Parts` of a model that is, extends or contains (at any depth) a model of this package's builders.
-
-    Raises:
-        ValueError: If there are no blocks in it, or those of several backbones.
-    """
+    """Returns the `Parts` of a model that is, extends or contains a backbone; raises unless there is exactly one."""
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
         names = ", ".join(layer.name for layer in model.layers)
@@ -76,7 +64,7 @@ def _parts_or_none(model):
 
 
 def head_inputs(model):
-    """The symbolic tensors that layers outside the backbone take from it; [] if there are none, or no backbone."""
+    """The symbolic tensors that layers outside the backbone take from it; [] without a backbone."""
     parts = _parts_or_none(model)
     if parts is None:
         return []
@@ -100,17 +88,17 @@ def head_within(model):
 
 
 def gives_features(model):
-    """Whether the one output of a model comes straight from a backbone, without a head."""
+    """Whether a model outputs the features of a backbone, without a head."""
     last = _last_with_weights(model.outputs)
     if last is None:
         return True
     parts = _parts_or_none(model)
-    # Without a backbone of this package the output may be anything.
+    # Without a backbone the outputs may be anything.
     return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
 
 
 def _last_with_weights(tensors):
-    """The operation with weights nearest to symbolic tensors."""
+    """The last operation with weights before symbolic tensors."""
     for operation, _ in nodes_before(tensors):
         if getattr(operation, "weights", None):
             return _last_with_weights(operation.outputs) if is_graph(operation) else operation
@@ -118,13 +106,13 @@ def _last_with_weights(tensors):
 
 
 def _blocks(model):
-    """The blocks among a model's own layers, from the first."""
+    """The model's own blocks, in order, without those of nested models."""
     names = config_of(model).block_names if carrier_of(model) is not None else ()
     return [layer for layer in model.layers if layer.name in names]
 
 
 def _ways_to_blocks(model):
-    """Yields, for each model that has blocks among its own layers, the models from `model` down to it."""
+    """Yields, for each model that directly contains blocks, the chain of nested models from `model` to it."""
     if is_graph(model) and _blocks(model):
         yield [model]
         return
@@ -134,5 +122,5 @@ def _ways_to_blocks(model):
 
 
 def _flat(layer):
-    """A layer, or the layers of one that is a graph."""
+    """The layers of a graph, nested ones included, or else the layer itself."""
     return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

@@ -1,4 +1,4 @@
-"""ResNets of standardized convolutions: Big Transfer's models, the ViT paper's baselines, and the stems of hybrids."""
+"""Big Transfer (BiT) models, and the ResNets of hybrids."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from keras_vit.weights.zoo import local_path
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class BigTransfer(RecordedModel):
-    """A BiT model: a flat functional `keras.Model` that carries its record, as `keras_vit.BiT` builds it."""
+    """A BiT model as a functional `keras.Model`, built by `keras_vit.BiT`."""
 
 
 @with_dtype
@@ -44,27 +44,22 @@ def BiT(
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> BigTransfer:
-    """Builds a BiT model: a pre-activation ResNet with group normalisation and standardized convolutions.
+    """Builds a BiT model: a pre-activation ResNet with group normalization and standardized convolutions.
 
-    The model is a flat functional `keras.Model` from images to logits, as `keras_vit.ViT` builds it. Its layers are
-    named `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, `stage_1_unit_02`, ..., `norm`, `relu`,
-    `pooling` and `head`, so that any of them can be tapped.
+    A functional `keras_vit.models.BigTransfer` from images to logits, as in `keras_vit.ViT`. Layers are named
+    `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
 
     Args:
-        variant: String: R, a depth (50, 101, 152 or 200), x and a width factor, as in "R50x1". `stages` and
-            `width_factor` override its sizes.
-        stages: Ints, the number of units of each stage.
-        width_factor: Float, a multiple of 0.5, the widths relative to a plain ResNet's.
-        pool_padding: "lowest" or "zeros", the padding of the first max pooling: the later Flax code has the one; the
-            code published with the weights, and timm, the other. Logits differ by it.
+        variant: String: R, depth (50, 101, 152 or 200), x, width factor, such as "R50x1".
+        stages: Ints, the units per stage. None: as in the variant.
+        width_factor: Float, a multiple of 0.5, the width relative to a standard ResNet. None: as in the variant.
+        pool_padding: Padding of the max pooling, which changes the logits: "lowest" (later Flax code) or "zeros" (timm
+            and the code published with the weights).
         **others: As in `keras_vit.ViT`.
 
-    Returns:
-        A `keras_vit.models.BigTransfer`, whose `config` is its record.
-
     Raises:
-        ValueError: If an argument is out of its range, or the weights do not fit the model.
-        FileNotFoundError: If there is no file at `weights`.
+        ValueError: If an argument is out of range, or the weights do not fit the model.
+        FileNotFoundError: If `weights` does not exist.
 
     Example:
 
@@ -96,7 +91,7 @@ def BiT(
 
 
 def hybrid_stem(images, config):
-    """Adds the ResNet of a hybrid's record to a functional graph; returns the feature map."""
+    """Adds the ResNet of a hybrid to a functional graph; returns the feature map."""
     x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **CONV_OPTIONS[False])(images)
     x = layers.GroupNormalization(name="root_norm", **NORM_OPTIONS[False])(x)
     x = keras.layers.Activation("relu", name="root_relu")(x)
@@ -105,7 +100,7 @@ def hybrid_stem(images, config):
 
 
 def root_width(config):
-    """The channels of the first convolution."""
+    """The number of channels of the first convolution."""
     return int(ROOT_WIDTH * config.width_factor)
 
 

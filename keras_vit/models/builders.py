@@ -1,7 +1,4 @@
-"""The named builders: one row each. A new size, or a family that needs no new layer, is a row here and nothing else.
-
-Sizes and patches are in `keras_vit.variants`. The settings of a row apply unless the weights bring their own.
-"""
+"""The named builders, one row each; their sizes are in `keras_vit.variants`."""
 
 import inspect
 from collections.abc import Callable
@@ -18,13 +15,13 @@ R = TypeVar("R")
 
 
 def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **defaults: Any) -> Callable[P, R]:
-    """Makes the builder of one variant: `builder` with the variant set and other defaults, typed and documented."""
+    """Makes the typed and documented builder of one variant: `builder` with the variant and other defaults set."""
 
     def build(**kwargs):
         own = defaults
         if kwargs.get("weights") is not None:
             kwargs["weights"] = local_path(kwargs["weights"], name)
-            # Keras' own files bring arrays alone.
+            # Unlike .h5 files, other checkpoints bring these settings themselves.
             if not str(kwargs["weights"]).endswith(".h5"):
                 own = {key: value for key, value in defaults.items() if key not in ("activation", "preprocessing")}
         return builder(variant, **{**own, **kwargs})
@@ -46,7 +43,7 @@ def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **de
     return build
 
 
-# ViT at every size; their sources are beside them in `keras_vit.variants`.
+# ViT. The sources of the sizes are in `keras_vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS32 = row("ViTS32", ViT, "S/32")
@@ -60,7 +57,7 @@ ViTg14 = row("ViTg14", ViT, "g/14")
 ViTG14 = row("ViTG14", ViT, "G/14")
 ViTSO400M14 = row("ViTSO400M14", ViT, "SO400M/14")
 
-# The hybrids: a ResNet below, whose feature map the patches are cut out of. arXiv 2010.11929 and 2106.10270.
+# Hybrids, whose patches are cut from a ResNet's feature map: arXiv 2010.11929 and 2106.10270.
 RViTTi16 = row("RViTTi16", ViT, "R+Ti/16")
 R26ViTS32 = row("R26ViTS32", ViT, "R26+S/32")
 R26ViTB32 = row("R26ViTB32", ViT, "R26+B/32")
@@ -68,7 +65,7 @@ R50ViTB16 = row("R50ViTB16", ViT, "R50+B/16")
 R50ViTB32 = row("R50ViTB32", ViT, "R50+B/32")
 R50ViTL32 = row("R50ViTL32", ViT, "R50+L/32")
 
-# DeiT, trained on ImageNet alone with exact GELU: arXiv 2012.12877, table 1.
+# DeiT, trained only on ImageNet, with exact GELU: arXiv 2012.12877, table 1.
 _DEIT = {"activation": "gelu", "preprocessing": Preprocessing(**IMAGENET_PREPROCESSING)}
 _DISTILLED = {"distillation_token": True, **_DEIT}
 DeiTTi16 = row("DeiTTi16", ViT, "Ti/16", **_DEIT)
@@ -78,7 +75,7 @@ DeiTTi16Distilled = row("DeiTTi16Distilled", ViT, "Ti/16", **_DISTILLED)
 DeiTS16Distilled = row("DeiTS16Distilled", ViT, "S/16", **_DISTILLED)
 DeiTB16Distilled = row("DeiTB16Distilled", ViT, "B/16", **_DISTILLED)
 
-# DeiT III, a scale on each branch, and no position for the class token: arXiv 2204.07118, section 3.
+# DeiT III, with LayerScale and no position embedding of the class token: arXiv 2204.07118, section 3.
 _WHOLE = {
     "activation": "gelu",
     "preprocessing": Preprocessing(**{**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}),
@@ -112,5 +109,5 @@ BiTR152x2 = row("BiTR152x2", BiT, "R152x2")
 BiTR152x4 = row("BiTR152x4", BiT, "R152x4")
 BiTR200x3 = row("BiTR200x3", BiT, "R200x3")
 
-# By globals(), since type checkers read a computed `__all__` as an empty one.
+# Through globals(), since type checkers read a computed `__all__` as empty.
 globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]

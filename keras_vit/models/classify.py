@@ -1,4 +1,4 @@
-"""From image files to named classes, preprocessed as the model's record says."""
+"""Classifies image files."""
 
 import logging
 import os
@@ -18,19 +18,15 @@ logger = logging.getLogger("keras_vit")
 
 
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
-    """Reads an image file as the model's evaluation does: resized and cropped as its `normalization` layer says.
+    """Reads an image as float32 (height, width, channels) in 0..255, resized and cropped as in the model's evaluation.
 
     Args:
-        path: Path of a file of any format that Pillow reads.
-        model: A model of this package.
-
-    Returns:
-        The image, (height, width, channels), float32 of 0..255, transformed as `keras_vit.Preprocessing` describes. For
-        a model of any size, the image in its own size.
+        path: Path of a file in any format that Pillow reads.
+        model: A model of this package. For a model of any size, the image keeps its size.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is no image, or the model takes neither grey nor colour images.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not an image, or the model takes neither 1 nor 3 channels.
 
     Example:
 
@@ -44,7 +40,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 
 def read_images(paths, model):
-    """Reads image files as `read_image` does, into one array, (batch, height, width, channels)."""
+    """Reads image files of one size as `read_image` does, into one array, (batch, height, width, channels)."""
     images = [read_image(path, model) for path in paths]
     if len({image.shape for image in images}) != 1:
         sizes = [f"{os.fspath(path)} of {image.shape[:2]}" for path, image in zip(paths, images, strict=True)]
@@ -61,11 +57,7 @@ def classify(
     batch_size: int = 32,
     verbose: int = 0,
 ) -> list[list[tuple[str, str, float]]]:
-    """Names the most probable classes of image files, as `decode_predictions` does.
-
-    `top` is the number of classes of an image; None takes 5, or as many as there are. With broken="skip" a file that is
-    no image has an empty list, and a warning lists such files in the end. verbose=1 shows a progress bar.
-    """
+    """Returns the `top` classes of each image file; with broken="skip", unreadable files get [] and a warning."""
     arguments.one_of("broken", broken, ("raise", "skip"))
     arguments.positive_int("batch_size", batch_size)
     activation, classes = activation_of(model), classes_of(model)
@@ -76,7 +68,7 @@ def classify(
     named, reasons, full = [[] for _ in paths], {}, {}
     progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
     for places, images in _batches(model, paths, batch_size, broken, reasons):
-        # Padded, so that images of one size are compiled for one size of batch.
+        # Padded, so that each image size is compiled for one batch size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         padded = np.concatenate([images, np.repeat(images[:1], most - len(images), axis=0)])
         outputs = model.predict_on_batch(scaled(padded, model))[: len(images)]
@@ -102,7 +94,7 @@ def classify(
 
 
 def _batches(model, paths, batch_size, broken, reasons):
-    """Yields (places in `paths`, images of one shape); files that are no images go to `reasons`, by place."""
+    """Yields (indices in `paths`, images of one shape); errors of unreadable files go to `reasons`, by index."""
 
     def read(path):
         try:
@@ -119,7 +111,7 @@ def _batches(model, paths, batch_size, broken, reasons):
                         raise image
                     reasons[place] = str(image)
                 else:
-                    # For a model of any size the shapes differ.
+                    # Shapes differ for a model of any size.
                     by_shape.setdefault(image.shape, []).append((place, image))
             for pairs in by_shape.values():
                 places, images = zip(*pairs, strict=True)
@@ -127,7 +119,7 @@ def _batches(model, paths, batch_size, broken, reasons):
 
 
 def table(paths, predictions):
-    """The predictions of `classify` as text, one class a line."""
+    """Formats the predictions of `classify` as text, one class per line."""
     width = max((len(os.fspath(path)) for path in paths), default=0)
     lines = []
     for path, classes in zip(paths, predictions, strict=True):

@@ -8,22 +8,16 @@ from keras_vit.record import config_of
 
 
 def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:
-    """Builds a model of intermediate features that shares the weights of a ViT.
+    """Returns a model of a ViT's intermediate features, with shared weights.
 
     Args:
-        model: A ViT of this package's builders, with or without its head.
-        blocks: The indices of the blocks whose outputs are returned, counted from 0; negative ones count from the last.
+        model: A ViT of this package's builders, with or without a head.
+        blocks: Indices of the blocks; negative ones count from the last. Several blocks give a list of outputs.
         format: "tokens", (batch, num_tokens, hidden_dim) with prefix tokens, or "map", (batch, rows, columns,
-            hidden_dim) without, for dense tasks. With `skip_unused_tokens=True` the last block's tokens are those that
-            the head reads.
-
-    Returns:
-        A `keras.Model` from the model's input to a list of one output a block, in the order of `blocks`; for a single
-        block to that output itself.
+            hidden_dim) without.
 
     Raises:
-        ValueError: If the model has no such block, `format` is neither of the two, or maps are asked of a model with
-            patch dropout or token merging, or of a block that skips patches.
+        ValueError: If a block does not exist, or format="map" with patch dropout, token merging or skipped patches.
 
     Example:
 
@@ -33,7 +27,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     """
     arguments.one_of("format", format, ("tokens", "map"))
     config = config_of(model)
-    # A part of a model may have fewer blocks than its record.
+    # A part of a model may have fewer blocks than its config says.
     found = [layer for layer in model.layers if layer.name in config.block_names]
     if config.family != "vit" or not found:
         raise ValueError(
@@ -57,7 +51,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
 
 
 def _check_maps(model, found, blocks):
-    """Raises if the patches of a model do not fill their grid at some blocks."""
+    """Raises if the outputs of some blocks do not have all patches."""
     reason = None
     if any(block.token_merging for block in found):
         reason = "without token merging", "token_merging=0"

@@ -6,22 +6,17 @@ from keras_vit.models.graph import nodes_before
 
 
 def fold_preprocessing(model: keras.Model) -> keras.Model:
-    """Builds a copy of a ViT for inference whose patch embedding also scales its images.
+    """Returns a copy of a ViT for inference with `(x / 255 - mean) / std` folded into the patch embedding.
 
-    The copy takes the same raw images and has the same outputs within rounding, with one pass over the pixels less:
-    `(x / 255 - mean) / std` becomes part of the kernel and bias. Its `normalization` layer still carries the constants
-    and passes images through. Save the copy as .keras, which records this; save the original in other formats.
+    The copy takes the same raw images, has the same outputs within rounding, and is faster. Save it as .keras; in other
+    formats save the original.
 
     Args:
-        model: A ViT in float32 of this package's builders, built with `include_preprocessing=True`. It stays as it is.
-
-    Returns:
-        A new `keras.Model`, not compiled.
+        model: A float32 ViT of this package's builders with `include_preprocessing=True`. It is not changed.
 
     Raises:
-        ValueError: If the model takes preprocessed images, or is folded already; if another layer reads the scaled
-            images, as the ResNet of a hybrid, whose zero padding and standardized kernels need them; if it computes in
-            less than float32, which would round raw pixels; or if it has weights that its config does not record.
+        ValueError: If the model takes preprocessed images, is folded already, does not compute in float32, has weights
+            that its config does not record, or uses the scaled images elsewhere, as hybrids do.
 
     Example:
 
@@ -43,7 +38,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     if {weight.path for weight in folded.weights} != set(values):
         raise ValueError(f"Expected a model whose config records all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
-        # A copy, since on JAX training donates arrays.
+        # Copied, since training on JAX donates arrays.
         weight.assign(keras.ops.copy(values[weight.path]))
 
     offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)

@@ -1,17 +1,17 @@
-"""Walks through the graph of a functional model, nested models included."""
+"""Walks the graphs of functional models, nested models included."""
 
 import keras
 
 
 def call_of(tensor):
-    """The call that a symbolic tensor comes from: operation, index of the call, input tensors, index of this output."""
-    # Keras has no public way from a tensor to its call: `layer.input` is of the layer's first call alone.
+    """The call that made a symbolic tensor: (operation, index of the call, input tensors, index of this output)."""
+    # Keras has no public way from a tensor to its call: `layer.input` only knows the layer's first call.
     operation, node_index, tensor_index = tensor._keras_history
     return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
 
 
 def nodes_before(tensors):
-    """Yields the calls that symbolic tensors come from, the nearest first: (operation, its input tensors)."""
+    """Yields (operation, input tensors) of each call that symbolic tensors depend on, nearest first."""
     pending, seen = list(tensors), set()
     while pending:
         operation, node_index, inputs, _ = call_of(pending.pop(0))
@@ -22,10 +22,7 @@ def nodes_before(tensors):
 
 
 def operations_before(model, layer):
-    """The operations between a model's inputs and a layer in it, at any depth; None if no graph leads to the layer.
-
-    A nested model that is a graph stands for its layers.
-    """
+    """The operations between a model's inputs and a layer, also in nested graphs; None if no graph leads to it."""
     for operation, inputs in nodes_before(model.outputs):
         within = [] if operation is layer else None
         if is_graph(operation):
@@ -36,12 +33,9 @@ def operations_before(model, layer):
 
 
 def replay(model, inputs, call):
-    """Passes symbolic tensors through the graph of a model, with `call(operation, *args, **kwargs)` for each call.
-
-    Returns a list of the outputs, in the order of `model.outputs`. No layer of the model is called.
-    """
+    """Passes `inputs` through a model's graph by `call(operation, *args, **kwargs)`; returns a list of outputs."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # Keras builds another graph, from these to these, whatever `call` returns.
+    # clone_model builds a graph whatever `call` returns: here from these inputs to themselves.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 
@@ -58,7 +52,7 @@ def replay(model, inputs, call):
 
 
 def is_graph(operation):
-    """Whether an operation is a functional or sequential model, and not one with its own `call`."""
+    """Whether an operation is a functional or sequential model, not one with its own `call`."""
     return isinstance(operation, keras.Model) and bool(getattr(operation, "outputs", None))
 
 

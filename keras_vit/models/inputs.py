@@ -1,4 +1,4 @@
-"""What a model is called with: batches of images and labels, and the sizes and values of images that it takes."""
+"""Checks a model's inputs: batches, image sizes and value ranges."""
 
 import keras
 import numpy as np
@@ -7,9 +7,9 @@ from keras import ops
 from keras_vit.models.graph import is_graph, operations_before
 from keras_vit.preprocessing import carrier_of
 
-# How far resized images may leave 0..255: bicubic and Lanczos kernels overshoot at edges.
+# How far resized images may exceed 0..255: bicubic and Lanczos kernels overshoot at edges.
 OVERSHOOT = 64
-# Layers that do not change the range of the values.
+# Layers that keep the value range.
 KEEP_SCALE = (
     keras.layers.InputLayer,
     keras.layers.Identity,
@@ -18,22 +18,22 @@ KEEP_SCALE = (
     keras.layers.Dropout,
     *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
 )
-# The mean of nearly black images, scaled to 0..1.
+# Images in 0..1 with a mean up to this may be nearly black images of 0..255.
 DARK = 0.05
 
 
 def to_numpy(x):
-    """An array of a tensor of the backend, of tf.data or of another kind, or of nested lists."""
+    """Converts a tensor of the backend or tf.data, an array or nested lists to NumPy."""
     return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
 
 
 def is_arrays(data, counts=(2,)):
-    """Whether data is a tuple or list of arrays, as many as one of `counts`."""
+    """Whether data is a tuple or list of arrays whose length is in `counts`."""
     return isinstance(data, (tuple, list)) and len(data) in counts and all(hasattr(part, "shape") for part in data)
 
 
 def sliced(parts, batch_size):
-    """Yields the batches of arrays of one length, each a tuple."""
+    """Yields batches of arrays of equal length, each a tuple."""
     for i in range(0, len(parts[0]), batch_size):
         yield tuple(part[i : i + batch_size] for part in parts)
 
@@ -43,7 +43,7 @@ def num_batches(data):
     if isinstance(data, keras.utils.PyDataset):
         return np.inf if data.num_batches is None else data.num_batches
     if hasattr(data, "cardinality"):
-        # tf.data returns -1 for a dataset that repeats and -2 if it does not know.
+        # tf.data returns -1 for infinite and -2 for unknown.
         count = int(data.cardinality())
         return {-1: np.inf, -2: None}.get(count, count)
     try:
@@ -53,7 +53,7 @@ def num_batches(data):
 
 
 def graph_of(model):
-    """The graph of a model: itself, or the one model inside a trainer such as `keras_vit.training.SAM`, or None."""
+    """The functional graph of a model: itself or the only model within a trainer such as `SAM`, else None."""
     while not is_graph(model):
         models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
         if len(models) != 1:
@@ -63,12 +63,12 @@ def graph_of(model):
 
 
 def takes(expected, received):
-    """Whether a shape fits a model's input shape, in which None is any number."""
+    """Whether a shape matches an input shape, in which None is any size."""
     return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
 
 
 def range_of(model):
-    """The (lowest, highest) value that a model takes; None without a record or if layers before it change images."""
+    """The (lowest, highest) input value of a model; None if unknown or if layers before `normalization` rescale."""
     layer, graph = carrier_of(model), graph_of(model)
     if layer is None:
         return None
@@ -90,11 +90,7 @@ def in_unit_range(images):
 
 
 def check_values(model, images):
-    """Raises if images cannot have the values that a model takes; returns a warning if they are unusual, else None.
-
-    The more images there are, (..., height, width, channels), the surer the check. Without a record it refuses NaN and
-    infinity alone.
-    """
+    """Raises if images cannot be in the model's value range; returns a warning if they are unusual, else None."""
     images = np.asarray(images)
     images = images if images.dtype.kind in "biu" else images.astype("float32")
     if not images.size:
@@ -118,7 +114,7 @@ def check_values(model, images):
             f"{expected}. keras_vit.preprocess_input(images, model) scales them, and so does a model that is built "
             "with include_preprocessing=True."
         )
-    # In other units, or scaled with other constants; augmentation may leave the range a little.
+    # Other units or constants; the margin allows for augmentation.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected
     if lowest < -0.1 and in_unit_range(images):

@@ -1,4 +1,4 @@
-"""From a model's outputs to probabilities of named classes."""
+"""Converts model outputs to probabilities of named classes."""
 
 import functools
 import logging
@@ -25,21 +25,18 @@ def imagenet_classes():
 def decode_predictions(
     predictions, model: keras.Model | None = None, top: int | None = None
 ) -> list[list[tuple[str, str, float]]]:
-    """Names the most probable classes of each image: a model's own, or ImageNet's. Nothing is downloaded.
+    """Returns (id, name, probability) of each image's most probable classes, most probable first.
+
+    The id is the WordNet id for ImageNet classes, else the index. Nothing is downloaded.
 
     Args:
-        predictions: Probabilities, (batch, classes), as `keras.ops.softmax(logits)` returns them: an array or tensor.
-        model: The model that predicted them. The names are its `class_names`; without these, ImageNet's for 1000
-            classes, else the classes' indices. None takes ImageNet's for (batch, 1000).
-        top: Int, how many classes to return for each image; None takes 5, or as many as there are.
-
-    Returns:
-        For each image a list of (id, name, probability), most probable first. The id is the WordNet id of an ImageNet
-        class, and the index of any other.
+        predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
+        model: The model that predicted them, for its `class_names`. Without names, or without a model, 1000 classes are
+            ImageNet's; other models' classes are named by index.
+        top: Int, the number of classes per image; None for 5, or all if there are fewer.
 
     Raises:
-        ValueError: If the shape is not (batch, 1000), or of the model's classes; if the numbers are no probabilities
-            (logits), or `top` is not between 1 and the number of classes.
+        ValueError: If the shape or `top` does not fit the classes, or the numbers are not probabilities (logits).
 
     Example:
 
@@ -60,11 +57,11 @@ def decode_predictions(
         advice = " Pass the model for other classes." if model is None else ""
         raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
     top = checked_top(top, classes)
-    # Whether each class has its own probability, and the rows need not sum to 1.
+    # Whether each class has its own sigmoid, so that rows need not sum to 1.
     separate = model is not None and (
         p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
     )
-    # The bound allows for rows that were normalised in half precision.
+    # The tolerance allows for a softmax in half precision.
     valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
     if not valid:
         raise ValueError(
@@ -76,7 +73,7 @@ def decode_predictions(
 
 
 def checked_top(top, classes):
-    """How many classes to name: 5 or all by default."""
+    """Returns `top`, by default 5 or all classes if there are fewer; raises if it is out of range."""
     top = min(5, len(classes)) if top is None else top
     if not 1 <= top <= len(classes):
         raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top}")
@@ -84,17 +81,13 @@ def checked_top(top, classes):
 
 
 def most_probable(probabilities, classes, top):
-    """The `top` classes of each row, most probable first, as `decode_predictions` returns them."""
+    """The `top` classes of each row as (id, name, probability), most probable first."""
     best = np.argsort(-probabilities, axis=1)[:, :top]
     return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
 
 
 def classes_of(model):
-    """(id, name) of each output of a model: (index, its name), an ImageNet class for 1000 outputs, or (index, index).
-
-    Raises:
-        ValueError: If the model has another output than (batch, classes), or no head.
-    """
+    """(id, name) per output: the model's names, ImageNet's for 1000 outputs, else indices; raises without head."""
     num_classes = _output_of(model).shape[1]
     if names := names_of(model):
         return [(str(i), name) for i, name in enumerate(names)]
@@ -106,7 +99,7 @@ def classes_of(model):
 
 
 def names_of(model):
-    """The class names that a model with one output carries; None if there are none, or those of another head."""
+    """The class names of a model; None if there are none, or they do not fit its outputs."""
     names = getattr(carrier_of(model), "class_names", None)
     if len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         return None
@@ -119,10 +112,7 @@ def names_of(model):
 
 
 def activation_of(model, postprocess=None):
-    """The activation that makes probabilities of a model's output: "softmax", "sigmoid", or None if it is applied.
-
-    `postprocess` is "classify" (one class an image) or "multi_label" (any number of them); None: as the model's record.
-    """
+    """The activation that turns a model's output into probabilities: "softmax", "sigmoid", None if already applied."""
     output = _output_of(model)
     if _activation_behind(output) is not None:
         return None
@@ -132,12 +122,12 @@ def activation_of(model, postprocess=None):
 
 
 def postprocess_of(model):
-    """Whether a model was trained for one class an image, "classify", or for any number of them, "multi_label"."""
+    """Returns "multi_label" for a model trained for any number of classes per image, else "classify"."""
     return "multi_label" if getattr(carrier_of(model), "multi_label", False) else "classify"
 
 
 def _output_of(model):
-    """The one output of a model, (batch, classes)."""
+    """The only output of a model, (batch, classes); raises if there are others."""
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
         raise ValueError(
@@ -147,19 +137,16 @@ def _output_of(model):
 
 
 def _activation_behind(tensor):
-    """The activation that a symbolic tensor has been through: "softmax", "sigmoid" or None.
-
-    Layers that keep probabilities are passed, such as the mean of a distilled model's two heads.
-    """
+    """The activation that a tensor has been through: "softmax", "sigmoid" or None; skips averages and identities."""
     operation, _, inputs, tensor_index = call_of(tensor)
     while isinstance(operation, keras.Model):
         if is_graph(operation):
             return _activation_behind(operation.outputs[tensor_index])
         if not operation.layers:
             return None
-        # A subclassed model mostly calls its last layer last.
+        # A subclassed model usually calls its last layer last.
         operation, inputs, tensor_index = operation.layers[-1], [], 0
-    # By name, since the classes of keras.ops are not public.
+    # By name, since the operation classes of keras.ops are private.
     kind, activation = type(operation).__name__, getattr(operation, "activation", None)
     for name in ("softmax", "sigmoid"):
         if kind == name.capitalize() or activation is getattr(keras.activations, name):

@@ -1,4 +1,4 @@
-"""Reads models: from checkpoints of any source, .keras files and the folders of training runs."""
+"""Reads models from checkpoints, .keras files and training runs."""
 
 import os
 import zipfile
@@ -17,9 +17,9 @@ from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.model import name_of
 
-# The arguments of which None is a value.
+# The arguments for which None is a value, not a default.
 _NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
-# The files of a run's folder: in the end, and from the start.
+# Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 
 
@@ -36,36 +36,26 @@ def from_pretrained(
     sha256: str | None = None,
     **kwargs,
 ) -> keras.Model:
-    """Builds the model of a checkpoint and loads it: sizes from the shapes, settings from the file's config.
+    """Builds a model from a checkpoint: sizes from the weights' shapes, settings and preprocessing from the file.
 
-    The `normalization` layer carries the preprocessing of the checkpoint. Settings that neither the file nor the
-    published models of its source determine have to be passed: nothing that changes the outputs is guessed. The logger
-    "keras_vit" reports what was loaded, as a warning if anything was resized, adapted, left out or is new.
+    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. The
+    logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
     Args:
-        path: Path of a file or folder as in `load_weights`, or the name of a published checkpoint, as
-            "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the file's
-            config or position embeddings; 224 if it has neither.
-        num_classes: Int, the number of classes; 0 for no head. None: that of the file. With another number the head is
-            new and zero, and a pre_logits layer is dropped with the old one.
-        num_heads: Int, the heads of a block. None: that of the file, else of the source's published models with the
-            same widths and depth.
-        source: As in `load_weights`, as are skip, grid_size, position_interpolation and sha256.
-        skip: See source.
-        grid_size: See source.
-        position_interpolation: See source. A model of any size also resizes so at run time.
-        sha256: See source.
-        **kwargs: Other arguments of `ViT` or `BiT`, which override the file: `dropout_rate`, `in_channels`,
-            `patch_size`, `include_preprocessing`, `activation`, `mean`, `name`, ...
-
-    Returns:
-        A `keras.Model`, as `ViT` or `BiT` builds it.
+        path: Path as in `load_weights`, or the name of a published checkpoint, such as "ViTB16.imagenet21k" (see
+            `list_weights`), which is downloaded once.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
+            224 if it does not say.
+        num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
+            file's pre_logits.
+        num_heads: Int, the heads per block. None: as in the file, or in published models of the same sizes.
+        source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. Models of any size also use
+            `position_interpolation` at run time.
+        **kwargs: Other arguments of `ViT` or `BiT`, which override the file.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or of no known source, or lacks a setting that changes the outputs: the error
-            names the arguments to pass.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is damaged, its source unknown, or a setting missing: the error names what to pass.
         ImportError: If the file needs PyTorch, which is not installed.
 
     Example:
@@ -107,11 +97,7 @@ def from_pretrained(
 
 
 def read_model(path: str | os.PathLike, **options) -> keras.Model:
-    """Reads a model, not compiled, from a .keras file, the folder of a training run, or a checkpoint.
-
-    The folder of a run contains `model.keras`. `options` are arguments of `from_pretrained` for a checkpoint, without
-    those that are None.
-    """
+    """Reads a model, not compiled, from a .keras file, a run's folder, or (with `options`) a checkpoint."""
     path, options = os.fspath(path), {name: value for name, value in options.items() if value is not None}
     if os.path.isfile(os.path.join(path, MODEL)):
         path = os.path.join(path, MODEL)
@@ -131,7 +117,7 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"{damaged} ({error}).") from error
     except TypeError as error:
-        # Keras raises it for a layer that it does not know.
+        # Keras raises TypeError for a layer that it does not know.
         raise ValueError(
             f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
             f"{error}"
@@ -155,13 +141,13 @@ def _of_row(row):
     constants = {"mean": row.mean, "std": row.std, "interpolation": row.interpolation}
     found = {"preprocessing": Preprocessing(**constants, crop_fraction=row.crop_fraction)}
     if row.source == "bit":
-        # As in the code published with the weights.
+        # As in the code published with BiT's weights.
         found |= {"image_size": row.resolution, "pool_padding": "zeros"}
     return found
 
 
 def _check_unknown(checkpoint, fields, given):
-    """Raises if neither the file nor the caller says a field that changes the outputs."""
+    """Raises if neither the file nor the caller sets a field that changes the outputs."""
     parts = {"preprocessing": ("mean", "std", "interpolation", "crop_fraction")}
     unknown = {
         name: why
@@ -188,7 +174,7 @@ def _usual_size(checkpoint):
 
 
 def _fit_any_size(checkpoint, fields, given, position_interpolation):
-    """Keeps the file's own grid in a model of any size, which resizes it once and not twice."""
+    """Keeps the file's grid in a model of any size, so that it is resized only once."""
     any_size = (None, None)
     of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
     if of_any and fields["image_size"] != any_size:
@@ -197,18 +183,18 @@ def _fit_any_size(checkpoint, fields, given, position_interpolation):
         fields["position_interpolation"] = position_interpolation
     if not of_any:
         fields["grid_size"] = None
-    # Heads narrower than hidden_dim are meant: the weights have them.
+    # Confirmed here, since the weights may have heads that do not divide hidden_dim.
     heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
     fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads
 
 
 def _variant(checkpoint):
-    """The variant with most of the sizes; others are passed beside it."""
+    """The variant of the checkpoint's sizes, or a default whose sizes are overridden."""
     name = name_of(checkpoint.sizes) or ("ViT-B/16" if checkpoint.sizes["num_layers"] else "BiT-R50x1")
     return name.replace("ViT-", "").removeprefix("BiT-")
 
 
 def _name(checkpoint):
-    """None for that of the variant."""
+    """The model's name; None for the variant's default."""
     known = name_of(checkpoint.sizes) or not checkpoint.sizes["num_layers"]
     return None if known else "vit"

@@ -1,4 +1,4 @@
-"""What the builders of all families share."""
+"""Shared parts of the model builders."""
 
 import dataclasses
 import functools
@@ -15,13 +15,10 @@ R = TypeVar("R")
 
 
 class RecordedModel(keras.Model):
-    """A functional `keras.Model` whose first layer carries its record; the properties read it there.
-
-    A model made of one of its layers is a plain `keras.Model`, in which `keras_vit.config_of` finds the record too.
-    """
+    """A functional `keras.Model` whose properties read the config in its first layer."""
 
     def __setattr__(self, name, value):
-        # Keras would keep the layer or its weights, and PyTorch say nothing.
+        # Otherwise Keras would track the new layer, and on PyTorch no error would say that it is unused.
         ours = (vars(kind) for kind in type(self).__mro__ if kind.__module__.startswith("keras_vit."))
         if any(isinstance(own.get(name), property) for own in ours):
             raise AttributeError(
@@ -32,22 +29,22 @@ class RecordedModel(keras.Model):
 
     @property
     def config(self):
-        """The record of what the model is."""
+        """The model's `ViTConfig` or `BiTConfig`."""
         return config_of(self)
 
     @property
     def preprocessing(self):
-        """The `keras_vit.Preprocessing` of its images."""
+        """The `keras_vit.Preprocessing` of the model's images."""
         return self.config.preprocessing
 
     @property
     def head(self):
-        """The layer that computes the logits; None in a model of features."""
+        """The layer that computes the logits; None without a head."""
         return next((layer for layer in self.layers if layer.name == "head"), None)
 
 
 def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
-    """Makes a builder's argument `dtype` the policy of the layers that it makes, instead of Keras' global one."""
+    """Decorates a builder to make its argument `dtype` the global dtype policy while it runs."""
 
     @functools.wraps(build)
     def build_in_dtype(*args, **kwargs):
@@ -64,7 +61,7 @@ def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
 
 
 def fields_from(kind, given, checkpoint):
-    """The fields of a kind of record that a builder's arguments give; None is for the variant or the weights to say."""
+    """Config fields from a builder's arguments, without those that are None, which the variant or the weights set."""
     names = [field.name for field in dataclasses.fields(kind)]
     fields = {name: value for name, value in given.items() if name in names and value is not None}
     changes = {name: given[name] for name in ("mean", "std", "interpolation", "crop_fraction")}

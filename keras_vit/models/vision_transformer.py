@@ -1,4 +1,4 @@
-"""The Vision Transformer as a functional Keras model, read top-down: images, patches, tokens, blocks, head."""
+"""The Vision Transformer as a functional Keras model."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from keras_vit.models.recorded import RecordedModel
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class VisionTransformer(RecordedModel):
-    """A ViT or hybrid: a flat functional `keras.Model` that carries its record, as `keras_vit.ViT` builds it.
+    """A ViT or hybrid as a functional `keras.Model`, built by `keras_vit.ViT`.
 
     Example:
 
@@ -23,22 +23,22 @@ class VisionTransformer(RecordedModel):
 
     @property
     def grid_size(self):
-        """(rows, columns) of the patches; in a model of any size, of its table of positions."""
+        """The patch grid, (rows, columns); for a model of any size, that of its position table."""
         return self.config.grid
 
     @property
     def num_prefix_tokens(self):
-        """How many tokens stand before the patches: class, distillation and register tokens."""
+        """The number of tokens before the patches: class, distillation and register tokens."""
         return self.config.num_prefix_tokens
 
     @property
     def patch_embedding(self):
-        """The layer that makes tokens of patches."""
+        """The patch embedding layer."""
         return self.get_layer("patch_embedding")
 
     @property
     def blocks(self):
-        """The transformer blocks, from the first."""
+        """The transformer blocks, in order."""
         return [self.get_layer(name) for name in self.config.block_names]
 
 
@@ -56,13 +56,13 @@ def vision_transformer(
     remat=False,
     name=None,
 ):
-    """Builds the model that a `ViTConfig` describes, with random weights; the other arguments as in `keras_vit.ViT`."""
+    """Builds the model of a `ViTConfig` with random weights; the other arguments are those of `keras_vit.ViT`."""
     arguments.rate("drop_path_rate", drop_path_rate)
     arguments.rate("patch_dropout_rate", patch_dropout_rate)
     token_merging = _one_a_block("token_merging", token_merging, config.num_layers)
     _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens)
     if skip_unused_tokens:
-        # Tokens merged after the last attention are not read.
+        # Merging in the last block would not change the tokens that the head reads.
         token_merging = (*token_merging[:-1], 0)
     num_prefix_tokens = config.num_prefix_tokens
 
@@ -93,7 +93,7 @@ def vision_transformer(
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
-    # At least 1: the offset of a single token is 0.
+    # At least 1, even for a single token.
     max_distance = max(1, num_prefix_tokens + arguments.num_patches(config.grid) - 1)
     for i in range(config.num_layers):
         block = layers.TransformerBlock(
@@ -123,7 +123,7 @@ def vision_transformer(
 
 
 def _head(config, tokens, sizes, head_init):
-    """From the tokens to logits, or to features where there are no classes."""
+    """Adds pooling and head; returns logits, or features if `num_classes` is 0."""
     x, pool = tokens, None
     if config.pooling == "map":
         pool = layers.AttentionPooling(
@@ -140,7 +140,7 @@ def _head(config, tokens, sizes, head_init):
         x = pool(x) if sizes is None or config.pooling == "token" else pool(x, sizes)
     if config.norm_after_pooling:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="fc_norm")(x)
-    # As in the official code, pre_logits is there in any case, and its tanh comes after it.
+    # As in the official code, pre_logits always exists, and its tanh is a separate layer.
     if config.representation_size is None:
         x = keras.layers.Identity(name="pre_logits")(x)
     else:
@@ -160,7 +160,7 @@ def _head(config, tokens, sizes, head_init):
 
 
 def _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens):
-    """Raises if an argument does not go with the record."""
+    """Raises if an argument does not fit the config."""
     breaks_offsets = {"patch_dropout_rate": patch_dropout_rate, "token_merging": any(token_merging) and token_merging}
     for name, value in breaks_offsets.items():
         if config.position_embedding == "relative" and value:
@@ -173,7 +173,7 @@ def _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens):
 
 
 def _one_a_block(name, value, num_layers):
-    """Ints of at least 0, one a block: an int stands for all of them."""
+    """Returns one non-negative int per block; an int is repeated."""
     several = isinstance(value, Iterable) and not isinstance(value, str)
     values = tuple(value) if several else (value,) * num_layers
     if len(values) != num_layers:

@@ -1,4 +1,4 @@
-"""The builder of any Vision Transformer: arguments and weights make the record, and the record makes the model."""
+"""Builds Vision Transformers from a variant, arguments and weights."""
 
 import logging
 import os
@@ -70,92 +70,71 @@ def ViT(
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> VisionTransformer:
-    """Builds a Vision Transformer.
+    """Builds a Vision Transformer, a functional `keras_vit.models.VisionTransformer`.
 
-    The model is a flat functional `keras.Model` from images, (batch, height, width, in_channels), channels last
-    whatever `keras.config.image_data_format()` says, to logits, (batch, num_classes), in float32 under any dtype
-    policy. Its layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
-    `block_01`, ..., `norm`, `pre_logits` and `head`, so that any of them can be tapped: `keras.Model(m.input,
-    m.get_layer("block_07").output)`.
+    The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
+    num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
+    `block_01`, ..., `norm`, `pre_logits` and `head`.
 
     Args:
-        variant: String: a size ("Ti", "S", "B", "L", "H", "g", "G", "SO400M"), a slash and a patch size in pixels, as
-            in "B/16", or a hybrid, as in "R50+B/16". The arguments below override its sizes.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. A remainder that fills no
-            patch is dropped at the right and bottom, with a warning.
-        in_channels: Int, the images' channels.
-        num_classes: Int, the number of classes; 0 builds no head and returns the features instead.
-        weights: Path of a checkpoint to load, as `load_weights` does, or the tag of a published one, as
-            "imagenet21k" (see `list_weights`), which is downloaded once; None for random weights. The logger
-            "keras_vit" reports what was loaded, as a warning if anything was resized, adapted, left out or is new.
-        pooling: "token" (the class token), "gap" (mean of the patches), "map" (attention pooling), or None (all tokens,
-            for the head too).
-        patch_size: Int, or (height, width), in pixels; of the feature map if there is a ResNet below.
+        variant: Size ("Ti", "S", "B", "L", "H", "g", "G", "SO400M"), slash, patch size in pixels, such as "B/16",
+            or a hybrid such as "R50+B/16". The size arguments below override it.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. Pixels at the right and
+            bottom that do not fill a patch are dropped, with a warning.
+        in_channels: Int, the number of image channels.
+        num_classes: Int, the number of classes; 0 for features without a head.
+        weights: Path of a checkpoint (see `load_weights`) or tag of a published one to download, such as
+            "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was loaded.
+        pooling: "token" (class token), "gap" (mean of the patches), "map" (attention pooling) or None (all tokens).
+        patch_size: Int, or (height, width), in pixels; for hybrids, in pixels of the feature map.
         hidden_dim: Int, the width of a token.
         num_layers: Int, the number of blocks.
-        num_heads: Int, the attention heads of a block, each `hidden_dim // num_heads` wide.
-        head_dim: Int, that width. Required only if `num_heads` does not divide `hidden_dim`, to confirm it: the paper's
-            512 by 6 has head_dim=85.
-        mlp_dim: Int, the hidden width of a block's MLP.
-        stages: Ints, the number of units of each stage of a ResNet below the patches, which are cut from its feature
-            map; () for its root alone. None: as the variant, none but in hybrids.
-        width_factor: Float, a multiple of 0.5, the widths of that ResNet relative to a plain one's.
-        position_embedding: "learned" (one vector a position), "learned2d" (one a row and one a column), "relative" (in
-            each block's attention, by 1-D offset), "sincos2d" (fixed) or "none".
-        position_interpolation: How a model of any size resizes its position table at run time: "linear", "bicubic" or
-            "bicubic_antialias", as in `PositionEmbedding`. None: that of the weights' own code; "linear" without
-            weights.
-        grid_size: (rows, columns) of the position table of a model of any size. None: that of the weights; that of
-            images of 224 x 224 pixels without weights. A fixed image size determines it.
+        num_heads: Int, the attention heads per block.
+        head_dim: Int, the head width, `hidden_dim // num_heads`. Required if `num_heads` does not divide `hidden_dim`.
+        mlp_dim: Int, the hidden width of the MLPs.
+        stages: Ints, the units per stage of a hybrid's ResNet; () for its root only. None: as in the variant.
+        width_factor: Float, a multiple of 0.5, the width of that ResNet relative to the standard.
+        position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
+            in each attention), "sincos2d" (fixed) or "none".
+        position_interpolation: How a model of any size resizes its position table: "linear", "bicubic" or
+            "bicubic_antialias", as in `PositionEmbedding`. None: as in the weights' code; "linear" without weights.
+        grid_size: (rows, columns) of the position table of a model of any size. None: as in the weights; that of
+            224 x 224 images without weights.
         class_token: Bool, whether there is a class token; by default if `pooling` is "token" or None.
-        class_token_position: Bool, whether the class and distillation tokens get a position embedding too.
-        distillation_token: Bool, whether there is DeiT's distillation token after the class token, with its own head,
-            `head_dist`. The output is the mean of the two heads' logits.
-        distillation_head: Bool; False omits that head, and the output is the class token's.
-        return_both_heads: Bool; True returns [logits of the class token, logits of the distillation token] instead.
-        num_registers: Int, the number of register tokens, which get no position embedding.
-        norm_after_pooling: Bool; True normalises the pooled vector, by a layer `fc_norm`, instead of all tokens.
-        representation_size: Int or None: the width of a dense tanh layer before the head.
+        class_token_position: Bool, whether class and distillation tokens get a position embedding.
+        distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
+            mean of both heads' logits.
+        distillation_head: Bool; False omits that head.
+        return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
+        num_registers: Int, the number of register tokens, without position embeddings.
+        norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
+        representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
         dropout_rate: Float in [0, 1), after the position embeddings, the attention and each layer of the MLP.
         attention_dropout_rate: Float in [0, 1), on the attention weights.
-        drop_path_rate: Float in [0, 1), stochastic depth: of the last block, rising linearly from 0 at the first.
-        patch_dropout_rate: Float in [0, 1), the share of the patches that each training step leaves out.
-        token_merging: Int, how many patches each block merges with those most like them, or one int for each block; at
-            most half of the patches. Usual: 8 or 16 of 196 patches. Fewer tokens are less work with the same weights.
-            Such a block outputs [tokens, sizes], the number of patches of each token, by which "gap" and "map" pooling
-            weight them.
-        skip_unused_tokens: Bool; True makes the last block compute only the tokens that the head reads, the class and
-            distillation token, with the same logits and gradients; 12 blocks are a sixteenth less work. That block and
-            `norm` then output these tokens, and it merges none. For `pooling="token"`.
-        remat: Bool; True recomputes each block's activations for the gradient: less memory and a third more time in
-            training.
-        layer_scale_init: Float or None: the initial value of the scale of each residual branch.
-        qk_norm: Bool, whether queries and keys are layer-normalised.
-        activation: "gelu_tanh", "gelu" (exact) or any Keras activation. None: that of the weights; "gelu_tanh", the
-            official one, if they do not say or without weights.
+        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
+        patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
+        token_merging: Int, or one per block, the number of patches to merge into similar ones, at most half of them.
+            Usual: 8 or 16 of 196. Such a block outputs tokens and their sizes.
+        skip_unused_tokens: Bool; True makes the last block and `norm` compute only the tokens that the head reads, with
+            the same logits; saves 1/16 of the work of 12 blocks. Requires `pooling="token"`.
+        remat: Bool; True recomputes each block's activations for the gradient: less memory, a third more training time.
+        layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
+        qk_norm: Bool, whether to layer-normalize queries and keys.
+        activation: "gelu_tanh", "gelu" (exact) or any Keras activation. None: as in the weights, else "gelu_tanh".
         layer_norm_epsilon: Float, the epsilon of all norms.
         classifier_activation: Activation of the head; None for logits.
         head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
-        include_preprocessing: Bool. True makes the model take raw images of 0..255; False takes images as
-            `preprocess_input` returns them.
-        preprocessing: The `keras_vit.Preprocessing` of its images, which `normalization` carries. None: that of the
-            weights; the official one without weights. Constants of another number of channels are averaged. The next
-            four change it.
-        mean: As in `keras_vit.Preprocessing`, as are std, interpolation and crop_fraction.
-        std: See mean.
-        interpolation: See mean.
-        crop_fraction: See mean.
-        class_names: Strings, the names of the classes, which `normalization` carries for predictions and exports.
-        dtype: The dtype policy of all layers, such as "mixed_bfloat16", but the heads, which compute in float32; None
-            for Keras' global one.
+        include_preprocessing: Bool. True for a model of raw images in 0..255; False for images from `preprocess_input`.
+        preprocessing: A `keras_vit.Preprocessing`. None: as in the weights, else the official one. Constants for
+            another number of channels are averaged.
+        mean, std, interpolation, crop_fraction: Override fields of `preprocessing`.
+        class_names: Strings, the names of the classes for predictions and exports.
+        dtype: The dtype policy of all layers but the heads, such as "mixed_bfloat16"; None for Keras' global policy.
         name: String, the model's name.
 
-    Returns:
-        A `keras_vit.models.VisionTransformer`, whose `config` is its record.
-
     Raises:
-        ValueError: If an argument is out of its range, or the weights do not fit the model.
-        FileNotFoundError: If there is no file at `weights`.
+        ValueError: If an argument is out of range, or the weights do not fit the model.
+        FileNotFoundError: If `weights` does not exist.
 
     Example:
 
@@ -168,13 +147,13 @@ def ViT(
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, architecture_of(variant)))
-    # None, all tokens, is a value of pooling.
+    # None is a value of `pooling`: all tokens.
     fields = {**fields_from(ViTConfig, given, checkpoint), "pooling": pooling}
     if checkpoint is not None:
         fields.setdefault("activation", checkpoint.settings["activation"] or ViTConfig.activation)
         if arguments.image_size(image_size) == (None, None):
             fields.setdefault("position_interpolation", checkpoint.position_interpolation)
-            # The grid of the weights is kept, so that it is resized once and not twice.
+            # Keeps the weights' grid, so that it is resized only once.
             fields.setdefault("grid_size", checkpoint.grid_size)
     config = ViTConfig.from_variant(variant, **fields)
     _warn_of_dropped_pixels(config)
@@ -197,7 +176,7 @@ def ViT(
 
 
 def _warn_of_dropped_pixels(config):
-    """Warns of pixels that fill no patch."""
+    """Warns if patches do not divide the image size."""
     if config.any_size:
         return
     used = [n * patch * config.stride for n, patch in zip(config.grid, config.patch_size, strict=True)]
@@ -211,6 +190,6 @@ def _warn_of_dropped_pixels(config):
 
 
 def architecture_of(variant):
-    """The name under which `list_weights` keeps a variant: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
+    """The name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
     stem, _, size = variant.rpartition("+")
     return f"{stem}ViT{size}".replace("/", "")

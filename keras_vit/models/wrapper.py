@@ -2,11 +2,7 @@ import keras
 
 
 class TrainingWrapper(keras.Model):
-    """The base of models that train another model and are not needed after that.
-
-    `plain_model` is the model that is trained. `save`, `export` and so `keras.callbacks.ModelCheckpoint` write it
-    alone; `save_weights` writes all weights and the optimizer's state, for a run that is to go on.
-    """
+    """Base of models that train another: `save` and `export` write only `plain_model`, `save_weights` all weights."""
 
     @property
     def plain_model(self) -> keras.Model:
@@ -14,11 +10,11 @@ class TrainingWrapper(keras.Model):
         raise NotImplementedError
 
     def save(self, *args, **kwargs):
-        """Saves the plain model, as its `save` does."""
+        """Saves the plain model."""
         return self.plain_model.save(*args, **kwargs)
 
     def export(self, *args, **kwargs):
-        """Exports the plain model, as its `export` does."""
+        """Exports the plain model."""
         return self.plain_model.export(*args, **kwargs)
 
     def get_config(self):
