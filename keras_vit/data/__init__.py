@@ -1,4 +1,4 @@
-"""Images for `model.fit`, from TFDS, folders and tables, with tf.data on every backend."""
+"""Image pipelines for `model.fit` from TFDS, folders and tables, built with tf.data on every backend."""
 
 from keras_vit.data.augment import POLICIES, Policy, RandAugment
 from keras_vit.data.broken import BrokenImages

@@ -1,4 +1,4 @@
-"""Checks of a pipeline's arguments, and their defaults."""
+"""Checks and defaults of a pipeline's arguments."""
 
 import dataclasses
 
@@ -10,10 +10,7 @@ from keras_vit.preprocessing import Preprocessing, carrier_of
 
 
 def inputs_of(preprocessing, **given):
-    """Returns image_size, channels, normalize and preprocessing, a `Preprocessing`, as a dict.
-
-    They are `given`, or follow from `preprocessing`, a `Preprocessing`, a model that carries one, or None.
-    """
+    """Returns image_size, channels, normalize and preprocessing as a dict, from `given` or from `preprocessing`."""
     found = {"image_size": 224, "channels": 3, "normalize": True}
     record = Preprocessing()
     if isinstance(preprocessing, Preprocessing):
@@ -34,7 +31,7 @@ def inputs_of(preprocessing, **given):
             )
         record = carrier.preprocessing
         found["normalize"] = not carrier.apply
-        # A Sequential has no shape before its first call.
+        # A Sequential has no input shape before its first call.
         shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)
         if isinstance(shape, tuple) and len(shape) == 4:
             found["channels"] = shape[3] or 3
@@ -48,14 +45,14 @@ def inputs_of(preprocessing, **given):
 
 
 def scaling(record, channels):
-    """The (offset, divisor) of images of 0..255: floats, or arrays with one float a channel."""
+    """Returns (offset, divisor) for images of 0..255, each a float or an array with one value per channel."""
     record.check_channels(channels)
     constants = [np.array(c, "float32") for c in record.offset_and_scale]
     return tuple(float(c[0]) if len(c) == 1 else c for c in constants)
 
 
 def policy_of(policy):
-    """The `Policy` of a name."""
+    """Looks up a `Policy` by name."""
     if isinstance(policy, Policy):
         return policy
     if policy not in POLICIES:
@@ -64,7 +61,7 @@ def policy_of(policy):
 
 
 def labels_of(source, labels, policy):
-    """The kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for none."""
+    """Returns the kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for no labels."""
     if labels not in ("int", "one_hot", "none", None):
         raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")
     if policy.mixes and (source.labels is None or labels in ("int", "none")):
@@ -87,7 +84,7 @@ def labels_of(source, labels, policy):
 
 
 def check_counts(image_size, **counts):
-    """Raises if a number is too small, or there is no such shard."""
+    """Raises if a count is too small or `shard_index` is out of range."""
     counts["image_size"] = min(image_size, default=0)
     for name, count in counts.items():
         least = int(name not in ("skip_batches", "shard_index"))

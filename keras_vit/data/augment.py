@@ -3,29 +3,28 @@ import dataclasses
 from keras_vit.data.operations import OFFICIAL, TIMM
 from keras_vit.data.source import tf
 
-# The families of RandAugment's operations, and the largest magnitude of each.
+# The largest magnitude of each set of RandAugment operations.
 STRONGEST = {"official": 30, "timm": 10}
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The augmentation of images and labels beyond the crop and the flip.
+    """Augmentation of images and labels, apart from crop and flip.
 
-    `POLICIES` names those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-    and "deit". See `RandAugment` and `Mix`; random erasing is Keras' own layer.
+    `POLICIES` has those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
+    and "deit".
 
     Args:
-        randaugment: (operations an image, magnitude), or None. The magnitude is from 0 to 30 for the operations of
-            "official", from 0 to 10 for those of "timm".
+        randaugment: (operations per image, magnitude), or None; see `RandAugment` for the range of the magnitude.
         magnitude_std: Float, the standard deviation of the magnitude.
-        mixup: Float in [0, 1], the alpha of MixUp's Beta distribution, 0 for none.
-        cutmix: Float in [0, 1], the alpha of CutMix. With both, each batch gets one of them with equal chances.
-        erasing: Float in [0, 1], the share of images in which a rectangle is erased.
-        repeats: Integer, how many copies of an image, each differently augmented, follow each other in a batch. An
-            epoch then has `1 / repeats` of the images, as in DeiT.
-        label_smoothing: Float in [0, 1), the share of a label that is spread over all the classes.
-        operations: RandAugment's. "official": the 16 of the official code, as in AugReg; "timm": the 15 of timm's
-            "rand-...-inc1", as in DeiT, which get stronger with the magnitude, and are each skipped half of the time.
+        mixup: Float in [0, 1], the alpha of MixUp's Beta distribution; 0 for none.
+        cutmix: Float in [0, 1], the alpha of CutMix. With both, each batch gets one of the two with equal probability.
+        erasing: Float in [0, 1], the probability of erasing a random rectangle of an image.
+        repeats: Integer, the number of differently augmented copies of each image, next to each other in the batch. An
+            epoch then covers only `1 / repeats` of the images, as in DeiT.
+        label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
+        operations: "official": the 16 operations of the official code, as in AugReg. "timm": the 15 of timm's
+            "rand-...-inc1", as in DeiT, each skipped with probability 0.5.
 
     Example:
 
@@ -34,9 +33,9 @@ class Policy:
     >>> policy.randaugment, policy.magnitude_std, policy.operations
     ((2, 9), 0.5, 'timm')
 
-    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. `RandomErasing` differs: it fills
-    with normal noise of deviation 255 around black, clipped to 0..255, and draws both sides independently; DeiT takes
-    noise of the images' mean and deviation, and draws area and shape.
+    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. Erasing uses Keras'
+    `RandomErasing`: normal noise of standard deviation 255 around black, clipped to 0..255, and independent side
+    lengths. DeiT uses the images' mean and standard deviation, and samples area and aspect ratio.
     """
 
     randaugment: tuple[int, float] | None = None
@@ -69,7 +68,7 @@ class Policy:
 
     @property
     def mixes(self) -> bool:
-        """Whether labels become a share for each class."""
+        """Whether it needs one-hot labels, because it mixes or smooths them."""
         return bool(self.mixup or self.cutmix or self.label_smoothing)
 
 
@@ -86,29 +85,26 @@ POLICIES = {
 
 
 class RandAugment:
-    """Applies random operations to an image, drawn from a stateless seed, as one of the official codes does.
+    """Applies random operations to an image, as the official code or timm does, from a stateless seed.
 
     Args:
-        num_operations: Integer, operations an image.
-        magnitude: Float, in [0, 30] for "official" and in [0, 10] for "timm".
+        num_operations: Integer, operations per image.
+        magnitude: Float, in [0, 30] for "official", in [0, 10] for "timm".
         magnitude_std: Float, the standard deviation of the magnitude, which is clipped to that range.
         operations: "official" or "timm"; see `Policy`.
 
     Call arguments:
-        image: Float32 tensor (height, width, 3) of 0..255, which is rounded as in the codes: down by "official", to the
-            nearest integer by "timm".
+        image: Float32 tensor (height, width, 3) of 0..255, first rounded down ("official") or to the nearest integer
+            ("timm"). The result has the same shape and whole numbers in the same range.
         seed: Integer tensor (2,).
 
-    Returns:
-        The augmented image, of the same shape and range, in whole numbers.
-
-    Reference: arXiv 1909.13719. At each magnitude, the operations give the same bits as the official codes, except the
-    warps of "timm": 99.7 % of the pixels are those of Pillow's bicubic filter, and the others differ by 1 of 255.
+    Reference: arXiv 1909.13719. At each magnitude the operations are bit-exact with the official codes, except timm's
+    warps: 99.7 % of their pixels equal Pillow's bicubic filter, the others differ by 1 of 255.
     """
 
     def __init__(self, num_operations: int, magnitude: float, magnitude_std: float = 0.0, operations: str = "official"):
         self.num_operations, self.magnitude, self.std = num_operations, magnitude, magnitude_std
-        # timm skips each operation half of the time.
+        # timm applies each operation with probability 0.5.
         table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
         self.operations, self.strongest = list(table.values()), STRONGEST[operations]
         # Traced once for all operations of an image.
@@ -127,5 +123,5 @@ class RandAugment:
         return tf.cast(x, "float32")
 
     def _apply(self, kind, *arguments):
-        # Numbers beyond the operations leave the image as it is.
+        # Indices beyond the last operation leave the image as it is.
         return tf.switch_case(kind, [lambda f=f: f(*arguments) for f in self.operations], lambda: arguments[0])

@@ -1,4 +1,4 @@
-"""Images that do not decode: batches keep their places, and a warning at the end of each epoch lists them."""
+"""Handles images that cannot be decoded: skips them, fills their places and lists them in a warning."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,16 +9,16 @@ from keras_vit.data.source import logger, tf
 
 
 class BrokenImages(Mapping):
-    """The images that a dataset skipped because they do not decode: a mapping from names to reasons.
+    """The images that a dataset skipped because they cannot be decoded: a mapping from file name to error.
 
-    It fills as batches are read. After the last batch of an epoch, a warning of the logger `keras_vit.data` counts and
-    lists those of the epoch; `repr` shows the last warning.
+    It fills as batches are read. At the end of each epoch the logger `keras_vit.data` warns of that epoch's broken
+    images; `repr` shows the last warning.
 
     Args:
-        load: Function of a record {"name", "image"} that raises an error where the image is broken.
-        num_images: Integer, different images of an epoch.
-        repeats: Integer, how many times each comes in a row.
-        shown: Integer, the most names in a warning.
+        load: Function of a record {"name", "image"} that raises an error if the image is broken.
+        num_images: Integer, the number of different images per epoch.
+        repeats: Integer, how many times each image comes in a row.
+        shown: Integer, the largest number of names in a warning.
     """
 
     def __init__(self, load, num_images: int, repeats: int = 1, shown: int = 20):
@@ -26,7 +26,7 @@ class BrokenImages(Mapping):
         self._reasons, self._summary = {}, "no broken images so far"
 
     def first_sound(self, records, load):
-        """The first of the records for which `load` raises no error; a ValueError if there is none."""
+        """Returns the first record that `load` can read; raises a ValueError if there is none."""
         reasons = []
         for record in records:
             reason = _reason(load, record)
@@ -36,10 +36,10 @@ class BrokenImages(Mapping):
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
     def note(self, earlier, earlier_names, indices, names, images, done):
-        """Notes the broken images of a batch, and warns about epochs that ended with it.
+        """Records the broken images of a batch, and warns about epochs that have ended: those below the index `done`.
 
-        `earlier` and `indices` count through all epochs; epochs below the index `done` have ended. Returns the
-        (indices, names) of unfinished epochs, which each iteration carries along, so that iterations are independent.
+        Indices count through all epochs. Returns (indices, names) of unfinished epochs, carried along by each
+        iteration.
         """
         for name, image in zip(names, images, strict=True):
             if _text(name) not in self._reasons:
@@ -47,7 +47,7 @@ class BrokenImages(Mapping):
                 self._reasons[_text(name)] = reason or "it failed once, and decodes now"
         indices, names = np.concatenate([earlier, indices]), np.concatenate([earlier_names, names])
         over = indices < done
-        # Copies of an image count once.
+        # Repeated copies of an image count once.
         numbers = indices // self._repeats
         for epoch in np.unique(numbers[over] // self._num_images):
             chosen = over & (numbers // self._num_images == epoch)
@@ -80,31 +80,27 @@ def _text(name):
 
 
 def _reason(load, record):
-    """The error of a record; None if there is none."""
+    """Returns the error message of a record, or None if it loads."""
     try:
         load(record)
-    except Exception as error:  # Training goes on after any error.
+    except Exception as error:  # one bad file must not end the training
         text = getattr(error, "message", None) or str(error)
-        # TensorFlow's decorations of a message.
+        # What TensorFlow adds around a message.
         text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]|name: *$|^Expected '.*?' to be true. Summarized data: ", "", text)
         return " ".join(re.sub(r"b'(Expected[^']*|x)'", r"\1", text).split())[:200]
     return None
 
 
 def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=False, drop_remainder=False):
-    """Makes the k-th batch from the k-th `batch_size` records, whichever of their images are broken.
+    """Makes the k-th batch from the k-th `batch_size` records, even if some of their images are broken.
 
-    `data` has (index, record), with indices that count up by one. `decode` makes (index, image, label) of these, and
-    fails for a broken image; `prepare` augments them. `stand_in` is a record that decodes, for batches without a sound
-    image. `full` replaces broken images by others of the batch, else they are left out.
-
-    Returns a dataset of (index of the first record, images, labels, (indices, names, encoded images) of the broken).
+    `full` replaces broken images by others of the batch; `stand_in` is a valid record for batches without any. Returns
+    (index of the first record, images, labels, (indices, names, encoded images) of the broken ones).
     """
 
     def whole(index, record):
         index, image, label = decode(index, record)
-        # Everything waits for the image: a loop that runs already when the image turns out to be broken would report a
-        # cancellation, which is not ignored.
+        # A loop already running when the image fails would report a cancellation, which `ignore_errors` lets through.
         with tf.control_dependencies([image]):
             index = tf.identity(index)
         return prepare(index, image, label)
@@ -113,7 +109,7 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=Fals
         return prepare(*decode(index, stand_in))
 
     def attempt(indices, records):
-        """One batch: made in one step, and if that fails again, from the images that decode."""
+        """Makes a batch in one step; if that fails, again from the images that decode."""
         elements, count = tf.data.Dataset.zip(indices, records), indices.cardinality()
         sound = elements.map(whole, parallel).batch(count, drop_remainder=True).ignore_errors()
         decoded = elements.map(decode, parallel).ignore_errors().map(prepare, parallel).batch(count)
@@ -138,6 +134,6 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=Fals
             images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (batch_size, *x.shape[1:])), parts)
         return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
 
-    # Two at a time, so that threads are busy while a batch ends.
+    # Two batches at a time keep the threads busy while one of them ends.
     windows = data.window(batch_size, drop_remainder=drop_remainder)
     return windows.interleave(attempt, cycle_length=2, num_parallel_calls=2, deterministic=True).map(fill)

@@ -9,7 +9,7 @@ from keras_vit.preprocessing import INTERPOLATIONS, Preprocessing
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PN"
 CROPS = ("pretrain", "finetune", "pad", "eval")
-# The paper's sizes to resize to before a crop; other sizes take the usual 8/7, as 256 for 224.
+# The paper's resize sizes for "finetune"; other sizes use the usual ratio of 8/7, as 256 for 224.
 RESIZE = {384: 448, 480: 512}
 
 
@@ -17,34 +17,31 @@ RESIZE = {384: 448, 480: 512}
 class Crop:
     """Decodes an image and crops it to a fixed size.
 
-    The format is read from the first bytes, not from the file's name: JPEG, PNG, GIF (its first frame) or BMP. The
-    header is checked before anything is decoded, and a JPEG is decoded only where the crop is.
+    The format is detected from the first bytes, not the file name: JPEG, PNG, GIF (first frame) or BMP. The size in the
+    header is checked before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.
-        kind: "pretrain": a random part of the image, of `scale` of its area and an aspect ratio of 3/4 to 4/3.
-            "finetune": the whole image resized to `resize_size`, then a random crop. "pad": the whole image resized to
-            `image_size` and padded with an eighth of black on each side, then a random crop, as is usual for images of
-            32 pixels. "eval": as `keras_vit.Preprocessing` describes.
+        kind: "pretrain": a random crop with a share `scale` of the area and an aspect ratio of 3/4 to 4/3. "finetune":
+            resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad each side with an eighth of
+            black, then a random crop, as is usual for 32-pixel images. "eval": as `keras_vit.Preprocessing` describes.
         flip: Bool, mirror half of the images.
-        channels: Integer. Pictures are decoded to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels whatever they have;
-            arrays must have as many.
-        scale: (smallest, largest) share of the area that "pretrain" keeps, in (0, 1].
-        resize_size: (height, width) that "finetune" resizes to; None: 448 for 384, 512 for 480, else 8/7 of the size.
+        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must already
+            have this number.
+        scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
+        resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        antialias: Bool, filter before shrinking, as Pillow does and the official code does not.
+        antialias: Bool, filter before downscaling, as Pillow does and the official code does not.
         crop_fraction: Float in (0, 1], for "eval".
-        max_pixels: Integer, the largest height x width of an image.
-        arrays: Bool, whether there may be `.npy` files of (height, width, channels) among the images. Resized images
-            are then not rounded to bytes.
-        evaluation: The `keras_vit.Preprocessing` for "eval"; None: the one that follows from the arguments above.
+        max_pixels: Integer, the largest height x width of an input image.
+        arrays: Bool, accept `.npy` files of shape (height, width, channels) too. Resized images are then not rounded to
+            bytes.
+        evaluation: The `keras_vit.Preprocessing` for "eval"; None builds it from the arguments above.
 
     Call arguments:
-        encoded: Scalar string tensor, the bytes of a file.
-        seed: Integer tensor (2,); the same seed cuts the same crop.
-
-    Returns:
-        Float32 tensor (height, width, channels); a picture's values are 0..255.
+        encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),
+            with values of 0..255 for pictures.
+        seed: Integer tensor (2,) for the crop and the flip.
 
     Raises:
         tf.errors.OpError: If the image is broken or too large.
@@ -56,7 +53,7 @@ class Crop:
     >>> keras_vit.data.Crop((16, 16), "finetune")(png, seed=(0, 1)).shape
     (16, 16, 3)
 
-    Reference: arXiv 2010.11929, appendix B.1; the random window is that of Inception (arXiv 1409.4842), section 6.
+    Reference: arXiv 2010.11929, appendix B.1; the random crop is Inception's (arXiv 1409.4842, section 6).
     """
 
     image_size: tuple[int, int]
@@ -87,7 +84,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """The window of the image, uint8, or float32 with `arrays`; this is the part that fails for broken images."""
+        """Decodes the window of the image, uint8, or float32 with `arrays`; raises for broken images."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -101,11 +98,11 @@ class Crop:
         return tf.cond(is_array, lambda: self._array(encoded, seed), picture)
 
     def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """The result of the call, from that of `decode` with the same seed."""
+        """Flips, resizes and crops the result of `decode`, which must have had the same seed."""
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
-            # Before the resizing, since bytes are a quarter of floats. `tf.image` takes longer, to check shapes.
+            # Before resizing, since bytes are a quarter of floats; `tf.image` would spend time on shape checks.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
@@ -115,7 +112,7 @@ class Crop:
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
         image = tf.cast(tf.image.resize(image, size, self.interpolation, antialias=self.antialias), "float32")
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # These overshoot.
+            # These filters overshoot.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
@@ -140,21 +137,21 @@ class Crop:
         if self.channels == 4:
             return whole()
         if self.kind == "eval":
-            # Slower, and the same pixels as in exported graphs, and nearly as Pillow's.
+            # Slower, but with the pixels of exported graphs, and nearly those of Pillow.
             decoders = [(JPEG, decode_jpeg), (PNG, decode_png)]
             cases = [(start == magic, lambda f=f: f(encoded, self.channels)) for magic, f in decoders]
             with tf.control_dependencies([self._allowed(self._header(encoded, start))]):
                 return tf.case(cases, default=pixels)
-        # A JPEG without its end marker may be cut off. Decoded whole it always fails; its windows only in some epochs.
+        # A truncated JPEG (no end marker) always fails if decoded whole, but its windows only in some epochs.
         complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
         if not tf.executing_eagerly():
-            # As one node of the graph, since each node of the branch that is not taken costs time too.
+            # One node, since each node of the branch not taken costs time too.
             whole = tf.function(whole, autograph=False, experimental_attributes={"_noinline": True})
         return tf.cond(complete, window, whole)
 
     def _array(self, encoded, seed):
         def load(data):
-            # Bytes in a graph, an array of them in eager code.
+            # numpy_function passes bytes in a graph, and an array of them in eager mode.
             array = np.load(io.BytesIO(data if isinstance(data, bytes) else data.item()), allow_pickle=False)
             if array.ndim != 3 or array.shape[-1] != self.channels or not array.size:
                 raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
@@ -164,7 +161,7 @@ class Crop:
         return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
 
     def _header(self, encoded, start):
-        """The (height, width, channels) in a picture's header; the channels may be wrong."""
+        """Reads (height, width, channels) from a picture's header; the channels may be wrong."""
 
         def integers(position, count, dtype, little_endian=True):
             part = tf.strings.substr(encoded, position, count)
@@ -188,7 +185,7 @@ class Crop:
         return tf.ensure_shape(size, (3,))
 
     def _allowed(self, shape):
-        """The same (height, width, channels); fails if it has too many pixels."""
+        """Returns `shape`, (height, width, channels); fails if it has too many pixels."""
         pixels = tf.reduce_prod(tf.cast(shape[:2], "float32"))
         message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
         allowed = tf.raw_ops.Assert(condition=pixels <= self.max_pixels, data=[message, shape])
@@ -196,7 +193,7 @@ class Crop:
             return tf.identity(shape)
 
     def _window(self, shape, seed):
-        """The (y, x, height, width) to decode of an image of (height, width, channels)."""
+        """Returns the window (y, x, height, width) to decode, for an image of shape (height, width, channels)."""
         if self.kind != "pretrain":
             return tf.concat([[0, 0], shape[:2]], 0)
         start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(

@@ -9,7 +9,7 @@ LAST = np.iinfo("int64").max
 
 
 class Epochs:
-    """The records of each epoch in their order, and the number of the next epoch.
+    """The order of the records in each epoch, and the number of the next epoch.
 
     An image's index counts through all epochs, from the first image of epoch 0. `root` is the seed, a tensor (2,).
     """
@@ -42,11 +42,11 @@ class Epochs:
         self.number = int(number)
 
     def parts(self):
-        """Dataset of (epoch, begin, end): the images of an iteration."""
+        """Dataset of (epoch, begin, end), the image ranges of an iteration."""
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # From a place in an epoch to the same place in the next.
+        # From a position in one epoch to the same position in the next.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
 
@@ -57,14 +57,14 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def stream(self, epoch, begin, end):
-        """Dataset of (index, record): a part of an epoch."""
+        """Dataset of (index, record) for the range `begin` to `end` of an epoch."""
         data = self._records
         if self._shuffle_buffer is not None:
-            # Without this, the program's global seed would influence the order.
+            # Otherwise the program's global seed would influence the order.
             tf.compat.v1.get_default_graph().seed = None
             seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
             data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
-        # A cache is only complete once its end was reached.
+        # `take` only if needed: a cache is complete only after its end was reached.
         if self.num_distinct != self._num_images:
             data = data.take(self.num_distinct)
         if self._repeats > 1:
@@ -73,7 +73,7 @@ class Epochs:
         return tf.data.Dataset.zip(indices, data.skip(begin))
 
     def watched(self, data, broken, num_batches):
-        """Dataset of the batches of (index, missing, batch); notes broken images, and when an iteration ends."""
+        """Dataset of the batches of (index, missing, batch); reports broken images and counts finished epochs."""
 
         def watch(state, batch):
             count, *met = state
@@ -87,11 +87,11 @@ class Epochs:
                 noted = tf.numpy_function(broken.note, [*met, *missing, done], ["int64", "string"])
                 return [tf.ensure_shape(x, (None,)) for x in noted]
 
-            # Python is called only if there is something to note.
+            # Calls Python only if there is something to report.
             worth = (tf.size(missing[0]) > 0) | ((tf.size(met[0]) > 0) & tf.reduce_any(met[0] < done))
             met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
             if not self._repeat:
-                # An iteration that goes on in the next epoch is before its start there.
+                # In the second part of an iteration, the epoch it began in is the previous one.
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 end = functools.partial(tf.numpy_function, self._end, [epoch], "bool")
                 with tf.control_dependencies([tf.cond(count == num_batches, end, lambda: False)]):
@@ -101,7 +101,7 @@ class Epochs:
         return data.scan((tf.zeros((), "int64"), tf.zeros(0, "int64"), tf.zeros(0, "string")), watch)
 
     def _end(self, number):
-        # Of several iterations at a time, or after `set`, one counts.
+        # Of concurrent iterations, or after `set`, only one counts.
         if number == self.number:
             self.number += 1
         return np.True_

@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
 
-# The folders of a dataset that is already split.
+# Folder names of a dataset that is already split.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
@@ -22,30 +22,26 @@ def from_directory(
     seed: int = 0,
     **options: Any,
 ) -> "tf.data.Dataset | tuple[tf.data.Dataset, tf.data.Dataset]":
-    """Makes a dataset of (images, labels) from a folder that holds one folder of images for each class.
+    """Makes a dataset of (images, labels) from a folder with one subfolder of images per class.
 
-    All files count, whatever their names, except hidden ones and `Thumbs.db`; those that do not decode are skipped, and
-    listed in a warning at the end of the epoch.
+    All files are read, whatever their names, except hidden ones, `Thumbs.db` and `desktop.ini`.
 
     Args:
-        path: The folder. With `labels="none"` it needs no folders of classes: all images below it are taken in the
-            order of their names, for prediction.
-        class_names: The classes in the order of their labels; None: all the folders, sorted by name.
-        validation_split: Float in (0, 1), the share of each class that is kept for validation; at least one image.
-            None takes all images.
-        subset: "training", "validation" or "both": which part of a split to return. The validation images are only
-            resized and keep their order, unless `training` says otherwise.
+        path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
+            their names, for prediction.
+        class_names: The classes in label order; None: all subfolders, sorted by name.
+        validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
+            uses all images.
+        subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
+            their order, unless `training` says otherwise.
         seed: Integer, for the split, the order and the augmentation.
-        **options: The other arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ...
-
-    Returns:
-        A dataset, as `keras_vit.data.pipeline` describes it; two for "both". It also has `file_paths` and
-        `file_labels`, in the order of the folder.
+        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. It also has `file_paths`
+            and `file_labels`, in the order of the folder.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
-        ValueError: If it has fewer than two classes, a class has no images or too few to split, or its folders are
-            "train" and "test".
+        ValueError: If there are fewer than two classes, a class has too few images, or the subfolders are "train" and
+            "test".
 
     Example:
 
@@ -62,7 +58,7 @@ def from_directory(
 
 
 def read_folder(path, class_names, validation_split, subset, seed, options, may_lack=False):
-    """Does what `from_directory` does; with `may_lack`, a class may have no images, and keeps its label."""
+    """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"Expected `path` to be a folder with a folder for each class. Received: {str(path)!r}")
@@ -104,12 +100,12 @@ def read_folder(path, class_names, validation_split, subset, seed, options, may_
 
 
 def folders_in(path):
-    """The names of the folders in a folder, sorted, without the hidden ones."""
+    """Returns the names of a folder's subfolders, sorted, without hidden ones."""
     return sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _class_folders(path, class_names, may_lack):
-    """The names of the classes in a folder."""
+    """Returns the class names of a folder."""
     found = folders_in(path)
     names = found if class_names is None else [str(name) for name in class_names]
     if (unknown := sorted(set(names) - set(found))) and not may_lack:
@@ -130,7 +126,7 @@ def _class_folders(path, class_names, may_lack):
 
 
 def _files(folder):
-    """The files below a folder, sorted, without hidden ones and those of Windows."""
+    """Returns all files below a folder, sorted, without hidden files and those that Windows adds."""
     found = []
     for file in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
@@ -140,7 +136,7 @@ def _files(folder):
 
 
 def held_out(groups, share, seed):
-    """Whether each image is held out: that share, or none, of each group of {name: number of images}."""
+    """Returns a bool per image: whether it is in the held-out `share` (None for none) of its group, {name: size}."""
     rng, flags = np.random.default_rng(seed), []
     for name, size in groups.items():
         chosen = np.zeros(size, bool)

@@ -25,31 +25,26 @@ def from_dataframe(
     """Makes a dataset of (images, labels) from a table of image paths and labels.
 
     Args:
-        frame: The path of a CSV file with a header, a DataFrame (of pandas or any other library with `columns`), or a
-            dict of columns.
-        directory: The folder of relative paths; None: the CSV file's folder, or the current one.
-        path_column: The column of the images' paths.
-        label_column: The column of the labels: names, or integers counted from 0. A list of columns of 0 and 1, one for
-            each class, makes multi-hot labels. With `labels="float"` it is the column, or a list of columns, of numbers
-            to predict; labels are then float32 (batch, columns). None: a test set without labels; the dataset gives
-            images alone, in the frame's order.
-        label_separator: The string between the labels of a cell ("cat dog"), which makes multi-hot labels; None: each
-            cell is one label.
-        weight_column: The column of sample weights of at least 0, for (images, labels, weights); or None.
+        frame: Path of a CSV file with a header, a DataFrame (pandas or any other library with `columns`), or a dict of
+            columns.
+        directory: The folder that relative paths start from; None: the CSV file's folder, or the current one.
+        path_column: The column of image paths.
+        label_column: The column of labels: names, or integers counted from 0. A list of 0/1 columns, one per class,
+            gives multi-hot labels. With `labels="float"`: the column or columns of numbers to predict, as float32
+            labels (batch, columns). None: unlabeled images, in the frame's order.
+        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one label
+            per cell.
+        weight_column: The column of sample weights, at least 0, for (images, labels, weights); None for no weights.
         extension: Appended to paths that do not end with it, such as ".jpg".
-        class_names: The names of the classes in the order of their labels; None: all that occur, sorted.
-        num_classes: Integer, for labels that are integers; None: one more than the largest.
-        **options: The arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ... Without
-            labels, `training` is False by default.
-
-    Returns:
-        A dataset, as `keras_vit.data.pipeline` describes it. It also has `file_paths` and `file_labels`,
-        None without labels, in the frame's order.
+        class_names: The class names in label order; None: all that occur, sorted.
+        num_classes: Integer, for integer labels; None: the largest label + 1.
+        **options: Arguments of `keras_vit.data.pipeline`, which describes the result; `training` is False by default
+            without labels. The result also has `file_paths` and `file_labels` (None without labels), in the frame's
+            order.
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.
-        ValueError: If a column is missing, a row cannot be read, a label is not one of the classes, or the classes
-            cannot be told from integer labels.
+        ValueError: If a column is missing, a row or label is invalid, or the classes are unclear from integer labels.
 
     Example:
 
@@ -94,7 +89,7 @@ def from_dataframe(
 
 
 def _paths(cells, first_line, base, extension):
-    """The paths of the images, all of which exist."""
+    """Returns the paths of the images, after checking that all exist."""
     if not cells:
         raise ValueError("Expected a row or more. Received: a table without rows")
     fail("Expected a path", first_line, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])

@@ -5,18 +5,15 @@ from keras_vit.data.source import tf
 
 
 class Mix:
-    """Smooths one-hot labels, and mixes the images of a batch and their labels by MixUp or CutMix.
+    """Applies label smoothing, then MixUp or CutMix, to a batch.
 
     Args:
-        policy: A `Policy`. If it has both, one of them is drawn for each batch.
+        policy: A `Policy`. If it has both MixUp and CutMix, one of them is drawn per batch.
 
     Call arguments:
         images: Float32 tensor (batch, height, width, channels).
-        labels: Float32 tensor (batch, num_classes) of labels that sum to 1.
-        seed: Integer tensor (2,); the same seed mixes in the same way.
-
-    Returns:
-        (images, labels) of the same shapes; each label still sums to 1.
+        labels: Float32 tensor (batch, num_classes) of labels that sum to 1, as they still do in the result.
+        seed: Integer tensor (2,).
 
     Example:
 
@@ -27,8 +24,8 @@ class Mix:
     >>> tf.reduce_sum(labels, axis=1).numpy().round(3).tolist()
     [1.0, 1.0]
 
-    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. The layers are
-    Keras', which draw a weight for each image; the official codes draw one for the batch.
+    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
+    image; the official codes draw one per batch.
     """
 
     def __init__(self, policy: Policy):
@@ -52,10 +49,10 @@ class Mix:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """Seeds that follow from one seed tensor; Keras' own count up a variable, which threads and restarts change."""
+    """Seeds derived from one seed tensor; Keras' own count up a variable, which depends on threads and restarts."""
 
     def __init__(self, seed):
-        # Without the parent's, which would create the variable.
+        # Does not call the parent's, which would create the variable.
         self.seed, self.drawn = seed, 0
 
     def next(self, ordered=True):
@@ -70,11 +67,11 @@ def seeded(name, **config):
         def get_random_transformation(self, data, training=True, seed=None):
             return super().get_random_transformation(data, training, seed=self.draw())
 
-    # In float32 under any dtype policy: a lower precision would round the pixels.
+    # float32 under any dtype policy: a lower precision would round the pixels.
     layer = Seeded(**config, data_format="channels_last", dtype="float32")
 
     def call(inputs, seed):
-        # A function, since Keras would track the seeds themselves as state of the layer.
+        # A function, since Keras would track a SeedGenerator attribute as state of the layer.
         layer.draw = lambda: _Seeds(seed)
         return layer(inputs, training=True)
 

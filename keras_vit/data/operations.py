@@ -1,10 +1,9 @@
-"""RandAugment's operations, equal to the official ones, on uint8 images (height, width, 3).
+"""RandAugment's operations on uint8 images (height, width, 3), as functions of (image, m, s, at).
 
-Each family is a table of functions of (image, m, s, at): m is the magnitude over 10, a float64 scalar; s the sign, -1
-or 1; at two uniform numbers in [0, 1) for a place in the image.
+m is magnitude / 10, a float64 scalar; s the sign, -1 or 1; at two uniform numbers in [0, 1), a position in the image.
 
-Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, whose warps are of tensorflow-addons;
-`auto_augment.py` of timm, whose operations are Pillow's.
+Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, with the warps of tensorflow-addons;
+`auto_augment.py` of timm, with Pillow's operations.
 """
 
 import itertools
@@ -14,19 +13,19 @@ from keras_vit.data.source import tf
 
 
 def size(image):
-    """The (height, width) of an image."""
+    """Returns the (height, width) of an image."""
     return tf.unstack(tf.shape(image)[:2])
 
 
 def blend(first, second, factor):
-    """Goes from the first image (factor 0) to the second (1), and beyond."""
+    """Blends from the first image (factor 0) to the second (1), or beyond it."""
     first, second = tf.cast(first, "float32"), tf.cast(second, "float32")
     mixed = first + tf.cast(factor, "float32") * (second - first)
     return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), "uint8")
 
 
 def autocontrast(image, dtype):
-    """Stretches each channel to 0..255, computed in a dtype."""
+    """Stretches each channel to 0..255, computed in `dtype`."""
     low, high = (tf.cast(f(image, (0, 1)), dtype) for f in (tf.reduce_min, tf.reduce_max))
     scale = 255 / (high - low)
     stretched = tf.clip_by_value(tf.cast(image, dtype) * scale + -low * scale, 0, 255)
@@ -34,8 +33,8 @@ def autocontrast(image, dtype):
 
 
 def equalize(image):
-    """Makes the values of each channel about equally frequent."""
-    # The values of the second channel are counted from 256, those of the third from 512.
+    """Equalizes the histogram of each channel."""
+    # One bincount for all channels: their values start at 0, 256 and 512.
     values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
     counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
     most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
@@ -51,7 +50,7 @@ def posterize(image, shift):
 
 
 def solarize(image, threshold):
-    """Inverts values from a threshold on."""
+    """Inverts values at or above `threshold`."""
     return tf.where(tf.cast(image, "int32") < threshold, image, 255 - image)
 
 
@@ -62,10 +61,10 @@ def solarize_add(image, addition):
 
 
 def sharpness(image, factor, rounding):
-    """From the smoothed image, whose border is not smoothed, to the image."""
+    """Blends from the smoothed image, with its border not smoothed, to the image."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
-    # In the order of a convolution by 1, 5 in the middle, over 13, which takes twice as long.
+    # Adds up in the order of a convolution with weights 1, 5 in the middle, over 13, which would take twice as long.
     side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
     smooth = rounding
     for y, x in itertools.product(range(3), range(3)):
@@ -76,7 +75,7 @@ def sharpness(image, factor, rounding):
 
 
 def cutout(image, pad, at):
-    """Grays a square with sides of twice `pad`, centred anywhere in the image."""
+    """Fills a square of side 2 * `pad` with gray, centered anywhere in the image."""
     near = []
     for length, place in zip(size(image), tf.unstack(at), strict=True):
         centre, index = tf.cast(place * tf.cast(length, "float32"), "int32"), tf.range(length)
@@ -85,13 +84,13 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """From a gray to the image; as in the official code, the gray is the number of pixels over 256, not their mean."""
+    """Blends from gray to the image; the gray is the number of pixels / 256, as in the official code."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
 
 def official_warp(image, matrix):
-    """Takes pixel (x, y) from the one nearest to (ax + by + c, dx + ey + f), gray outside."""
+    """Takes pixel (x, y) from the one nearest to (ax + by + c, dx + ey + f); gray outside."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -103,7 +102,7 @@ def official_warp(image, matrix):
 
 
 def official_rotate(image, degrees):
-    """Turns an image around its middle."""
+    """Rotates an image around its center."""
     angle = tf.cast(degrees, "float32") * (math.pi / 180)
     height, width = (tf.cast(side, "float32") - 1 for side in size(image))
     cos, sin = tf.cos(angle), tf.sin(angle)
@@ -112,12 +111,12 @@ def official_rotate(image, degrees):
 
 
 def luma(image):
-    """Pillow's gray, int32 (height, width, 1)."""
+    """Pillow's grayscale, int32 (height, width, 1)."""
     return (tf.reduce_sum(tf.cast(image, "int32") * [19595, 38470, 7471], -1, keepdims=True) + 32768) // 65536
 
 
 def timm_contrast(image, factor):
-    """From the mean gray to the image."""
+    """Blends from the mean gray to the image."""
     return blend(tf.cast(tf.reduce_mean(tf.cast(luma(image), "float64")) + 0.5, "int32"), image, factor)
 
 
@@ -127,16 +126,16 @@ def cubic(a, b, c, d, t):
 
 
 def timm_warp(image, x_row, y_row=None):
-    """Takes the pixel whose middle is (x, y) from (ax + by + c, dx + ey + f), bicubic, ImageNet's mean outside.
+    """Takes pixel center (x, y) from (ax + by + c, dx + ey + f), bicubic; ImageNet's mean outside.
 
-    Without a second row y is kept, which takes a quarter of the time.
+    Without `y_row`, y stays the same, which takes a quarter of the time.
     """
     height, width = size(image)
     x, y = tf.cast(tf.range(width), "float64")[None] + 0.5, tf.cast(tf.range(height), "float64")[:, None] + 0.5
     pixels = tf.cast(tf.reshape(image, (-1, 3)), "float32")
 
     def source(row, length):
-        """Where pixels come from: whether inside, four indices, and how far between the middle two."""
+        """Returns whether source positions are inside, their four indices, and the fraction between the middle two."""
         place = row[0] * x + row[1] * y + row[2]
         start = tf.floor(place - 0.5)
         indices = [tf.clip_by_value(tf.cast(start, "int32") + i, 0, length - 1) for i in (-1, 0, 1, 2)]
@@ -162,7 +161,7 @@ def upright(image, row):
 
 
 def timm_rotate(image, degrees):
-    """Turns an image around its middle."""
+    """Rotates an image around its center."""
     angle = -degrees * (math.pi / 180)
     cos, sin = tf.cos(angle), tf.sin(angle)
     height, width = (tf.cast(side, "float64") / 2 for side in size(image))
@@ -171,11 +170,11 @@ def timm_rotate(image, degrees):
 
 
 def to_int(x):
-    """Rounds towards 0."""
+    """Truncates towards 0."""
     return tf.cast(x, "int32")
 
 
-# Bytes wrap around in the official code: a threshold of 256 is 0, and 9 bits and more to keep are 1.
+# Bytes wrap around in the official code: a threshold of 256 becomes 0, and shifts outside 0..7 become 7.
 OFFICIAL = {
     "AutoContrast": lambda x, m, s, at: autocontrast(x, "float32"),
     "Equalize": lambda x, m, s, at: equalize(x),

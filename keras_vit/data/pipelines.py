@@ -51,64 +51,61 @@ def pipeline(
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
-    It shards, caches, shuffles, reads, decodes and crops, augments, normalizes, batches, mixes and prefetches, in this
-    order. Every random number follows from the seed, the epoch and the image's place in it: the same arguments give
-    the same batches on each backend, with any number of threads.
+    The order is: shard, cache, shuffle, read, decode and crop, augment, normalize, batch, mix, prefetch. All randomness
+    follows from the seed, the epoch and the image's position in it, so the same arguments give the same batches on each
+    backend, with any number of threads.
 
-    Each iteration is one epoch. The next epoch begins once an iteration has given its last batch: one that stopped
-    before, such as `next(iter(data))`, an interrupted `fit` or the batch with which `fit` builds a model, repeats the
-    same epoch. `data.set_epoch(3)` sets the next epoch. So `data.take(5)` gives the same five batches each time, and
-    `num_batches=5` others in each epoch. Reading ahead, as your own `prefetch` does, may end a short epoch early, and
-    the batch that builds a model may be the whole epoch: train on endless data there (`repeat=True`).
+    Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch. An
+    interrupted `fit`, `next(iter(data))` or `data.take(5)` therefore sees the same batches again, while `num_batches=5`
+    gives new ones in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` if an epoch has only a few
+    batches: your own `prefetch`, or the batch with which `fit` builds a model, may read such an epoch to its end.
 
-    An image that does not decode is skipped, and listed in a warning at the end of the epoch; see `BrokenImages`. In
-    training other images of its batch replace it, which keeps the batch's shape; otherwise the batch is smaller, so
-    that nothing counts twice. A batch without any sound image shows the first sound one of the dataset. So each epoch
-    has the same number of batches, in which each image keeps its place. Batches with a broken image are made twice:
-    remove the images that are listed.
+    Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
+    training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
+    smaller. A batch without any valid image contains the first valid image of the dataset. A batch with a broken image
+    is made twice, so remove the images listed.
 
     Args:
         source: A `Source`.
-        preprocessing: The images that a model expects: the model, or a `keras_vit.Preprocessing`. It gives
-            `value_range`, `mean`, `std`, `interpolation`, `antialias`, `crop_fraction` and `resize_mode`; a model also
-            `image_size`, `channels` and, where it scales raw images itself, `normalize=False`. Other arguments take
-            precedence. None: the defaults below.
+        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one. It sets `value_range`, `mean`, `std`,
+            `interpolation`, `antialias`, `crop_fraction` and `resize_mode`; a model also sets `image_size`, `channels`
+            and, if it scales raw images itself, `normalize=False`. Other arguments take precedence. None: the defaults
+            below.
         image_size: Integer, or (height, width), in pixels; 224 by default.
-        batch_size: Integer, images in a batch.
-        training: Bool, sets the defaults: True crops at random, flips and shuffles, False only resizes.
+        batch_size: Integer, images per batch.
+        training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
-            `antialias` and `max_pixels`.
+            `antialias`, `crop_fraction` and `max_pixels`.
         flip: Bool, mirror half of the images; None: as `training`.
-        policy: The name of an augmentation, or a `Policy`.
-        labels: "int" or "one_hot"; "none": images alone, for prediction; None: int, unless the policy mixes or smooths
+        policy: A `Policy`, or the name of one in `POLICIES`.
+        labels: "int", "one_hot" or "none" (images only, for prediction); None: int, unless the policy mixes or smooths
             labels.
-        normalize: Bool, True by default, which gives `(x / 255 - mean) / std`, or the same with another `value_range`;
-            False gives values of 0..255.
-        mean: Float, or one for each channel, of images scaled to [0, 1]; 0.5 by default.
-        std: Float, or one for each channel; 0.5 by default. With both at 0.5, images are in [-1, 1].
-        channels: Integer, of the images in a batch; 3 by default.
-        value_range: As in `keras_vit.Preprocessing`, like `crop_fraction` and `resize_mode`, which are for "eval".
+        normalize: Bool, True by default: `(x / 255 - mean) / std`, or the same with another `value_range`. False gives
+            values of 0..255.
+        mean: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default.
+        std: Float, or one per channel; 0.5 by default. With both at 0.5, images are in [-1, 1].
+        channels: Integer, the channels of the images in a batch; 3 by default.
+        value_range: As in `keras_vit.Preprocessing`.
+        resize_mode: As in `keras_vit.Preprocessing`, for "eval".
         shuffle: Bool; None: as `training`.
-        shuffle_buffer: Integer, the size of the shuffle buffer of images that are not files. Files are fully shuffled.
+        shuffle_buffer: Integer, the number of images in the shuffle buffer; files are fully shuffled.
         seed: Integer.
-        repeat: Bool. True never ends, and fills each batch across the end of an epoch: give `fit` the
-            `steps_per_epoch`.
-        cache: Bool, keep the undecoded images in memory after the first epoch; or a path, on disk.
-        drop_remainder: Bool, leave out an epoch's last batch if it is not full; None: no.
-        num_shards: Integer, processes that share the images.
-        shard_index: Integer, the number of this process, from 0. Shards differ by up to one image: in training,
-            several processes need `repeat=True` and `steps_per_epoch`.
-        skip_batches: Integer, the batches of an interrupted run: the dataset starts after them, without reading
-            them. Without `repeat` each iteration still has as many batches as an epoch, across its end if necessary.
-        num_batches: Integer, the batches of an iteration; None: those of an epoch, or endless ones with `repeat`.
+        repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
+        cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk.
+        drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
+        num_shards: Integer, the number of processes that share the images.
+        shard_index: Integer, the index of this process, from 0. Shards differ by up to one image: to train in several
+            processes, set `repeat=True` and `steps_per_epoch`.
+        skip_batches: Integer, batches of an interrupted run to start after, without reading them. Without `repeat` each
+            iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
+        num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Returns:
-        A tf.data.Dataset of (images, labels), of (images, labels, weights), or of images alone: images float32 (batch,
-        height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). As
-        with `keras.utils.image_dataset_from_directory`, it has attributes: `class_names`, a list of strings;
-        `num_classes`; `num_images` in an epoch, broken ones included; `set_epoch`, without `repeat`; and `broken`, a
-        `BrokenImages`.
+        A tf.data.Dataset of (images, labels), of (images, labels, weights), or of images only: images float32 (batch,
+            height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,).
+            Its attributes are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `broken` (a
+            `BrokenImages`) and, without `repeat`, `set_epoch`.
 
     Raises:
         ValueError: If an argument does not fit the others or the source, or no image decodes.
@@ -172,7 +169,7 @@ def pipeline(
             records = records.map(lambda record: read(record, files), parallel) if files else records
             records = records.cache("" if cache is True else str(cache))
             files = False
-        # Paths and cached bytes are small enough to hold all at once.
+        # Paths, and bytes cached in memory, can be shuffled all at once.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)
         epochs = Epochs(
             records,
@@ -200,7 +197,7 @@ def pipeline(
             data = batches(epochs.parts().flat_map(epochs.stream))
         else:
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part)))
-        # Without mixing it is too little for a thread.
+        # Without mixing, the work is too small for threads.
         data = data.map(steps.finish, parallel if policy.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
@@ -211,11 +208,11 @@ def pipeline(
         data.class_names, data.num_classes = list(source.class_names), source.num_classes
         data.num_images, data.broken = epochs.size, broken
         if not repeat:
-            # Endless data has a place, `skip_batches`, and no epochs.
+            # With `repeat` there are no epochs to set: `skip_batches` sets the position.
             data.set_epoch = epochs.set
         return data
 
-    # Nothing here is for AutoGraph, whose conversion takes most of the time of a start.
+    # Nothing here needs AutoGraph, whose conversion would take most of the startup time.
     return tf.autograph.experimental.do_not_convert(build)()
 
 
@@ -226,11 +223,11 @@ def _pair(size):
 def _options():
     options = tf.data.Options()
     options.deterministic = options.autotune.enabled = True
-    # Private threads, one more than there are cores: measured, a few percent faster than the shared ones.
+    # One private thread more than there are cores: a few percent faster than the shared pool when measured.
     options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
-    # By default each batch would begin with 16 at most.
+    # By default each batch would start with at most 16.
     options.autotune.initial_parallelism = options.threading.private_threadpool_size
-    # A prefetch behind what counts the batches would make it run ahead.
+    # A prefetch after the counting of batches would make it run ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

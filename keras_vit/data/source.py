@@ -34,14 +34,14 @@ class Source:
 
     Args:
         records: tf.data.Dataset of {"name": string, "image": string, "label": ..., "weight": float}, always in the same
-            order. "label" and "weight", a sample's weight, may be missing.
+            order. "label" and "weight" (sample weights) are optional.
         num_images: Integer, the number of records.
-        files: Bool, whether "image" is a path; an encoded image otherwise.
-        labels: "int", for classes counted from 0; "multi_hot", for a 0 or 1 for each class; "float", for numbers to
-            predict; None for no labels.
-        class_names: The names of the classes in order; empty: their numbers.
+        files: Bool, True if "image" is a path, False if it is an encoded image.
+        labels: "int": classes counted from 0; "multi_hot": 0 or 1 per class; "float": numbers to predict; None: no
+            labels.
+        class_names: The class names in label order; empty: the class numbers.
         num_classes: Integer; with "float", how many numbers.
-        arrays: Bool, whether there are `.npy` files among them.
+        arrays: Bool, whether some files are `.npy` files.
     """
 
     records: "tf.data.Dataset"
@@ -60,7 +60,7 @@ class Source:
 
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
-    """A `Source` of files, their labels and the weights of the samples."""
+    """Makes a `Source` of files with labels of the given kind and sample weights."""
     _check_arrays(files)
     records = {"name": np.array(files, object), "image": np.array(files, object)}
     if kind is not None:
@@ -73,13 +73,13 @@ def file_source(files, labels, kind, class_names, num_classes, weights=None):
 
 
 def _check_arrays(files):
-    """Raises if `.npy` files have different numbers of channels."""
+    """Raises if `.npy` files differ in their number of channels."""
     channels = {}
     for file in (f for f in files if f.endswith(".npy")):
         try:
             shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
         except (OSError, ValueError, EOFError):
-            # A broken file is skipped and reported like any other.
+            # Broken files are skipped and reported later, like any other.
             continue
         channels.setdefault(shape[-1] if len(shape) == 3 else f"no, of shape {shape}", file)
     if len(channels) > 1:

@@ -17,17 +17,15 @@ def folds(
 ) -> Iterator[tuple[dict, dict]]:
     """Splits a table into k folds for cross-validation, stratified by label.
 
-    Each fold has its share of each label; for numbers to predict, its share of small and large ones.
-
     Args:
-        frame: A table, as `keras_vit.data.from_dataframe` takes it.
+        frame: A table, as for `keras_vit.data.from_dataframe`.
         k: Integer of at least 2, the number of folds.
-        label_column: The column to stratify by; None: the rows are shuffled.
+        label_column: The column to stratify by: classes, or numbers to predict; None: random folds.
         seed: Integer; the same seed makes the same folds.
 
     Yields:
-        (training, validation), two dicts of columns, for `from_dataframe`. Relative paths need its `directory`, and the
-        validation needs `class_names=data.class_names` of the training data, since a rare class may be missing in one.
+        (training, validation), two dicts of columns for `from_dataframe`. Relative paths need its `directory`. Pass
+            `class_names=data.class_names` of the training data for validation, which may lack a rare class.
 
     Raises:
         ValueError: If `k` is below 2 or above the number of rows, or the column is missing.
@@ -51,12 +49,12 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # Many different values are numbers to predict.
+        # Many distinct values: numbers to predict.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
     fold_of = np.empty(num_rows, int)
-    # Neighbours in the order, which have the same label, go to different folds.
+    # Neighbors in this order have the same label, or a similar one, and go to different folds.
     fold_of[order] = np.arange(num_rows) % k
 
     def rows(fold, inside):
@@ -77,29 +75,26 @@ def splits(
     label_column: str = "label",
     extension: str = "",
 ) -> "Callable[..., tf.data.Dataset]":
-    """Finds the training and the test images of a folder, a table or a TFDS dataset.
+    """Returns a function of "train" or "test" and pipeline options that makes the dataset of that split.
 
     Args:
-        data: Path of a folder with a folder of images for each class; or of one with `train` and `test`, `val`, `valid`
-            or `validation`, each of them such a folder; or of a CSV file with a row for each image; or a name, as
-            `keras_vit.data.load` takes it. The classes are those of `train`.
-        data_dir: The folder of TFDS datasets; None: the default of TFDS.
-        train_split: The split of a TFDS dataset to train on.
-        test_split: The split of a TFDS dataset to test on.
-        holdout: Float in (0, 1), the share of each class that is kept for testing where a folder has no test images,
-            and with a CSV file; the option `seed` decides which.
-        images: The folder of relative paths in the CSV file; None: its own.
-        path_column: The CSV file's column of paths.
-        label_column: The CSV file's column of labels: names, or integers counted from 0.
+        data: Path of a folder with one subfolder of images per class; of a folder with two such folders, `train` (its
+            subfolders are the classes) and `test`, `val`, `valid` or `validation`; of a CSV file with one row per
+            image; or a name for `keras_vit.data.load`.
+        data_dir: The folder of TFDS datasets; None: the TFDS default.
+        train_split: The TFDS split to train on.
+        test_split: The TFDS split to test on.
+        holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
+            the option `seed` selects it.
+        images: The folder that relative paths in the CSV file start from; None: the CSV file's folder.
+        path_column: The CSV column of paths.
+        label_column: The CSV column of labels: names, or integers counted from 0.
         extension: Appended to the CSV file's paths, such as ".jpg".
 
-    Returns:
-        A function of "train" or "test" and the options of `keras_vit.data.pipeline`, which returns the dataset.
-
     Raises:
-        FileNotFoundError: If there is neither such a folder nor such a dataset.
-        ValueError: If a folder has `train` but no test images, or test classes that `train` does not have, or `images`
-            is given without a CSV file.
+        FileNotFoundError: If there is no such folder, file or dataset.
+        ValueError: If there is `train` but no test folder, a test class is not in `train`, or `images` is given without
+            a CSV file.
 
     Example:
 
@@ -187,5 +182,5 @@ def _of_table(path, directory, holdout, columns):
 
 
 def _rows(columns, chosen):
-    """Some rows of {name: values}."""
+    """Selects rows of {name: values}."""
     return {name: [values[row] for row in chosen] for name, values in columns.items()}

@@ -7,8 +7,7 @@ from keras_vit.data.source import tf
 class Steps:
     """The steps from a record to an image, and from decoded images to a batch.
 
-    `labels` is the kind of labels, as `labels_of` returns it; `scale` the `Preprocessing` whose constants scale the
-    images, or None; `files` says whether the records' images are paths; `root` is the seed, a tensor (2,).
+    `labels` is the result of `labels_of`, `scale` a `Preprocessing` or None, `root` the seed, a tensor (2,).
     """
 
     def __init__(self, cut, policy, source, labels, scale, files, root):
@@ -23,18 +22,18 @@ class Steps:
         if policy.erasing:
             self._erase = seeded("RandomErasing", factor=(policy.erasing, policy.erasing))
         self._mix = Mix(policy) if policy.mixes else None
-        # Traced once, and one node wherever they are used: an iteration starts the faster the fewer nodes there are.
+        # Traced once, as one graph node: fewer nodes make an iteration start faster.
         self.decode, self.prepare = (
             tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
             for f in (self._decode, self._prepare)
         )
 
     def try_decode(self, record):
-        """Raises the error of a record whose image is broken."""
+        """Raises an error if the record's image is broken."""
         self._cut.decode(read(record, self._files)["image"], (0, 0))
 
     def _seed(self, index):
-        """The seed of the image with that index among all epochs."""
+        """Returns the seed of an image from its index over all epochs."""
         return tf.stack([self._root, index])
 
     def _decode(self, index, record):
@@ -50,12 +49,12 @@ class Steps:
             image = self._erase(image, tf.random.fold_in(seed, 2))
         if self._scale is not None:
             offset, divisor = self._scale
-            # In this form, and not as x * a + b, -1 and 1 come out exact; a division would take twice as long.
+            # This form gives exactly -1 and 1, unlike x * a + b; a division would take twice as long.
             image = (image - offset) * (1 / divisor)
         return index, image, beside
 
     def finish(self, index, images, beside, missing):
-        """A batch (index, missing, images or (images, labels) or (images, labels, weights))."""
+        """Returns a batch (index, missing, images or (images, labels) or (images, labels, weights))."""
         if self._labels is None:
             return index, missing, images
         label, *weight = beside
@@ -71,5 +70,5 @@ class Steps:
 
 
 def read(record, files):
-    """A record with the bytes of its image, which may be a path."""
+    """Replaces the path of a record's image by its bytes; without `files` it has them already."""
     return {**record, "image": tf.io.read_file(record["image"])} if files else record

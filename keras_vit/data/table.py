@@ -1,4 +1,4 @@
-"""Tables of any kind as columns, and the labels in them; errors name the rows."""
+"""Reads tables and parses their labels and weights; errors name the rows."""
 
 import csv
 import math
@@ -11,7 +11,7 @@ from keras_vit.data.source import logger
 
 
 def columns_of(frame):
-    """Returns ({name: values}, what to call the first row in errors, the folder of relative paths) of a table."""
+    """Returns ({name: values}, what to call the first row in errors, the folder of relative paths)."""
     if isinstance(frame, Mapping):
         lengths = {name: len(column) for name, column in frame.items()}
         if len(set(lengths.values())) > 1:
@@ -30,7 +30,7 @@ def columns_of(frame):
 
 
 def csv_rows(path):
-    """The rows of a CSV file, header included, as lists of cells; a blank line is an empty list."""
+    """Reads a CSV file, header included, as lists of cells; a blank line is an empty list."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return list(csv.reader(file, strict=True))
@@ -39,7 +39,7 @@ def csv_rows(path):
 
 
 def integer(value):
-    """A cell's integer, which may be written "3" or 3.0; None if it is not one."""
+    """Parses an integer, which may be written "3" or 3.0; None if invalid."""
     try:
         return int(float(value)) if float(value) == int(float(value)) else None
     except (TypeError, ValueError, OverflowError):
@@ -47,7 +47,7 @@ def integer(value):
 
 
 def real(value):
-    """A cell's finite number; None if it is not one."""
+    """Parses a finite number; None if invalid."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -56,12 +56,12 @@ def real(value):
 
 
 def empty(cell):
-    """Whether a cell is empty; a DataFrame's missing values differ from themselves."""
+    """Whether a cell is None, "" or NaN, the missing value of a DataFrame."""
     return cell is None or cell == "" or cell != cell
 
 
 def fail(expected, first_line, bad, error=ValueError):
-    """Raises if there are any `bad` rows, pairs of (row from 0, what it holds)."""
+    """Raises if there are `bad` rows, pairs of (row index from 0, value)."""
     if bad:
         what, first = first_line
         shown = "; ".join(f"{what} {i + first}: {received}" for i, received in bad[:10])
@@ -70,14 +70,14 @@ def fail(expected, first_line, bad, error=ValueError):
 
 
 def classes(cells, first_line, class_names, num_classes):
-    """One class a row. Returns (the rows' labels, their kind, the names of the classes, how many there are)."""
+    """Parses one class per row. Returns (labels, kind, class names, number of classes)."""
     fail("Expected a label", first_line, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
     lookup, names, count = _lookup(cells, class_names, num_classes)
     return [row[0] for row in _numbers([[c] for c in cells], lookup, count, first_line)], "int", names, count
 
 
 def several_classes(cells, first_line, class_names, num_classes, separator):
-    """Like `classes`, with any number of them a row: a 0 or 1 for each class."""
+    """Like `classes`, for any number of classes per row: multi-hot labels."""
     cells = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in cells]
     lookup, names, count = _lookup([part for cell in cells for part in cell], class_names, num_classes)
     numbers = _numbers(cells, lookup, count, first_line)
@@ -85,7 +85,7 @@ def several_classes(cells, first_line, class_names, num_classes, separator):
 
 
 def indicators(columns, label_columns, first_line):
-    """Like `several_classes`, from one column of 0 and 1 for each class."""
+    """Like `several_classes`, from one 0/1 column per class."""
     hint = "; labels='float' takes numbers to predict"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, first_line, integer, lambda value: value in (0, 1), expected)
@@ -93,14 +93,14 @@ def indicators(columns, label_columns, first_line):
 
 
 def floats(columns, label_columns, first_line):
-    """Like `classes`, with numbers to predict."""
+    """Like `classes`, for numbers to predict."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, first_line, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
 
 
 def _rows(columns, names, first_line, parse, is_valid, expected):
-    """The parsed values of some columns, row by row."""
+    """Parses several columns, row by row."""
     rows = list(zip(*(columns[name] for name in names), strict=True))
     parsed = [[parse(value) for value in row] for row in rows]
     fail(expected, first_line, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])
@@ -108,7 +108,7 @@ def _rows(columns, names, first_line, parse, is_valid, expected):
 
 
 def weights(cells, first_line):
-    """The weights of the samples."""
+    """Parses the sample weights."""
     numbers = [real(value) for value in cells]
     bad = [(i, repr(cells[i])) for i, number in enumerate(numbers) if number is None or number < 0]
     fail("Expected a weight of at least 0", first_line, bad)
@@ -116,7 +116,7 @@ def weights(cells, first_line):
 
 
 def _lookup(values, class_names, num_classes):
-    """Returns (function from a label to its number or None, the names of the classes, how many there are)."""
+    """Returns (function from a label to its class index or None, class names, number of classes)."""
     if class_names is not None:
         index = {str(name): i for i, name in enumerate(class_names)}
         if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
@@ -138,7 +138,7 @@ def _lookup(values, class_names, num_classes):
 
 
 def _count(integers):
-    """How many classes there are, from the labels alone."""
+    """Infers the number of classes from integer labels."""
     found = sorted({i for i in integers if i >= 0})
     count = found[-1] + 1 if found else 0
     how = "`num_classes` says how many classes there are, and `class_names` which labels stand for them, in order"
@@ -154,7 +154,7 @@ def _count(integers):
 
 
 def _numbers(cells, lookup, count, first_line):
-    """The numbers of each row's labels."""
+    """Returns the class indices of each row's labels."""
     rows = [[lookup(value) for value in cell] for cell in cells]
     bad = [
         (i, repr(value))

@@ -16,24 +16,19 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> "tf.data.Dataset":
-    """Makes a dataset of (images, labels) from one that tensorflow-datasets has prepared on this machine.
-
-    Nothing is downloaded.
+    """Makes a dataset of (images, labels) from a TFDS dataset already prepared on this machine; downloads nothing.
 
     Args:
-        name: A TFDS name, such as "cifar10", "oxford_flowers102" or "imagenet2012:5.1.0"; or a task of VTAB-1k, such as
-            "vtab/dtd" (`keras_vit.data.VTAB` holds all 19).
-        split: A TFDS split, such as "train" or "train[:90%]". For a task "train800", "val200", "train800val200" or
+        name: A TFDS name, such as "cifar10" or "imagenet2012:5.1.0", or a task of VTAB-1k, such as "vtab/dtd"
+            (`keras_vit.data.VTAB` has all 19).
+        split: A TFDS split, such as "train" or "train[:90%]"; for a VTAB task "train800", "val200", "train800val200" or
             "test".
-        data_dir: The folder of TFDS datasets; None: the default of TFDS.
-        num_shards: Integer, the number of processes that share the images. Each reads only its own part.
-        shard_index: Integer, the number of this process, from 0.
+        data_dir: The folder of TFDS datasets; None: the TFDS default.
+        num_shards: Integer, the number of processes that share the images. Each reads only its part.
+        shard_index: Integer, the index of this process, from 0.
         seed: Integer, for the order and the augmentation.
-        **options: The other arguments of `keras_vit.data.pipeline`: `image_size`, `batch_size`, `policy`, ...
-            `training` is True by default where the split begins with "train".
-
-    Returns:
-        A dataset, as `keras_vit.data.pipeline` describes it.
+        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. `training` is True by
+            default if the split begins with "train".
 
     Raises:
         ImportError: If tensorflow-datasets is not installed.
@@ -47,10 +42,10 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k is arXiv 1910.04867; its splits are those of the task_adaptation code, for the version of each
-    dataset that TFDS offers. Another version may hold its images in another order.
+    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code. They index images by position, so
+    another version of a TFDS dataset may give other images.
     """
-    # Says what to install where TensorFlow is missing.
+    # Without TensorFlow, raises an error that says what to install.
     _ = tf.data
     try:
         import tensorflow_datasets as tfds
@@ -89,13 +84,13 @@ def load(
     num_classes = task.num_classes or getattr(features[task.label], "num_classes", None)
     _check(records, name, split, num_classes)
     source = Source(records, num_images, False, "int", tuple(class_names), num_classes)
-    # TFDS splits the shards, so that the pipeline does not know of them: each gets a seed of its own.
+    # TFDS makes the shards, so the pipeline does not know about them: each needs another seed.
     options = {"training": str(split).startswith("train"), **options, "seed": seed + 1_000_003 * shard_index}
     return pipeline(source, **options)
 
 
 def _builder(tfds, dataset, data_dir):
-    """The builder of a prepared dataset."""
+    """Returns the builder of a prepared dataset."""
     cause = None
     try:
         builder = tfds.builder(dataset, data_dir=data_dir)
@@ -112,7 +107,7 @@ def _builder(tfds, dataset, data_dir):
 
 
 def _check(records, name, split, num_classes):
-    """Raises if the first record has no encoded image or no label."""
+    """Raises if the first record has no encoded image or no valid label."""
     record = next(iter(records.take(1)), None)
     if record is None:
         raise ValueError(f"Expected images in split {split!r} of {name!r}. Received: none")
@@ -126,5 +121,5 @@ def _check(records, name, split, num_classes):
 
 
 def _scaled(encoded, gain):
-    """The image with its values multiplied, encoded again."""
+    """Multiplies the pixel values of an encoded image by `gain`."""
     return encoded if gain == 1 else tf.io.encode_png(tf.io.decode_png(encoded) * gain)

@@ -6,17 +6,10 @@ from keras_vit.data.source import tf
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One of the 19 tasks of VTAB-1k: 800 images to train on, 200 to validate, or all 1,000, and the whole test set.
+    """A task of VTAB-1k: 800 training images, 200 validation images, and the full test set.
 
-    Args:
-        dataset: Its name in TFDS, with the configuration.
-        group: "natural", "specialized" or "structured".
-        num_classes: Integer.
-        label: The feature that holds the label, or a function from a record to it.
-        validation: The TFDS split whose first 200 images are for validation, or the percentage of "train" at which
-            they begin.
-        test: The TFDS split for the test, or the percentages of "train" that come before it.
-        gain: The factor that takes an image's values to 0..255.
+    `validation` is a TFDS split, or the percentage of "train" at which the 200 images start; `test` a TFDS split, or
+    the percentages of "train" before it; `gain` the factor that scales pixel values to 0..255.
     """
 
     dataset: str
@@ -28,11 +21,8 @@ class Task:
     gain: int = 1
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
-        """The TFDS split for "train800", "val200", "train800val200" or "test", given the sizes of the TFDS splits.
-
-        >>> import keras_vit.data
-        >>> keras_vit.data.VTAB["cifar100"].split("train800val200", {"train": 50000})
-        'train[:800]+train[45000:45200]'
+        """Returns the TFDS split for "train800", "val200", "train800val200" or "test"; `counts` has the TFDS split
+        sizes.
         """
         if isinstance(self.validation, int):
             start = self.validation * counts["train"] // 100
@@ -50,7 +40,7 @@ class Task:
 
 
 def _clevr_count(record):
-    # Scenes hold 3 to 10 objects.
+    # Scenes have 3 to 10 objects.
     return tf.size(record["objects"]["size"]) - 3
 
 
@@ -60,18 +50,18 @@ def _clevr_distance(record):
 
 
 def _kitti_distance(record):
-    # Cars, vans and trucks; the last class has none.
+    # The nearest car, van or truck; the last class is for images without any.
     depth = tf.boolean_mask(record["objects"]["location"][:, 2], record["objects"]["type"] < 3)
     nearest = tf.reduce_min(tf.concat([depth, [1000.0]], 0))
     return tf.reduce_sum(tf.cast(nearest > [8.0, 20.0, 999.0], "int32"))
 
 
 def _dsprites(feature, num_values):
-    """Groups the values of a feature into 16 classes."""
+    """Bins the values of a feature into 16 classes."""
     return lambda record: record[feature] * 16 // num_values
 
 
-# Named as in big_vision.
+# Names as in big_vision.
 VTAB = {
     "caltech101": Task("caltech101", "natural", 102, validation=90),
     "cifar100": Task("cifar100", "natural", 100, validation=90),
