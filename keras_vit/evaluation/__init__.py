@@ -1,4 +1,4 @@
-"""Measures of a model: on frozen features, on labels, over many tasks."""
+"""Evaluation: classification accuracy, k-NN, few-shot and linear probes on frozen features, and tables of results."""
 
 from keras_vit.evaluation.classification import (
     accuracy,

@@ -6,12 +6,12 @@ from keras_vit.models.inputs import to_numpy
 
 
 def invalid(name, expected, received):
-    """Makes the error for an argument."""
+    """Returns the ValueError for an argument."""
     return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {received}")
 
 
 def one_or_more(name, values, check):
-    """Returns one value or several as a list, each passed through a function of `keras_vit.arguments`."""
+    """Returns one value or several as a list, each checked by a function of `keras_vit.arguments`."""
     checked = [check(name, value) for value in (values if np.ndim(values) else [values])]
     if not checked:
         raise invalid(name, "at least one", "none")
@@ -19,7 +19,7 @@ def one_or_more(name, values, check):
 
 
 def integer_labels(labels):
-    """Labels as an int64 array (num_images,), from integers or one-hot rows."""
+    """Converts integer or one-hot labels to an int64 array (num_images,)."""
     labels = to_numpy(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -39,7 +39,7 @@ def integer_labels(labels):
 
 
 def checked_features(name, features):
-    """Features as a finite float array (num_images, num_features)."""
+    """Converts features to a finite float array (num_images, num_features)."""
     features = to_numpy(features)
     if features.dtype != np.float64:
         features = features.astype("float32")
@@ -50,7 +50,7 @@ def checked_features(name, features):
 
 
 def checked_parts(train_features, train_labels, test_features, test_labels):
-    """The features and labels to train and to test on, checked against each other."""
+    """Checks training and test features and labels, and that they fit each other."""
     parts = []
     for part, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
         features, labels = checked_features(f"{part}_features", features), integer_labels(labels)

@@ -1,4 +1,4 @@
-"""The accuracy of a classifier: top-k, and on ImageNet's reassessed labels."""
+"""Top-k accuracy, and accuracy on ImageNet's reassessed labels ("ReaL")."""
 
 import json
 import os
@@ -14,27 +14,22 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
 from keras_vit.evaluation.features import outputs_and_labels
 
-# As in ILSVRC2012_val_00000001.JPEG, counted from 1; the class's wnid may follow.
+# The image number, from 1, as in ILSVRC2012_val_00000001.JPEG; the class's wnid may follow.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 
 def accuracy(
     model: keras.Model, data: Any, *, k: int | Sequence[int] = (1, 5), batch_size: int = 32, verbose: int = 1
 ) -> dict[str, float]:
-    """Measures the top-k accuracy of a classifier.
+    """Measures the top-k accuracy of a classifier, as {"top_1": 0.81, "top_5": 0.96}.
 
-    The model need not be compiled. The metrics of `model.evaluate` give the same, except where classes have equal
-    outputs, as with a zero head: they count all of these as right, and here the lower classes rank first.
+    The model need not be compiled. `model.evaluate` with Keras' metrics gives the same unless outputs are equal, as
+    with a zero head: Keras counts all tied classes as correct, here the lower class ranks first.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
-        data: The images to test on, with labels, as in `extract_features`.
-        k: Ints, or one int.
-        batch_size: As in `extract_features`.
-        verbose: As in `extract_features`.
-
-    Returns:
-        Mapping from "top_1", "top_5", ... to the accuracy.
+        data: The labeled test images, as in `extract_features`; `batch_size` and `verbose` too.
+        k: Int, or several.
 
     Raises:
         ValueError: As `top_k_accuracy` and `extract_features`.
@@ -51,18 +46,15 @@ def accuracy(
 
 
 def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
-    """Measures the share of images whose class is among those with the k highest outputs.
+    """Returns the share of images, in [0, 1], whose class is among the k highest outputs; ties go to the lower class.
 
     Args:
         predictions: (num_images, num_classes), logits or probabilities.
         labels: (num_images,), classes counted from 0, or one-hot.
         k: Int, at most the number of classes.
 
-    Returns:
-        Float in [0, 1]. Among classes with equal outputs the lower ones rank first.
-
     Raises:
-        ValueError: If an argument is out of its range, a label has no output, or the outputs are not finite.
+        ValueError: If an argument is out of range, a label has no output, or the outputs are not finite.
 
     Example:
 
@@ -90,22 +82,16 @@ def imagenet_real_accuracy(
     batch_size: int = 32,
     verbose: int = 1,
 ) -> float:
-    """Measures a classifier's accuracy on the reassessed labels of ImageNet's validation images ("ReaL").
+    """Measures a classifier's accuracy, in [0, 1], on the reassessed labels ("ReaL") of ImageNet's validation images.
 
-    A prediction is right if it is any of the classes of an image. Images without a class are left out.
+    A prediction is correct if it is any of the image's classes. Images without classes are left out.
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes.
-        data: The validation images, as in `extract_features`; their own labels are not used.
+        data: The validation images, as in `extract_features`, with any labels; `batch_size` and `verbose` too.
         labels: Path of the labels' JSON file, or the result of `read_real_labels`.
-        file_names: Strings, the name or path of each image's file in the order of `data`, like
-            "ILSVRC2012_val_00000001.JPEG", such as the `file_paths` of `keras_vit.data.from_directory`. None: `data`
-            has all images in the order of their numbers.
-        batch_size: As in `extract_features`.
-        verbose: As in `extract_features`.
-
-    Returns:
-        Float in [0, 1].
+        file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
+            `file_paths` of `keras_vit.data.from_directory`. None: `data` has all images in numerical order.
 
     Raises:
         FileNotFoundError: If there is no file at `labels`.
@@ -123,23 +109,20 @@ def imagenet_real_accuracy(
     labels = read_real_labels(labels) if isinstance(labels, (str, os.PathLike)) else _checked_labels("labels", labels)
     if file_names is not None:
         labels = [labels[i] for i in _indices(file_names, len(labels))]
-    # The images' own labels may be anything, such as -1 where they are unknown.
+    # The labels in `data` may be anything, such as -1 for unknown.
     outputs, _ = outputs_and_labels(model, data, batch_size, verbose, read_labels=lambda own: np.zeros(len(own)))
     return real_accuracy(outputs, labels)
 
 
 def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> float:
-    """Measures the share of images for which the class of the highest output is one of theirs.
+    """Returns the share of images, in [0, 1], whose predicted class is one of the image's classes.
 
     Args:
         predictions: (num_images, num_classes), logits or probabilities.
-        labels: A list of classes for each image; an image with none is left out.
-
-    Returns:
-        Float in [0, 1].
+        labels: A list of classes for each image; images with an empty list are left out.
 
     Raises:
-        ValueError: If there are not as many labels as predictions, a class has no output, or no image has a label.
+        ValueError: If the lengths differ, a class has no output, or no image has a label.
 
     Example:
 
@@ -159,15 +142,15 @@ def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> fl
 
 
 def read_real_labels(path: str | os.PathLike) -> list[list[int]]:
-    """Reads the reassessed labels of ImageNet's validation images.
+    """Reads the reassessed labels of ImageNet's validation images: a list of classes for each image.
 
     Args:
-        path: Path of a JSON file with a list of classes, counted from 0, for each image in the order of their numbers:
-            `real.json` as its authors publish it.
+        path: Path of `real.json` as its authors publish it: lists of classes, counted from 0, in the images' numerical
+            order.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not JSON, or holds something else.
+        ValueError: If it is not JSON, or has other contents.
 
     Example:
 
@@ -199,7 +182,7 @@ def _checked_labels(name, labels):
 
 
 def _indices(file_names, count):
-    """The indices in the labels of images with these file names."""
+    """Returns the label indices of images from their file names."""
     indices = []
     for name in file_names:
         match = NUMBER.search(os.fspath(name))

@@ -1,4 +1,4 @@
-"""A model's features or predictions for each image of a dataset, with the labels."""
+"""Computes a model's features or predictions for all images of a dataset, with their labels."""
 
 import logging
 from typing import Any
@@ -19,26 +19,26 @@ def extract_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes a model's features for all images of a dataset.
 
-    The model need not be compiled, and is not changed. The features of an image depend on that image alone: a smaller
-    last batch is padded.
+    The model need not be compiled and is not changed. An image's features do not depend on its batch: a smaller last
+    batch is padded.
 
     Args:
-        model: A `keras.Model` with one input. For models of this package the features are the input of the head, as
-            with `num_classes=0`, also where the backbone is one layer of your own model; for others, the output.
-        data: (images, labels) as arrays, or batches of (images, labels): a `tf.data.Dataset`, a
-            `keras.utils.PyDataset`, a `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or
-            one-hot. Images are in the range that the model takes.
-        layer: String, the name of a layer with output (batch, features) to take instead.
-        batch_size: Int, images in a batch where `data` is arrays.
+        model: A `keras.Model` with one input. For this package's models, also nested as a layer in yours, the features
+            are the input of the head, as with `num_classes=0`; for other models, the output.
+        data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
+            `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
+            model's value range.
+        layer: String, the name of a layer whose output (batch, features) to use instead.
+        batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar.
 
     Returns:
-        Features, a float32 array (num_images, num_features), and labels, an int64 array (num_images,).
+        Features, float32 (num_images, num_features), and labels, int64 (num_images,).
 
     Raises:
-        ValueError: If `data` is empty, endless or not batches of (images, labels); if labels are neither integers nor
-            one-hot; if the first batch is not in the model's value range; if the model's output is not one finite
-            vector for each image; or if its head has several inputs, or belongs to a nested model.
+        ValueError: If `data` is empty, endless or not batches of (images, labels), its labels or first images are
+            invalid, the output is not one finite vector per image, or the head has several inputs or belongs to a
+            nested model.
 
     Example:
 
@@ -59,12 +59,12 @@ def extract_features(
 
 
 def train_and_test_features(model, train, test, **options):
-    """The features and labels of two datasets, as `*_from_features` take them."""
+    """Returns the features and labels of two datasets, as arguments of `*_from_features`."""
     return *extract_features(model, train, **options), *extract_features(model, test, **options)
 
 
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
-    """A model's outputs for all images, float32, and the labels as `read_labels` makes them of each batch's."""
+    """Returns a model's float32 outputs for all images, and the labels, each batch's converted by `read_labels`."""
     outputs, labels, full = [], [], 0
     steps = _num_batches(data, batch_size)
     progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
@@ -80,7 +80,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
             continue
         if not outputs and (strange := check_values(model, images)):
             logger.warning("%s", strange)
-        # Batches of one size compile once.
+        # A single batch size compiles only once.
         full = max(full, count)
         padded = np.concatenate([images, np.repeat(images[:1], full - count, axis=0)])
         output = model.predict_on_batch(padded)
@@ -127,7 +127,7 @@ def _feature_model(model, layer):
 
 
 def _check_size(model, images):
-    """Raises one error on every backend where images do not have the model's input shape."""
+    """Raises the same error on every backend if images do not have the model's input shape."""
     inputs = getattr(model, "inputs", None) or ()
     expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
     if not takes(expected, images.shape[1:]):
@@ -141,7 +141,7 @@ def _check_counts(images, labels):
 
 
 def _num_batches(data, batch_size):
-    """The number of batches, or None if it is unknown."""
+    """Returns the number of batches, or None if unknown."""
     if is_arrays(data):
         return -(-len(data[0]) // arguments.positive_int("batch_size", batch_size))
     count = num_batches(data)

@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.features import train_and_test_features
 
-# Those of the official code: from almost none to almost only the bias.
+# As in the official code: from almost no regularization to little more than the bias.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 # A constant feature this large makes the bias almost free of the penalty.
 BIAS = 100.0
@@ -18,14 +18,14 @@ BIAS = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class FewShotResult:
-    """The accuracy of few-shot classifiers on frozen features. `float(result)` is its `accuracy`.
+    """The accuracy of few-shot classifiers on frozen features; `float(result)` is its `accuracy`.
 
     Args:
         accuracy: Float, the mean of `by_seed`.
-        by_seed: Mapping from each seed to the test accuracy with the strength in `l2`.
-        l2: Mapping from each seed to the chosen strength: the one with the least squared error when each training
-            image is predicted from all others.
-        by_l2: Mapping from each strength to its test accuracy, the mean over the seeds.
+        by_seed: Mapping from each seed to its test accuracy, with the strength in `l2`.
+        l2: Mapping from each seed to the strength chosen: the one with the lowest leave-one-out squared error on the
+            training images.
+        by_l2: Mapping from each strength to its mean test accuracy over the seeds.
     """
 
     accuracy: float
@@ -47,26 +47,22 @@ def few_shot_accuracy(
     l2: float | Sequence[float] = STRENGTHS,
     **options: Any,
 ) -> FewShotResult:
-    """Measures the accuracy of a linear classifier on frozen features of a few images of each class.
+    """Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
-    The classifier is L2-regularised least squares from the features to targets of 1 for the class and -1 for the
-    others, solved in closed form in NumPy, so that the result does not depend on the backend. All strengths share one
-    factorisation, and the features are computed once.
+    It is L2-regularized least squares with targets of 1 for the class and -1 for the others, solved in closed form in
+    NumPy. All strengths share one factorization.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The images to draw the shots from, with labels, as `data` in `extract_features`.
-        test: The images to test on, with labels.
-        shots: Int, images of each class; None takes all.
-        seeds: Ints of at least 0, one draw of the shots for each, or one int.
-        l2: Floats above 0, the strengths of the regularisation, or one float.
+        train: The labeled images to draw the shots from, as `data` in `extract_features`.
+        test: The labeled test images.
+        shots: Int, images per class; None uses all.
+        seeds: Int of at least 0, or several: one draw of the shots each.
+        l2: Float above 0, or several: the regularization strengths.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
-    Returns:
-        A `FewShotResult`.
-
     Raises:
-        ValueError: If a class has fewer images than `shots`, or an argument is out of its range.
+        ValueError: If a class has fewer images than `shots`, or an argument is out of range.
 
     Example:
 
@@ -76,8 +72,8 @@ def few_shot_accuracy(
     >>> 0 <= result.accuracy <= 1
     True
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength
-    on the test images, which is `max(result.by_l2.values())`; here it is chosen on the training images.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength on
+    the test images, `max(result.by_l2.values())`; here it is chosen on the training images.
     """
     _checked_options(shots, seeds, l2)
     features = train_and_test_features(model, train, test, **options)
@@ -94,14 +90,14 @@ def few_shot_from_features(
     seeds: int | Sequence[int] = (0, 1, 2),
     l2: float | Sequence[float] = STRENGTHS,
 ) -> FewShotResult:
-    """Does what `few_shot_accuracy` does, from features that are already computed.
+    """Like `few_shot_accuracy`, from precomputed features; `shots`, `seeds`, `l2`, the result and the errors are the
+    same.
 
     Args:
-        train_features: (num_images, num_features), to train on.
+        train_features: (num_images, num_features).
         train_labels: (num_images,), classes counted from 0, or one-hot.
-        test_features: (num_images, num_features), to test on.
-        test_labels: Like `train_labels`.
-        shots: As in `few_shot_accuracy`; so are `seeds`, `l2`, the result and the errors.
+        test_features: As `train_features`.
+        test_labels: As `train_labels`.
 
     Example:
 
@@ -131,10 +127,7 @@ def few_shot_from_features(
 
 
 class _Factorisation:
-    """The regressions of all strengths from one singular value decomposition of the training features.
-
-    With features U S V' and targets Y, the weights are V S / (S^2 + l2) U' Y.
-    """
+    """The regressions of all strengths from one SVD: with features U S V' and targets Y, W = V S / (S^2 + l2) U' Y."""
 
     def __init__(self, features, labels, num_classes):
         features = features.astype("float64")
@@ -142,27 +135,27 @@ class _Factorisation:
         self.u, self.s, self.vt = np.linalg.svd(self._standardize(features), full_matrices=False)
         targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
         self.rotated = self.u.T @ targets
-        # The part of the targets that no weights can fit; none where there are no more images than features.
+        # The part of the targets that no weights can fit; 0 unless there are more images than features.
         self.outside = 0 if self.u.shape[0] == self.u.shape[1] else targets - self.u @ self.rotated
 
     def _standardize(self, features):
         return np.pad((features - self.mean) / self.std, ((0, 0), (0, 1)), constant_values=BIAS)
 
     def project(self, features):
-        """Features in the basis of the singular vectors, which is the same for all strengths."""
+        """Projects features onto the singular vectors, which all strengths share."""
         return self._standardize(features) @ self.vt.T
 
     def predict(self, projected, l2):
-        """The classes of projected features."""
+        """Predicts the classes of projected features."""
         return (projected @ ((self.s / (self.s**2 + l2))[:, None] * self.rotated)).argmax(axis=1)
 
     def leave_one_out(self, l2):
-        """The mean squared error of predicting each image's targets from all other images.
+        """Returns the leave-one-out mean squared error.
 
-        The accuracy would favour weak regularisation: a class with one image left out has a bias against it.
+        Not the accuracy, which favors weak regularization: leaving out an image biases the fit against its class.
         """
         shrink = l2 / (self.s**2 + l2)
-        # The residuals and one minus the leverages, written so that neither cancels where the fit is almost exact.
+        # Residuals, and 1 - leverages, written so that neither cancels if the fit is almost exact.
         residual = self.outside + self.u @ (shrink[:, None] * self.rotated)
         squares = self.u**2
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink
@@ -170,7 +163,7 @@ class _Factorisation:
 
 
 def _draw(labels, shots, seed):
-    """The indices of as many images of each class."""
+    """Draws the indices of `shots` images per class."""
     if shots is None:
         return np.arange(len(labels))
     classes, counts = np.unique(labels, return_counts=True)

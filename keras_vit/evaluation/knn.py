@@ -9,7 +9,7 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid
 from keras_vit.evaluation.features import train_and_test_features
 
-# Test images a step, which bounds the memory of their similarities to all training images.
+# Test images per step, to bound the memory of their similarities to all training images.
 CHUNK = 1024
 
 
@@ -22,24 +22,20 @@ def knn_accuracy(
     temperature: float = 0.07,
     **options: Any,
 ) -> float:
-    """Measures the accuracy of a k-nearest-neighbour classifier on a model's frozen features.
+    """Measures the accuracy, in [0, 1], of a k-nearest-neighbor classifier on a model's frozen features.
 
-    The k training images of the highest cosine similarity vote, each with weight exp(similarity / temperature). It is
-    computed in NumPy.
+    The k training images of the highest cosine similarity vote, each with weight exp(similarity / temperature).
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The neighbours, with labels, as `data` in `extract_features`.
-        test: The images to test on, with labels.
-        k: Int, how many neighbours vote.
+        train: The labeled training images, as `data` in `extract_features`.
+        test: The labeled test images.
+        k: Int, the number of neighbors.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
-    Returns:
-        Float in [0, 1].
-
     Raises:
-        ValueError: If there are fewer training images than `k`, or an argument is out of its range.
+        ValueError: If there are fewer training images than `k`, or an argument is out of range.
 
     Example:
 
@@ -48,8 +44,8 @@ def knn_accuracy(
     >>> knn_accuracy(model, (images, labels), (images, labels), k=1, verbose=0)
     1.0
 
-    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4;
-    [arXiv 2104.14294](https://arxiv.org/abs/2104.14294), appendix, with k=20.
+    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4; [arXiv
+    2104.14294](https://arxiv.org/abs/2104.14294), appendix, with k=20.
     """
     _check_options(k, temperature)
     features = train_and_test_features(model, train, test, **options)
@@ -65,11 +61,7 @@ def knn_from_features(
     k: int = 20,
     temperature: float = 0.07,
 ) -> float:
-    """Does what `knn_accuracy` does, from features that are already computed.
-
-    Args:
-        train_features: As in `few_shot_from_features`; so are the next three.
-        k: As in `knn_accuracy`; so are `temperature`, the result and the errors.
+    """Like `knn_accuracy`, from precomputed features, as in `few_shot_from_features`.
 
     Example:
 
@@ -87,7 +79,7 @@ def knn_from_features(
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
         similarity = np.take_along_axis(similarity, nearest, axis=1)
-        # Relative to the nearest, since exp of 1 / temperature can overflow.
+        # Relative to the nearest, since exp(1 / temperature) can overflow.
         weights = np.exp((similarity - similarity.max(axis=1, keepdims=True)) / temperature)
         votes = np.zeros((len(nearest), labels.max() + 1))
         np.add.at(votes, (np.arange(len(nearest))[:, None], labels[nearest]), weights)
@@ -96,7 +88,7 @@ def knn_from_features(
 
 
 def _unit(features):
-    """Features of length 1; zeros stay zeros."""
+    """Scales features to length 1; zeros stay zeros."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 

@@ -12,18 +12,18 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import train_and_test_features
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# The steps from which the curvature is estimated; 10 is the usual number.
+# The number of steps from which L-BFGS estimates the curvature; 10 is usual.
 MEMORY = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearProbeResult:
-    """The accuracy of a linear classifier on frozen features. `float(result)` is its `accuracy`.
+    """The accuracy of a linear classifier on frozen features; `float(result)` is its `accuracy`.
 
     Args:
         accuracy: Float, on the test images.
-        l2: Float, the chosen strength of the regularisation.
-        head: A built `keras.layers.Dense` from the features, not standardised, to logits.
+        l2: Float, the regularization strength chosen.
+        head: A built `keras.layers.Dense` from features, not standardized, to logits. It can replace the model's head.
     """
 
     accuracy: float
@@ -46,25 +46,21 @@ def linear_probe_accuracy(
 ) -> LinearProbeResult:
     """Fits a linear classifier to a model's frozen features of all training images, and tests it.
 
-    It is L2-regularised multinomial logistic regression of the standardised features, fitted to its optimum by L-BFGS
-    in NumPy. Among several strengths, the one with the best accuracy on held-out training images is taken, and fitted
-    again to all of them. The features are computed once.
+    It is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in NumPy. Among
+    several strengths, it chooses the most accurate on held-out training images, and fits again to all of them.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The images to fit to, with labels, as `data` in `extract_features`.
-        test: The images to test on, with labels.
-        l2: Floats above 0, the strengths, or one float: the loss is the mean cross-entropy plus `l2 / 2` times the sum
-            of the squared weights, without the bias.
-        validation_split: Float in (0, 1), the share of the training images on which the strength is chosen.
+        train: The labeled training images, as `data` in `extract_features`.
+        test: The labeled test images.
+        l2: Float above 0, or several: the strengths. The loss is the mean cross-entropy plus `l2 / 2` times the sum of
+            squared weights, without the bias.
+        validation_split: Float in (0, 1), the share of the training images held out.
         seed: Int of at least 0, for the choice of these images.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
-    Returns:
-        A `LinearProbeResult`. Its `head` can replace the model's own.
-
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example:
 
@@ -73,7 +69,7 @@ def linear_probe_accuracy(
     >>> result = linear_probe_accuracy(model, (images, labels), (images, labels), l2=1e-3, verbose=0)
     >>> model.get_layer("head").set_weights(result.head.get_weights())
 
-    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3, which does not standardise, and finds
+    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3, which does not standardize, and finds
     the strength by bisection.
     """
     _checked_options(l2, validation_split, seed)
@@ -91,11 +87,7 @@ def linear_probe_from_features(
     validation_split: float = 0.2,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """Does what `linear_probe_accuracy` does, from features that are already computed.
-
-    Args:
-        train_features: As in `few_shot_from_features`; so are the next three.
-        l2: As in `linear_probe_accuracy`; so are the other options, the result and the errors.
+    """Like `linear_probe_accuracy`, from precomputed features, as in `few_shot_from_features`.
 
     Example:
 
@@ -107,7 +99,7 @@ def linear_probe_from_features(
     x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
-    # A constant feature says nothing, and has no deviation to divide by.
+    # A constant feature has no information, and no standard deviation to divide by.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
     strength = strengths[0] if len(strengths) == 1 else _best(strengths, standard, labels, validation_split, seed)
@@ -122,14 +114,14 @@ def linear_probe_from_features(
 
 
 def _best(strengths, x, labels, validation_split, seed):
-    """The strength with the best accuracy on held-out images."""
+    """Returns the strength with the best accuracy on held-out images."""
     order = np.random.default_rng(seed).permutation(len(x))
     count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
     if not count:
         raise invalid("train_features", "two images or more to choose `l2` on", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
-    # From strong to weak, each from the last optimum, which is near.
+    # From strong to weak, each from the last optimum, which is close.
     for value in sorted(strengths, reverse=True):
         kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, start)
         scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))
@@ -137,7 +129,7 @@ def _best(strengths, x, labels, validation_split, seed):
 
 
 def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6):
-    """The (kernel, bias) of the least regularised cross-entropy, by L-BFGS."""
+    """Minimizes the regularized cross-entropy by L-BFGS; returns (kernel, bias)."""
     targets = np.zeros((len(labels), num_classes))
     targets[np.arange(len(labels)), labels] = 1
     shape = (x.shape[1] + 1, num_classes)
@@ -162,7 +154,7 @@ def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6)
         direction = -_inverse_curvature(gradient, pairs)
         slope = gradient @ direction
         step = 1.0 if pairs else 1 / max(1.0, np.abs(gradient).sum())
-        # The loss is convex, so that a small enough step lowers it.
+        # The loss is convex, so a small enough step lowers it.
         while True:
             new_value, new_gradient = loss(flat + step * direction)
             if new_value <= value + 1e-4 * step * slope or step < 1e-10:
@@ -179,7 +171,7 @@ def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6)
 
 
 def _inverse_curvature(gradient, pairs):
-    """The gradient times the inverse Hessian estimated from the last steps (Nocedal, algorithm 7.4)."""
+    """Multiplies the gradient by the inverse Hessian estimated from the last steps (Nocedal, algorithm 7.4)."""
     q, factors = gradient.copy(), []
     for move, turn in reversed(pairs):
         factors.append(move @ q / (move @ turn))

@@ -14,9 +14,7 @@ from keras_vit.text_table import text_table
 
 
 class ResultsTable:
-    """Rows of named results, as text, JSON and CSV.
-
-    `str(table)` is aligned text. Columns are in the order in which they were first added.
+    """Rows of named results; `str(table)` is aligned text. Columns are in the order in which they were first added.
 
     Example:
 
@@ -36,10 +34,10 @@ class ResultsTable:
         """Adds a row.
 
         Args:
-            **values: The row's cells by column: strings, numbers, bools or None. NumPy scalars become Python's.
+            **values: The cells by column: strings, numbers (also NumPy scalars), bools or None.
 
         Raises:
-            ValueError: If a value is something else, or there is none.
+            ValueError: If a value has another type, or there are none.
         """
         if not values:
             raise ValueError("Expected at least one value in a row. Received: none")
@@ -54,13 +52,13 @@ class ResultsTable:
         return text_table(self.columns, [[row.get(name) for name in self.columns] for row in self.rows])
 
     def to_json(self, path: str | os.PathLike) -> None:
-        """Writes a list of one object for each row to a file, in a folder that exists; NaN and infinities as null."""
+        """Writes a list with one object per row to a file in an existing folder; NaN and infinities become null."""
         rows = [{name: _finite(row.get(name)) for name in self.columns} for row in self.rows]
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | os.PathLike) -> None:
-        """Writes a header and one line for each row to a file, in a folder that exists; missing values are empty."""
+        """Writes a header and one line per row to a file in an existing folder; missing values are empty."""
         with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()
@@ -81,18 +79,15 @@ def _finite(value):
 
 
 def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, float]:
-    """Averages the accuracies on the tasks of the Visual Task Adaptation Benchmark, by group and over all.
+    """Averages accuracies on the Visual Task Adaptation Benchmark: per group, and as "mean" over all tasks (not
+    groups).
 
     Args:
         accuracies: Mapping from the name of each task to its accuracy in [0, 1].
         tasks: Mapping from the names of all tasks to their groups, as strings, or `keras_vit.data.VTAB`.
 
-    Returns:
-        Mapping from each group, in the order of `tasks`, to the mean over its tasks, and from "mean" to the mean over
-        all tasks, not over the groups.
-
     Raises:
-        ValueError: If an accuracy is missing, not for a task of `tasks`, or not a number in [0, 1].
+        ValueError: If an accuracy is missing, is not a number in [0, 1], or is not for one of `tasks`.
 
     Example:
 
