@@ -15,10 +15,9 @@ class Policy:
     and "deit".
 
     Args:
-        randaugment: (operations per image, magnitude), or None; see `RandAugment` for the range of the magnitude.
-        magnitude_std: Float, the standard deviation of the magnitude.
-        mixup: Float in [0, 1], the alpha of MixUp's Beta distribution; 0 for none.
-        cutmix: Float in [0, 1], the alpha of CutMix. With both, each batch gets one of the two with equal probability.
+        randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
+        mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
+            the two with equal probability.
         erasing: Float in [0, 1], the probability of erasing a random rectangle of an image.
         repeats: Integer, the number of differently augmented copies of each image, next to each other in the batch. An
             epoch then covers only `1 / repeats` of the images, as in DeiT.
@@ -33,9 +32,9 @@ class Policy:
     >>> policy.randaugment, policy.magnitude_std, policy.operations
     ((2, 9), 0.5, 'timm')
 
-    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. Erasing uses Keras'
-    `RandomErasing`: normal noise of standard deviation 255 around black, clipped to 0..255, and independent side
-    lengths. DeiT uses the images' mean and standard deviation, and samples area and aspect ratio.
+    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. Erasing differs from DeiT's:
+    Keras' `RandomErasing` fills with normal noise of standard deviation 255 around black, clipped to 0..255, instead of
+    the images' mean and standard deviation, and draws both sides independently.
     """
 
     randaugment: tuple[int, float] | None = None

@@ -12,13 +12,7 @@ class BrokenImages(Mapping):
     """The images that a dataset skipped because they cannot be decoded: a mapping from file name to error.
 
     It fills as batches are read. At the end of each epoch the logger `keras_vit.data` warns of that epoch's broken
-    images; `repr` shows the last warning.
-
-    Args:
-        load: Function of a record {"name", "image"} that raises an error if the image is broken.
-        num_images: Integer, the number of different images per epoch.
-        repeats: Integer, how many times each image comes in a row.
-        shown: Integer, the largest number of names in a warning.
+    images; `repr` shows the last warning. `pipeline` makes it.
     """
 
     def __init__(self, load, num_images: int, repeats: int = 1, shown: int = 20):
@@ -36,11 +30,7 @@ class BrokenImages(Mapping):
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
     def note(self, earlier, earlier_names, indices, names, images, done):
-        """Records the broken images of a batch, and warns about epochs that have ended: those below the index `done`.
-
-        Indices count through all epochs. Returns (indices, names) of unfinished epochs, carried along by each
-        iteration.
-        """
+        """Records a batch's broken images, warns of those in ended epochs (index < `done`), and returns the others."""
         for name, image in zip(names, images, strict=True):
             if _text(name) not in self._reasons:
                 reason = _reason(self._load, {"name": name, "image": image})
@@ -92,10 +82,9 @@ def _reason(load, record):
 
 
 def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=False, drop_remainder=False):
-    """Makes the k-th batch from the k-th `batch_size` records, even if some of their images are broken.
+    """Makes the k-th batch from the k-th `batch_size` records, replacing broken images by others if `full`.
 
-    `full` replaces broken images by others of the batch; `stand_in` is a valid record for batches without any. Returns
-    (index of the first record, images, labels, (indices, names, encoded images) of the broken ones).
+    Returns a dataset of (first index, images, labels, (indices, names, encoded images) of the broken records).
     """
 
     def whole(index, record):

@@ -26,16 +26,13 @@ class Crop:
             resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad each side with an eighth of
             black, then a random crop, as is usual for 32-pixel images. "eval": as `keras_vit.Preprocessing` describes.
         flip: Bool, mirror half of the images.
-        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must already
-            have this number.
+        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must match.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
-        interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
+        interpolation, crop_fraction: As in `keras_vit.Preprocessing`; `crop_fraction` is for "eval".
         antialias: Bool, filter before downscaling, as Pillow does and the official code does not.
-        crop_fraction: Float in (0, 1], for "eval".
         max_pixels: Integer, the largest height x width of an input image.
-        arrays: Bool, accept `.npy` files of shape (height, width, channels) too. Resized images are then not rounded to
-            bytes.
+        arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
         evaluation: The `keras_vit.Preprocessing` for "eval"; None builds it from the arguments above.
 
     Call arguments:

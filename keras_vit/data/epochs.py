@@ -9,10 +9,7 @@ LAST = np.iinfo("int64").max
 
 
 class Epochs:
-    """The order of the records in each epoch, and the number of the next epoch.
-
-    An image's index counts through all epochs, from the first image of epoch 0. `root` is the seed, a tensor (2,).
-    """
+    """The order of the records in each epoch, and the number of the next epoch; `root` is the seed, a tensor (2,)."""
 
     def __init__(
         self, records, num_images, root, *, shuffle_buffer, repeats, batch_size, skip_batches, repeat, drop_remainder
@@ -57,7 +54,7 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def stream(self, epoch, begin, end):
-        """Dataset of (index, record) for the range `begin` to `end` of an epoch."""
+        """Dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch."""
         data = self._records
         if self._shuffle_buffer is not None:
             # Otherwise the program's global seed would influence the order.

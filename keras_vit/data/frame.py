@@ -32,15 +32,14 @@ def from_dataframe(
         label_column: The column of labels: names, or integers counted from 0. A list of 0/1 columns, one per class,
             gives multi-hot labels. With `labels="float"`: the column or columns of numbers to predict, as float32
             labels (batch, columns). None: unlabeled images, in the frame's order.
-        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one label
-            per cell.
+        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one per
+            cell.
         weight_column: The column of sample weights, at least 0, for (images, labels, weights); None for no weights.
         extension: Appended to paths that do not end with it, such as ".jpg".
         class_names: The class names in label order; None: all that occur, sorted.
         num_classes: Integer, for integer labels; None: the largest label + 1.
         **options: Arguments of `keras_vit.data.pipeline`, which describes the result; `training` is False by default
-            without labels. The result also has `file_paths` and `file_labels` (None without labels), in the frame's
-            order.
+            without labels. The result also has `file_paths` and `file_labels` (or None), in the frame's order.
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.

@@ -126,10 +126,7 @@ def cubic(a, b, c, d, t):
 
 
 def timm_warp(image, x_row, y_row=None):
-    """Takes pixel center (x, y) from (ax + by + c, dx + ey + f), bicubic; ImageNet's mean outside.
-
-    Without `y_row`, y stays the same, which takes a quarter of the time.
-    """
+    """Takes pixel center (x, y) from (ax + by + c, dx + ey + f), bicubic; ImageNet's mean outside."""
     height, width = size(image)
     x, y = tf.cast(tf.range(width), "float64")[None] + 0.5, tf.cast(tf.range(height), "float64")[:, None] + 0.5
     pixels = tf.cast(tf.reshape(image, (-1, 3)), "float32")
@@ -146,6 +143,7 @@ def timm_warp(image, x_row, y_row=None):
     def at(line):
         return cubic(*(tf.gather(pixels, line * width + column) for column in columns), across[..., None])
 
+    # y stays the same: a quarter of the time.
     if y_row is None:
         warped = at(tf.range(height)[:, None])
     else:

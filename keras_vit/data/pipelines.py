@@ -51,23 +51,25 @@ def pipeline(
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
-    The order is: shard, cache, shuffle, read, decode and crop, augment, normalize, batch, mix, prefetch. All randomness
-    follows from the seed, the epoch and the image's position in it, so the same arguments give the same batches on each
-    backend, with any number of threads.
+    The order is: shard, cache, shuffle, read, decode and crop, augment, normalize, batch, mix, prefetch. The result is
+    a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch, height,
+    width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its attributes
+    are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `broken` (a `BrokenImages`) and,
+    without `repeat`, `set_epoch`. The same arguments give the same batches on each backend, with any number of threads.
 
-    Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch. An
-    interrupted `fit`, `next(iter(data))` or `data.take(5)` therefore sees the same batches again, while `num_batches=5`
-    gives new ones in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` if an epoch has only a few
-    batches: your own `prefetch`, or the batch with which `fit` builds a model, may read such an epoch to its end.
+    Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
+    interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
+    ones in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` if an epoch has only a few batches,
+    since your own `prefetch`, or the batch with which `fit` builds a model, may read it to its end.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
-    smaller. A batch without any valid image contains the first valid image of the dataset. A batch with a broken image
-    is made twice, so remove the images listed.
+    smaller. A batch without any valid image contains the first valid image of the shard. Remove the images listed,
+    since their batches are made twice.
 
     Args:
         source: A `Source`.
-        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one. It sets `value_range`, `mean`, `std`,
+        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one, for `value_range`, `mean`, `std`,
             `interpolation`, `antialias`, `crop_fraction` and `resize_mode`; a model also sets `image_size`, `channels`
             and, if it scales raw images itself, `normalize=False`. Other arguments take precedence. None: the defaults
             below.
@@ -76,36 +78,24 @@ def pipeline(
         training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
             `antialias`, `crop_fraction` and `max_pixels`.
-        flip: Bool, mirror half of the images; None: as `training`.
+        flip, shuffle: Bool, mirror half of the images, and shuffle; None: as `training`.
         policy: A `Policy`, or the name of one in `POLICIES`.
-        labels: "int", "one_hot" or "none" (images only, for prediction); None: int, unless the policy mixes or smooths
-            labels.
-        normalize: Bool, True by default: `(x / 255 - mean) / std`, or the same with another `value_range`. False gives
-            values of 0..255.
-        mean: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default.
-        std: Float, or one per channel; 0.5 by default. With both at 0.5, images are in [-1, 1].
+        labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless the policy mixes or smooths.
+        normalize: Bool, True by default: `(x / 255 - mean) / std`, or as `value_range` says; False gives 0..255.
+        mean, std: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default, for images in [-1, 1].
         channels: Integer, the channels of the images in a batch; 3 by default.
-        value_range: As in `keras_vit.Preprocessing`.
-        resize_mode: As in `keras_vit.Preprocessing`, for "eval".
-        shuffle: Bool; None: as `training`.
+        value_range, resize_mode: As in `keras_vit.Preprocessing`.
         shuffle_buffer: Integer, the number of images in the shuffle buffer; files are fully shuffled.
         seed: Integer.
         repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
-        num_shards: Integer, the number of processes that share the images.
-        shard_index: Integer, the index of this process, from 0. Shards differ by up to one image: to train in several
-            processes, set `repeat=True` and `steps_per_epoch`.
+        num_shards, shard_index: Integers, the number of processes that share the images, and the index of this one.
+            Shards differ by up to one image: to train in several processes, set `repeat=True` and `steps_per_epoch`.
         skip_batches: Integer, batches of an interrupted run to start after, without reading them. Without `repeat` each
             iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
         num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
-
-    Returns:
-        A tf.data.Dataset of (images, labels), of (images, labels, weights), or of images only: images float32 (batch,
-            height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,).
-            Its attributes are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `broken` (a
-            `BrokenImages`) and, without `repeat`, `set_epoch`.
 
     Raises:
         ValueError: If an argument does not fit the others or the source, or no image decodes.

@@ -15,20 +15,16 @@ from keras_vit.data.tfds import load
 def folds(
     frame: str | os.PathLike | Mapping[str, Sequence], k: int, *, label_column: str | None = "label", seed: int = 0
 ) -> Iterator[tuple[dict, dict]]:
-    """Splits a table into k folds for cross-validation, stratified by label.
+    """Yields k pairs (training, validation) of a table for cross-validation, as dicts of columns for `from_dataframe`.
+
+    Relative paths need its `directory`. For validation, pass `class_names=data.class_names` of the training data, since
+    a fold may lack a rare class.
 
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.
-        k: Integer of at least 2, the number of folds.
+        k: Integer from 2 to the number of rows, or a ValueError is raised.
         label_column: The column to stratify by: classes, or numbers to predict; None: random folds.
         seed: Integer; the same seed makes the same folds.
-
-    Yields:
-        (training, validation), two dicts of columns for `from_dataframe`. Relative paths need its `directory`. Pass
-            `class_names=data.class_names` of the training data for validation, which may lack a rare class.
-
-    Raises:
-        ValueError: If `k` is below 2 or above the number of rows, or the column is missing.
 
     Example:
 
@@ -78,23 +74,18 @@ def splits(
     """Returns a function of "train" or "test" and pipeline options that makes the dataset of that split.
 
     Args:
-        data: Path of a folder with one subfolder of images per class; of a folder with two such folders, `train` (its
-            subfolders are the classes) and `test`, `val`, `valid` or `validation`; of a CSV file with one row per
-            image; or a name for `keras_vit.data.load`.
+        data: Path of a folder with one subfolder of images per class; of a folder of `train` (its subfolders are the
+            classes) and `test`, `val`, `valid` or `validation`; of a CSV file; or a name for `keras_vit.data.load`.
         data_dir: The folder of TFDS datasets; None: the TFDS default.
-        train_split: The TFDS split to train on.
-        test_split: The TFDS split to test on.
+        train_split, test_split: The TFDS splits to train and test on.
         holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
             the option `seed` selects it.
         images: The folder that relative paths in the CSV file start from; None: the CSV file's folder.
-        path_column: The CSV column of paths.
-        label_column: The CSV column of labels: names, or integers counted from 0.
-        extension: Appended to the CSV file's paths, such as ".jpg".
+        path_column, label_column, extension: As in `keras_vit.data.from_dataframe`, for a CSV file.
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If there is `train` but no test folder, a test class is not in `train`, or `images` is given without
-            a CSV file.
+        ValueError: If there is `train` but no test folder, a test class is not in `train`, or `images` has no CSV file.
 
     Example:
 

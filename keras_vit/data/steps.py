@@ -5,10 +5,7 @@ from keras_vit.data.source import tf
 
 
 class Steps:
-    """The steps from a record to an image, and from decoded images to a batch.
-
-    `labels` is the result of `labels_of`, `scale` a `Preprocessing` or None, `root` the seed, a tensor (2,).
-    """
+    """The steps from a record to an image, and from decoded images to a batch; `root` is the seed, a tensor (2,)."""
 
     def __init__(self, cut, policy, source, labels, scale, files, root):
         self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files

@@ -19,16 +19,13 @@ def load(
     """Makes a dataset of (images, labels) from a TFDS dataset already prepared on this machine; downloads nothing.
 
     Args:
-        name: A TFDS name, such as "cifar10" or "imagenet2012:5.1.0", or a task of VTAB-1k, such as "vtab/dtd"
-            (`keras_vit.data.VTAB` has all 19).
-        split: A TFDS split, such as "train" or "train[:90%]"; for a VTAB task "train800", "val200", "train800val200" or
-            "test".
+        name: A TFDS name, such as "cifar10" or "imagenet2012:5.1.0", or a VTAB-1k task, such as "vtab/dtd" (see
+            `VTAB`).
+        split: A TFDS split, such as "train[:90%]"; for a VTAB-1k task "train800", "val200", "train800val200" or "test".
         data_dir: The folder of TFDS datasets; None: the TFDS default.
-        num_shards: Integer, the number of processes that share the images. Each reads only its part.
-        shard_index: Integer, the index of this process, from 0.
-        seed: Integer, for the order and the augmentation.
-        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. `training` is True by
-            default if the split begins with "train".
+        num_shards, shard_index, seed: As in `keras_vit.data.pipeline`. Each process reads only its shard.
+        **options: Other arguments of `pipeline`, which describes the result. `training` is True by default if the split
+            begins with "train".
 
     Raises:
         ImportError: If tensorflow-datasets is not installed.
@@ -42,7 +39,7 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code. They index images by position, so
+    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code, which index images by position:
     another version of a TFDS dataset may give other images.
     """
     # Without TensorFlow, raises an error that says what to install.

@@ -6,24 +6,18 @@ from keras_vit.data.source import tf
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task of VTAB-1k: 800 training images, 200 validation images, and the full test set.
-
-    `validation` is a TFDS split, or the percentage of "train" at which the 200 images start; `test` a TFDS split, or
-    the percentages of "train" before it; `gain` the factor that scales pixel values to 0..255.
-    """
+    """A task of VTAB-1k: 800 training images, 200 validation images, and the full test set."""
 
     dataset: str
     group: str
     num_classes: int
     label: str | Callable = "label"
-    validation: str | int = "validation"
-    test: str | tuple[int, int] = "test"
-    gain: int = 1
+    validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
+    test: str | tuple[int, int] = "test"  # a TFDS split, or the percentages of "train" before it
+    gain: int = 1  # scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
-        """Returns the TFDS split for "train800", "val200", "train800val200" or "test"; `counts` has the TFDS split
-        sizes.
-        """
+        """Returns the TFDS split for "train800", "val200", "train800val200" or "test" from the TFDS splits' sizes."""
         if isinstance(self.validation, int):
             start = self.validation * counts["train"] // 100
             validation = f"train[{start}:{start + 200}]"

@@ -23,16 +23,14 @@ def accuracy(
 ) -> dict[str, float]:
     """Measures the top-k accuracy of a classifier, as {"top_1": 0.81, "top_5": 0.96}.
 
-    The model need not be compiled. `model.evaluate` with Keras' metrics gives the same unless outputs are equal, as
-    with a zero head: Keras counts all tied classes as correct, here the lower class ranks first.
+    The model need not be compiled. Keras' metrics give the same unless outputs are equal, as with a zero head: Keras
+    counts all tied classes as correct, here the lower class ranks first. Raises as `top_k_accuracy` and
+    `extract_features` do.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
         data: The labeled test images, as in `extract_features`; `batch_size` and `verbose` too.
         k: Int, or several.
-
-    Raises:
-        ValueError: As `top_k_accuracy` and `extract_features`.
 
     Example:
 
@@ -49,12 +47,9 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     """Returns the share of images, in [0, 1], whose class is among the k highest outputs; ties go to the lower class.
 
     Args:
-        predictions: (num_images, num_classes), logits or probabilities.
+        predictions: (num_images, num_classes), logits or probabilities; a ValueError is raised unless they are finite.
         labels: (num_images,), classes counted from 0, or one-hot.
         k: Int, at most the number of classes.
-
-    Raises:
-        ValueError: If an argument is out of range, a label has no output, or the outputs are not finite.
 
     Example:
 
@@ -151,10 +146,6 @@ def read_real_labels(path: str | os.PathLike) -> list[list[int]]:
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is not JSON, or has other contents.
-
-    Example:
-
-    >>> labels = read_real_labels("real.json")  # doctest: +SKIP
     """
     if not os.path.exists(path):
         raise FileNotFoundError(f"Expected a JSON file of labels. There is none at {os.fspath(path)!r}")

@@ -17,10 +17,9 @@ logger = logging.getLogger("keras_vit")
 def extract_features(
     model: keras.Model, data: Any, *, layer: str | None = None, batch_size: int = 32, verbose: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes a model's features for all images of a dataset.
+    """Returns a model's features, float32 (num_images, num_features), and a dataset's labels, int64 (num_images,).
 
-    The model need not be compiled and is not changed. An image's features do not depend on its batch: a smaller last
-    batch is padded.
+    The model need not be compiled and is not changed. An image's features do not depend on its batch.
 
     Args:
         model: A `keras.Model` with one input. For this package's models, also nested as a layer in yours, the features
@@ -32,13 +31,9 @@ def extract_features(
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar.
 
-    Returns:
-        Features, float32 (num_images, num_features), and labels, int64 (num_images,).
-
     Raises:
-        ValueError: If `data` is empty, endless or not batches of (images, labels), its labels or first images are
-            invalid, the output is not one finite vector per image, or the head has several inputs or belongs to a
-            nested model.
+        ValueError: If `data` is empty, endless or not batches of valid (images, labels), the output is not one finite
+            vector per image, or the head has several inputs or belongs to a nested model.
 
     Example:
 

@@ -50,12 +50,11 @@ def few_shot_accuracy(
     """Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
     It is L2-regularized least squares with targets of 1 for the class and -1 for the others, solved in closed form in
-    NumPy. All strengths share one factorization.
+    NumPy.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The labeled images to draw the shots from, as `data` in `extract_features`.
-        test: The labeled test images.
+        train, test: The labeled images to draw the shots from and to test on, as `data` in `extract_features`.
         shots: Int, images per class; None uses all.
         seeds: Int of at least 0, or several: one draw of the shots each.
         l2: Float above 0, or several: the regularization strengths.
@@ -90,14 +89,11 @@ def few_shot_from_features(
     seeds: int | Sequence[int] = (0, 1, 2),
     l2: float | Sequence[float] = STRENGTHS,
 ) -> FewShotResult:
-    """Like `few_shot_accuracy`, from precomputed features; `shots`, `seeds`, `l2`, the result and the errors are the
-    same.
+    """Like `few_shot_accuracy`, from precomputed features; `shots`, `seeds`, `l2` and the result are the same.
 
     Args:
-        train_features: (num_images, num_features).
-        train_labels: (num_images,), classes counted from 0, or one-hot.
-        test_features: As `train_features`.
-        test_labels: As `train_labels`.
+        train_features, test_features: (num_images, num_features).
+        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
 
     Example:
 
@@ -150,10 +146,7 @@ class _Factorisation:
         return (projected @ ((self.s / (self.s**2 + l2))[:, None] * self.rotated)).argmax(axis=1)
 
     def leave_one_out(self, l2):
-        """Returns the leave-one-out mean squared error.
-
-        Not the accuracy, which favors weak regularization: leaving out an image biases the fit against its class.
-        """
+        """Returns the leave-one-out mean squared error; the accuracy would favor weak regularization."""
         shrink = l2 / (self.s**2 + l2)
         # Residuals, and 1 - leverages, written so that neither cancels if the fit is almost exact.
         residual = self.outside + self.u @ (shrink[:, None] * self.rotated)

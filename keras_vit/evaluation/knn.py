@@ -28,8 +28,7 @@ def knn_accuracy(
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The labeled training images, as `data` in `extract_features`.
-        test: The labeled test images.
+        train, test: The labeled training and test images, as `data` in `extract_features`.
         k: Int, the number of neighbors.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
@@ -44,8 +43,8 @@ def knn_accuracy(
     >>> knn_accuracy(model, (images, labels), (images, labels), k=1, verbose=0)
     1.0
 
-    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4; [arXiv
-    2104.14294](https://arxiv.org/abs/2104.14294), appendix, with k=20.
+    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4; k=20: [arXiv
+    2104.14294](https://arxiv.org/abs/2104.14294), appendix.
     """
     _check_options(k, temperature)
     features = train_and_test_features(model, train, test, **options)

@@ -48,19 +48,16 @@ def linear_probe_accuracy(
 
     It is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in NumPy. Among
     several strengths, it chooses the most accurate on held-out training images, and fits again to all of them.
+    Arguments out of range raise a ValueError.
 
     Args:
         model: A `keras.Model`, as in `extract_features`.
-        train: The labeled training images, as `data` in `extract_features`.
-        test: The labeled test images.
-        l2: Float above 0, or several: the strengths. The loss is the mean cross-entropy plus `l2 / 2` times the sum of
-            squared weights, without the bias.
+        train, test: The labeled training and test images, as `data` in `extract_features`.
+        l2: Float above 0, or several: the strengths. The penalty is `l2 / 2` times the sum of squared weights, without
+            bias.
         validation_split: Float in (0, 1), the share of the training images held out.
         seed: Int of at least 0, for the choice of these images.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
 

@@ -31,14 +31,7 @@ class ResultsTable:
         self.rows = []
 
     def add(self, **values: Any) -> None:
-        """Adds a row.
-
-        Args:
-            **values: The cells by column: strings, numbers (also NumPy scalars), bools or None.
-
-        Raises:
-            ValueError: If a value has another type, or there are none.
-        """
+        """Adds a row of strings, numbers (also NumPy's), bools or None by column; other values raise a ValueError."""
         if not values:
             raise ValueError("Expected at least one value in a row. Received: none")
         self.rows.append({name: _plain(name, value) for name, value in values.items()})
@@ -79,8 +72,7 @@ def _finite(value):
 
 
 def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, float]:
-    """Averages accuracies on the Visual Task Adaptation Benchmark: per group, and as "mean" over all tasks (not
-    groups).
+    """Averages accuracies on the Visual Task Adaptation Benchmark, per group and as "mean" over all tasks.
 
     Args:
         accuracies: Mapping from the name of each task to its accuracy in [0, 1].

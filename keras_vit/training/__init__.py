@@ -1,4 +1,4 @@
-"""Training: schedules, optimizers, callbacks and recipes beyond Keras' own."""
+"""Training recipes, schedules, optimizers and callbacks beyond Keras' own."""
 
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit

@@ -15,9 +15,9 @@ BATCHES = 2
 
 
 class Data(NamedTuple):
-    """What the first batches of a dataset tell; None for what they do not."""
+    """Facts about a dataset from its first batches; None if unknown."""
 
-    images: np.ndarray | None  # of the batches read; None if the input is no array
+    images: np.ndarray | None  # of the batches read; None if the input is not one array
     labels: np.ndarray | None
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int
@@ -29,11 +29,7 @@ class Data(NamedTuple):
 
 
 def look(data, batch_size=32):
-    """Reads the first batches of anything that `model.fit` takes and that can be read again; returns `Data`.
-
-    >>> look((np.zeros((5, 8, 8, 3)), np.array([0, 1, 0, 1, 2])), batch_size=2).steps
-    3
-    """
+    """Reads the first batches of anything that `model.fit` takes and that can be read again, as `Data`."""
     arrays = is_arrays(data, (2, 3))
     if arrays:
         parts = tuple(map(to_numpy, data))
@@ -49,13 +45,13 @@ def look(data, batch_size=32):
             "Invalid value received for argument `data`. Expected arrays (images, labels), a tf.data.Dataset, a "
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
-    # Not the last batch, which would make the next iteration of a dataset of `keras_vit.data` another epoch.
+    # Stops before the last batch, which would advance a `keras_vit.data` dataset to its next epoch.
     steps = -(-len(parts[0]) // batch_size) if arrays else num_batches(data)
     few = BATCHES if steps is None else min(BATCHES, max(1, steps - 1))
     found = [_parts(batch) for batch in itertools.islice(batches, int(few))]
     if not found or not len(keras.tree.flatten(found[0][0])[0]):
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
-    # Attributes of the datasets of `keras_vit.data`.
+    # `keras_vit.data` sets these attributes.
     num_images = len(parts[0]) if arrays else getattr(data, "num_images", None)
     all_labels = parts[1] if arrays else getattr(data, "file_labels", None)
     return Data(
@@ -72,7 +68,7 @@ def look(data, batch_size=32):
 
 
 def data_problems(model, graph, seen, num_classes, loss):
-    """(problems, doubts) of a dataset's images and labels, two lists of texts."""
+    """Returns (problems, doubts) about a dataset's images and labels, two lists of messages."""
     problems, doubts = [], []
     if seen.images is not None:
         problems += _size_problems(graph, seen.images)
@@ -105,13 +101,13 @@ def data_problems(model, graph, seen, num_classes, loss):
 
 
 def names_differ(names, others):
-    """Whether two lists of class names differ, neither of them empty or just the classes' numbers."""
+    """Whether two lists of class names differ; empty lists and plain numbers fit any names."""
     given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
     return len(given) == 2 and given[0] != given[1]
 
 
 def _size_problems(graph, images):
-    """Yields what is wrong with the shape of images."""
+    """Yields a message if images do not have the model's input shape."""
     if graph is None or len(graph.inputs) != 1:
         return
     expected, received = graph.inputs[0].shape[1:], images.shape[1:]
@@ -124,7 +120,7 @@ def _size_problems(graph, images):
 
 
 def step_problems(seen, steps, steps_per_epoch, replicas):
-    """Yields what is wrong with the number of steps, or with batches that devices share."""
+    """Yields messages about the number of steps, and about batches that the devices cannot share."""
     if steps == np.inf:
         yield "Expected `steps_per_epoch` for data that never ends. Received: None"
     if replicas == 1:
@@ -140,7 +136,7 @@ def step_problems(seen, steps, steps_per_epoch, replicas):
 
 
 def num_replicas():
-    """The number of devices that share a batch under a `keras.distribution`."""
+    """Returns the number of devices that share a batch under a `keras.distribution`."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.batch_dim_name is None:
         return 1
@@ -149,13 +145,13 @@ def num_replicas():
 
 
 def _parts(batch):
-    """A batch as a tuple (x,), (x, y) or (x, y, sample_weight), of arrays."""
+    """Converts a batch to a tuple (x,), (x, y) or (x, y, sample_weight) of NumPy arrays."""
     batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     return tuple(keras.tree.map_structure(to_numpy, part) for part in batch)
 
 
 def _joined(parts):
-    """The batches' arrays as one; the first if shapes differ; None if there are no arrays."""
+    """Concatenates the batches' arrays; returns the first if shapes differ, None if there are no arrays."""
     if not parts or not all(isinstance(part, np.ndarray) for part in parts):
         return None
     if len({part.shape[1:] for part in parts}) != 1:

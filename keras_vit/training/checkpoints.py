@@ -1,4 +1,4 @@
-"""The files of a run's checkpoints, and what they hold of a model."""
+"""Reads and writes the checkpoint files of a run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
 class Slot(NamedTuple):
-    """The contents of one checkpoint: `facts` is what JSON holds, `arrays` is by name."""
+    """The contents of one checkpoint: JSON `facts`, and `arrays` by name."""
 
     path: Path
     facts: dict
@@ -24,12 +24,7 @@ class Slot(NamedTuple):
 
 
 class CheckpointSlots:
-    """A folder with the last few checkpoints, each a whole .npz file or none.
-
-    A file is written beside its name, flushed to the disk and then renamed, so a killed process leaves the earlier
-    files as they were. The archive has a CRC-32 of each array, so a damaged file is found when it is read. Nothing is
-    unpickled.
-    """
+    """A folder with the last few checkpoints of a run, as .npz files that are written whole or not at all."""
 
     def __init__(self, folder, slots=3):
         if not isinstance(slots, int) or slots < 1:
@@ -38,16 +33,16 @@ class CheckpointSlots:
         self.slots = slots
 
     def open(self):
-        """Makes the folder, and removes the drafts of killed processes."""
+        """Creates the folder, and removes the drafts of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.folder, "step_*.npz", alone=True)
 
     def paths(self):
-        """The files of the folder, oldest first."""
+        """Returns the checkpoint files, oldest first."""
         return sorted(self.folder.glob("step_*.npz"))
 
     def save(self, step, facts, arrays):
-        """Writes the checkpoint of a step, removes the oldest files, and returns the new file's path."""
+        """Writes the checkpoint of a step, removes the oldest ones, and returns the new path."""
         path = self.folder / f"step_{step:012d}.npz"
         header = np.frombuffer(json.dumps({"format": _FORMAT, "facts": facts}).encode(), "uint8")
         with replacing(path) as draft, open(draft, "wb") as file:
@@ -59,11 +54,11 @@ class CheckpointSlots:
         return path
 
     def newest(self):
-        """Reads the newest whole file into a `Slot`, and prints a notice for each damaged one; None without files."""
+        """Reads the newest undamaged checkpoint, printing a notice for each damaged one; None if there is none."""
         for path in reversed(self.paths()):
             try:
                 return _read(path)
-            # Flipped bits make zipfile and NumPy raise nearly anything.
+            # Flipped bits make zipfile and NumPy raise nearly any error.
             except Exception as error:
                 print(f"The checkpoint {str(path)!r} is damaged ({error}). Falling back to the one before it.")
         return None
@@ -80,7 +75,7 @@ def _read(path):
 
 
 def model_arrays(model):
-    """The values of a model's, its optimizer's and its metrics' variables, by group and number."""
+    """Returns the values of a model's, its optimizer's and its metrics' variables, by "group/number"."""
     return {
         f"{group}/{i:05d}": storable(ops.convert_to_numpy(variable))
         for group, variables in _variables(model).items()
@@ -89,12 +84,12 @@ def model_arrays(model):
 
 
 def signature(model):
-    """The paths, shapes and dtypes of a model's variables by group."""
+    """Returns the paths, shapes and dtypes of a model's variables, by group."""
     return {group: [_describe(v) for v in variables] for group, variables in _variables(model).items()}
 
 
 def check_model(model, slot):
-    """Refuses a checkpoint of another model or optimizer, and builds the optimizer."""
+    """Builds the optimizer, and raises if the checkpoint is of another model or optimizer."""
     if not model.built:
         raise ValueError(
             f"Expected a built model to resume from {str(slot.path)!r}: call it on a batch, or give Input."
@@ -114,7 +109,7 @@ def check_model(model, slot):
 
 
 def assign(model, slot, *groups):
-    """Gives the variables of the groups their values in a checkpoint."""
+    """Restores the variables of the given groups from a checkpoint."""
     variables = _variables(model)
     for group in groups:
         if group == "metrics" and slot.facts["variables"][group] != signature(model)[group]:
@@ -131,10 +126,10 @@ def _variables(model):
 
 
 def _describe(variable):
-    """A variable's path, shape and dtype, without the numbers that Keras gives unnamed layers within a process."""
+    """Describes a variable by path, shape and dtype, without the numbers that Keras appends to unnamed layers."""
     return f"{re.sub(r'_[0-9]+(?=[_/]|$)', '', variable.path)} {list(variable.shape)} {variable.dtype}"
 
 
 def storable(array):
-    """An array in a type that NumPy can write: float32 holds the smaller floats exactly."""
+    """Casts dtypes that NumPy cannot write to float32, which holds the smaller floats exactly."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")

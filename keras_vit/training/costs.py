@@ -1,4 +1,4 @@
-"""The costs of a training, estimated before it begins: memory, time and disk."""
+"""Estimates the memory, time and disk space of a training run before it starts."""
 
 import os
 import shutil
@@ -11,20 +11,16 @@ import numpy as np
 from keras_vit.costs import parts_of
 from keras_vit.models.graph import is_graph, nodes_before
 
-# A step computes the outputs, and about twice as much for the gradients.
+# The gradients take about twice the time of the forward pass.
 STEP_PER_FORWARD = 3
-# Images of the first timing, and the seconds that a whole batch may take to be timed as well.
+# Images for the first timing, and the longest time in seconds at which a full batch is timed too.
 FEW_IMAGES, PATIENCE = 8, 2.0
-# Checkpoints that `Resume` keeps, the one being written, and the final model.
+# The checkpoints that `Resume` keeps, the one being written, and the final model.
 CHECKPOINTS = 4
 
 
 def activation_bytes(graph):
-    """Estimates the activations that training a graph keeps for one image; None if a layer's shapes are not known.
-
-    >>> activation_bytes(keras.Sequential([keras.Input((3,)), keras.layers.Dense(8)]))
-    32
-    """
+    """Estimates the bytes of activations that training keeps per image; None if a layer's shapes are unknown."""
     total = 0
     for operation, inputs in nodes_before(graph.outputs):
         if isinstance(operation, keras.layers.InputLayer):
@@ -48,7 +44,7 @@ def activation_bytes(graph):
 
 
 def state_bytes(model):
-    """(bytes of a checkpoint, bytes of weights, optimizer and gradients); an unknown optimizer has two moments."""
+    """Returns the bytes of (checkpoint, weights + optimizer + gradients), with two moments for an unknown optimizer."""
     weights, trained = (_bytes(part) for part in (model.weights, model.trainable_weights))
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
@@ -64,11 +60,7 @@ def _bytes(variables):
 
 
 def forward(model, batch, replicas=1):
-    """Computes a batch without training, or a few of its images if that is slow.
-
-    `batch` is (images, ...) as arrays; with labels, the model is compiled. `replicas` devices share a batch. Returns
-    (seconds of the whole batch, the loss or None).
-    """
+    """Returns (seconds, loss or None) of a batch without training, extrapolated from a few images if it is slow."""
     size = len(batch[0])
     few = min(size, -(-FEW_IMAGES // replicas) * replicas)
     seconds, loss = _timed(model, tuple(part[:few] for part in batch))
@@ -80,7 +72,7 @@ def forward(model, batch, replicas=1):
 
 
 def _timed(model, batch):
-    """(seconds, loss) of the second call; the first compiles."""
+    """Returns (seconds, loss) of the second call; the first compiles."""
     for _ in range(2):
         started = time.perf_counter()
         if len(batch) == 1:
@@ -94,14 +86,14 @@ def _timed(model, batch):
 
 
 def folder_problems(out, needed):
-    """Yields why a run could not write `needed` bytes to a folder."""
+    """Yields reasons why a run could not write `needed` bytes to a folder."""
     there = _nearest(out)
     if not there.is_dir():
         yield f"Expected `out` to be a folder, or one that can be made. Received: {str(out)!r}, where {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):
         yield f"Expected `out` to be a folder that can be written to. Received: {str(out)!r}, and {there} cannot be"
     elif free_bytes(out) + (kept := sum(file.stat().st_size for file in Path(out).glob("checkpoints/*.npz"))) < needed:
-        # The new checkpoints replace those that are there.
+        # New checkpoints replace the existing ones.
         yield (
             f"Expected {size_text(needed - kept)} of free disk for the checkpoints in `out`. Received: "
             f"{size_text(free_bytes(out))} at {there}"
@@ -109,12 +101,12 @@ def folder_problems(out, needed):
 
 
 def free_bytes(out):
-    """Free bytes of the disk of a folder, which need not exist yet."""
+    """Returns the free bytes of a folder's disk; the folder need not exist yet."""
     return shutil.disk_usage(_nearest(out)).free
 
 
 def _nearest(out):
-    """The folder itself, or its nearest parent that exists."""
+    """Returns the folder, or its nearest existing parent."""
     there = Path(out).absolute()
     while not there.exists():
         there = there.parent
@@ -122,5 +114,5 @@ def _nearest(out):
 
 
 def size_text(size):
-    """Bytes in MB."""
+    """Formats bytes as MB."""
     return f"{size / 1e6:,.1f} MB"

@@ -1,4 +1,4 @@
-"""Checks of a model and its data before training, which stop what cannot be right."""
+"""Checks a model and its data before training, and raises on mistakes."""
 
 import dataclasses
 import datetime
@@ -20,26 +20,26 @@ logger = logging.getLogger("keras_vit")
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a training will do, as fields; None where it is not known. `print(findings)` shows it on one screen."""
+    """Facts about a training run, None if unknown; `print(findings)` shows a summary."""
 
     model: str  # its name
-    num_images: int | None  # of an epoch
+    num_images: int | None  # per epoch
     num_classes: int | None  # the model's outputs
     class_names: tuple  # may be empty
-    images_per_class: tuple | None  # ints: in all of the data if `counted_all`, else in the batches read
+    images_per_class: tuple | None  # in all data if `counted_all`, else in the batches read
     counted_all: bool
     batch_shape: tuple | None
-    values: tuple | None  # (lowest, highest) of the images read
-    expected_values: tuple | None  # (lowest, highest) that the model takes
+    values: tuple | None  # (min, max) of the images read
+    expected_values: tuple | None  # (min, max) that the model takes
     labels: str | None  # their dtype and shape
     loss: str | None  # as compiled
     initial_loss: float | None  # of a batch, before training
-    chance_loss: float | None  # log(num_classes), about the initial loss of a new head with one class an image
+    chance_loss: float | None  # log(num_classes), about the initial loss of a new head with one class per image
     trainable: int  # parameters
     frozen: int  # parameters
     steps: int | None  # of the whole training
-    memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated from shapes
-    seconds: float | None  # of the whole training, estimated from a batch without training
+    memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated
+    seconds: float | None  # of the whole training, estimated from a forward pass
     out: str | None  # the folder
     checkpoint: int  # bytes
     free_disk: int | None  # bytes of the folder's disk
@@ -82,30 +82,25 @@ class Findings:
 
 
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, out=None, verbose=1):
-    """Looks at a model and its data before training, and stops at what cannot be right.
+    """Checks a model and its data before training, estimates memory, time and disk space, and returns `Findings`.
 
-    A few batches are read and computed, and no weight changes. What cannot be right is an error that lists all of it;
-    what may be intended is a warning of the logger "keras_vit". `keras_vit.training.run` and `keras-vit train` do this
-    first; before `model.fit` call it with the same arguments.
+    It reads and computes a few batches; no weight changes. All mistakes are listed in one error; whatever may be
+    intended is a warning of the logger "keras_vit". `keras_vit.training.run` and `keras-vit train` call this first;
+    call it with the same arguments before `model.fit`.
 
     Args:
-        model: A `keras.Model`. Compile it before, so that the loss is checked against labels and outputs.
-        data: As `x` of `model.fit`: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a `DataLoader`; or (images, labels)
-            as arrays.
+        model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
+        data: As `x` of `model.fit`, or (images, labels) as arrays.
         validation_data: As `data`; None for none.
         epochs: Int, passes over the data.
-        steps_per_epoch: Int, batches an epoch; None: those of the data.
-        batch_size: Int, images a batch if `data` is arrays.
+        steps_per_epoch: Int, batches per epoch; None: those of the data.
+        batch_size: Int, images per batch if `data` is arrays.
         out: Path of the folder for checkpoints; None for none.
         verbose: 0 or 1; 1 prints the result.
 
-    Returns:
-        A `Findings`, with a field for each number, which prints as one screen.
-
     Raises:
-        ValueError: If images have other sizes or values than the model takes, labels do not fit its outputs or its
-            loss, the loss does not fit its outputs, nothing would be trained, the data never ends, the devices cannot
-            share a batch, or the folder cannot be written to.
+        ValueError: If images, labels, outputs and loss do not fit each other, no weight is trainable, the data never
+            ends, the devices cannot share a batch, or the folder is not writable or too full.
 
     Example:
 
@@ -188,7 +183,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
 
 def _num_classes(graph):
-    """The outputs of a model with one vector an image; None for other models."""
+    """Returns the number of outputs if the model has one output vector per image, else None."""
     if graph is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
         return None
     return graph.outputs[0].shape[-1]

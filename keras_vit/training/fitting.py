@@ -8,30 +8,25 @@ from keras_vit.training.torch_generators import check_one_process
 
 
 def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **options):
-    """Trains like `model.fit`, on a dataset for each epoch, and resumes at the step where the run was.
+    """Trains like `model.fit`, with a dataset per epoch, and resumes an interrupted run at its last checkpoint.
 
-    Use it for a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random seeds are set by
-    the epoch's number before the dataset is made, so a resumed run sees the same batches as an uninterrupted one, even
-    if the dataset has no seeds. A dataset of `keras_vit.data` is told the epoch, so `make_dataset` may return the same
-    one each time.
+    Use it for a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random seeds are set
+    from the epoch before its dataset is made, so a resumed run sees the same batches as an uninterrupted one.
+    `keras_vit.data` datasets also get the epoch by `set_epoch`, so `make_dataset` may return the same one each time.
+    Returns the `keras.callbacks.History` of the whole run, including the epochs before a restart.
 
     Args:
         model: A compiled and built `keras.Model`.
-        make_dataset: Function of the epoch's number (int, from 0) that returns one epoch of data: a `tf.data.Dataset`
-            or anything else that `model.fit` takes as `x`.
+        make_dataset: Function of the epoch (int, from 0) that returns one epoch of data, as `x` of `model.fit`.
         epochs: Int, epochs of the whole run.
-        resume: `Resume`, or the path of the folder for one with its defaults.
-        callbacks: Callbacks, as for `model.fit`. They see one run, with one beginning and one end, and their states are
-            saved as those of the callbacks of `Resume`.
+        resume: `Resume`, or the path of a folder for one with default arguments.
+        callbacks: As for `model.fit`. They see one run with one beginning and end, and `Resume` saves their states.
         verbose: As for `model.fit`.
         **options: Other arguments of `model.fit`: validation_data, validation_freq, class_weight, ...
 
-    Returns:
-        The `keras.callbacks.History` of the whole run, with the epochs before a restart.
-
     Raises:
         ValueError: As `Resume` does.
-        RuntimeError: In one of several processes of PyTorch.
+        RuntimeError: In one of several PyTorch processes.
 
     Example:
 
@@ -60,14 +55,13 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
 def _fit(model, make_dataset, epochs, resume, verbose, options):
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
     run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
-    # Builds the metrics. Otherwise the first fit would do so on a first batch, and a dataset that is shuffled anew by
-    # each iterator would then give another order than in a resumed run.
+    # Builds the metrics; otherwise `fit` would on a first batch, and another iterator may shuffle in another order.
     resume.set_seeds(0)
     model.evaluate(make_dataset(0), steps=1, verbose=0)
-    # fit does so before on_train_begin.
+    # As fit does before on_train_begin.
     model.make_train_function()
     optimizer = model.optimizer
-    # Each fit would replace the weights by their moving average: only the end of the run may.
+    # Each fit would replace the weights by their moving average; only the end of the run may.
     optimizer.finalize_variable_values = lambda variables: None
     try:
         run.begin()
@@ -98,7 +92,7 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
 
 
 class _OneRun(keras.callbacks.CallbackList):
-    """Callbacks for which several calls of fit are one run, from `begin` to `end`."""
+    """Callbacks that see several calls of fit as one run, from `begin` to `end`."""
 
     def begin(self):
         super().on_train_begin()

@@ -1,4 +1,4 @@
-"""The parts of a run that a recipe decides: model, optimizer, loss, metrics and lengths."""
+"""Builds the model, optimizer, loss, metrics and lengths of a recipe."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """A recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
+    """Builds a recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
     model = ViT(
         recipe.variant,
         **{
@@ -39,7 +39,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
 
 
 def optimizer(recipe, model, total_steps, warmup_steps):
-    """A recipe's optimizer; `model` is for `layer_decay`."""
+    """Builds a recipe's optimizer; `model` is for `layer_decay`."""
     schedule = WarmupDecay(recipe.learning_rate, total_steps, warmup_steps, recipe.decay)
     options = {"global_clipnorm": recipe.clip}
     if recipe.accumulate > 1:
@@ -54,9 +54,9 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """A recipe's loss of logits; `one_hot` says whether labels have a number for each class."""
+    """Builds a recipe's loss on logits; `one_hot` says whether labels have a number per class."""
     if recipe.loss == "sigmoid":
-        # Summed over the classes, as in the source, so that their number does not change the steps.
+        # Summed over the classes, as in the source, so the step size does not depend on their number.
         return _SumOverClasses(from_logits=True)
     if one_hot:
         return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing)
@@ -72,7 +72,7 @@ class _SumOverClasses(keras.losses.BinaryCrossentropy):
 
 
 def kind_of_labels(recipe, spec):
-    """The kind of labels in a dataset's `element_spec`: "int", or "multi_hot" for several labels an image."""
+    """Returns the kind of labels in a dataset's `element_spec`: "int", or "multi_hot" for several per image."""
     if not isinstance(spec, tuple):
         raise ValueError("Expected images with labels to train and test on. Received: images alone")
     if len(spec[1].shape) == 1:
@@ -83,7 +83,7 @@ def kind_of_labels(recipe, spec):
 
 
 def metrics(num_classes, one_hot, kind):
-    """The metrics of a classifier, for `compile`; `kind` is from `kind_of_labels`."""
+    """Returns a classifier's metrics for `compile`; `kind` is from `kind_of_labels`."""
     if kind == "multi_hot":
         return [
             keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0),
@@ -97,7 +97,7 @@ def metrics(num_classes, one_hot, kind):
 
 
 class Lengths(NamedTuple):
-    """Steps of the whole run, of its warm-up, and from one test and checkpoint to the next."""
+    """Numbers of steps: of the run, of the warm-up, and between evaluations and checkpoints."""
 
     total: int
     warmup: int
@@ -110,19 +110,13 @@ class Lengths(NamedTuple):
 
 
 def batch_size_for(num_images):
-    """The batch size if a recipe has none: a power of two from 16 to 64, for about 20 batches an epoch or more.
-
-    >>> [batch_size_for(n) for n in (100, 1_000, 100_000)]
-    [16, 32, 64]
-    """
+    """Chooses a batch size, a power of two from 16 to 64, for at least about 20 batches per epoch."""
     return min(64, max(16, 2 ** int(math.log2(max(1, num_images / 20)))))
 
 
 def lengths(recipe, num_images, num_test_images):
-    """The `Lengths` of a recipe with a batch size. A warm-up as long as the run becomes a tenth of it, with a warning.
-
-    >>> lengths(keras_vit.training.RECIPES["finetune_pets"], 3_680, 3_669)
-    Lengths(total=500, warmup=50, epoch=25)
+    """Returns the `Lengths` of a recipe with a batch size; warns if a warm-up is too long, and takes a tenth of the
+    run.
     """
     steps = num_images / recipe.batch_size
     total = recipe.steps or max(1, recipe.min_steps, round(recipe.epochs * steps))
@@ -134,6 +128,6 @@ def lengths(recipe, num_images, num_test_images):
             *(total, warmup, total // 10),
         )
         warmup = total // 10
-    # Short epochs are joined, so that testing and saving after each takes no more time than training.
+    # Joins short epochs, so that evaluating and saving take no more time than training.
     epoch = max(math.ceil(steps), num_test_images // recipe.batch_size, min(25, total // 20))
     return Lengths(total, warmup, min(total, epoch))

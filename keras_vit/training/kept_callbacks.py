@@ -1,4 +1,4 @@
-"""The callbacks that `Resume` calls, and their states."""
+"""Calls the callbacks given to `Resume`, and saves and restores their states."""
 
 import os
 
@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_vit.training.checkpoints import storable
 
-# What Keras' callbacks remember between epochs. Keras cannot be asked; tests/training/test_kept_callbacks.py finds an
-# attribute that is missing here.
+# Attributes in which Keras' callbacks keep state; Keras has no API for them.
+# tests/training/test_kept_callbacks.py finds missing ones.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -22,10 +22,7 @@ _ATTRIBUTES = {
 
 
 class KeptCallbacks:
-    """Calls the callbacks given to `Resume`, and saves and restores their states.
-
-    `names` has a name for each; `stopper` is the name of the one that stopped the training, or None.
-    """
+    """The callbacks given to `Resume`, by `names`; `stopper` is the name of the one that stopped the run, or None."""
 
     def __init__(self, callbacks):
         self.callbacks = keras.tree.flatten(list(callbacks))
@@ -48,7 +45,7 @@ class KeptCallbacks:
     def set_params(self, params):
         self._refuse_twice(params)
         for callback in self.callbacks:
-            # A copy: a callback that holds this very dict was given to `fit` as well.
+            # A copy: a callback with this very dict was also given to `fit`.
             callback.set_params(dict(params))
 
     def set_model(self, model):
@@ -57,7 +54,7 @@ class KeptCallbacks:
             callback.set_model(model)
 
     def begin(self, params, slot):
-        """Calls `on_train_begin`, and names the callbacks whose states the checkpoint `slot` (or None) lacks."""
+        """Calls `on_train_begin`, and reports callbacks that are new or missing compared to the checkpoint `slot`."""
         self._refuse_twice(params)
         self.stopper = None
         self._warned = set()
@@ -75,7 +72,7 @@ class KeptCallbacks:
             print(f"{str(slot.path)!r} holds the state of {', '.join(gone)}, not given to this Resume: it is dropped.")
 
     def tell(self, event, *args):
-        """Calls a method of each."""
+        """Calls a method of each callback."""
         for name, callback in self._named():
             stopped = self._model.stop_training
             getattr(callback, event)(*args)
@@ -83,7 +80,7 @@ class KeptCallbacks:
                 self.stopper = name
 
     def pack(self, arrays):
-        """The states in JSON's types; their arrays are added to the dict `arrays`."""
+        """Returns the states as JSON types; adds their arrays to the dict `arrays`."""
         self._warn_of_lost_state()
         packed = []
         for name, callback in self._named():
@@ -94,7 +91,7 @@ class KeptCallbacks:
         return packed
 
     def unpack(self, slot):
-        """Gives each callback its state in a checkpoint."""
+        """Restores the callbacks' states from a checkpoint."""
         saved = _saved(slot)
         for name, callback in self._named():
             if name in saved:
@@ -116,7 +113,7 @@ class KeptCallbacks:
         self._first = [_own_attributes(callback) for callback in self.callbacks]
 
     def _warn_of_lost_state(self):
-        """Names each callback that has changed since training began and has no way to save that."""
+        """Reports callbacks that have changed since training began but cannot save it."""
         for (name, callback), first in zip(self._named(), self._first, strict=True):
             if name in self._warned or _has_own_state(callback):
                 continue
@@ -130,7 +127,7 @@ class KeptCallbacks:
 
 
 def get_state(callback):
-    """The state of a callback: what its `get_state` returns, or the known attributes of Keras' own; {} for others."""
+    """Returns a callback's `get_state()`, or the known attributes of Keras' own; {} for others."""
     if _has_own_state(callback):
         return callback.get_state()
     state = {name: getattr(callback, name) for name in _attributes(callback) if hasattr(callback, name)}
@@ -140,7 +137,7 @@ def get_state(callback):
 
 
 def set_state(callback, state):
-    """Gives a callback the state that `get_state` returned."""
+    """Restores a state returned by `get_state`."""
     if _has_own_state(callback):
         callback.set_state(state)
         return
@@ -150,12 +147,12 @@ def set_state(callback, state):
 
 
 def _begin(callback, state):
-    """Calls `on_train_begin`; a `CSVLogger` continues after the rows of the checkpoint."""
+    """Calls `on_train_begin`; a `CSVLogger` continues after the checkpoint's rows."""
     if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
         callback.on_train_begin()
         return
     if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
-        # Rows of epochs that are trained again.
+        # Rows of epochs to be trained again.
         os.truncate(callback.filename, state["size"])
     append, callback.append = callback.append, True
     try:
@@ -169,13 +166,13 @@ def _has_own_state(callback):
 
 
 def _attributes(callback):
-    """The attributes that hold the state of a callback of Keras."""
+    """Returns the names of a Keras callback's state attributes."""
     classes = {getattr(keras.callbacks, name, None): attributes for name, attributes in _ATTRIBUTES.items()}
     return next((classes[cls] for cls in type(callback).__mro__ if cls in classes), ())
 
 
 def _own_attributes(callback):
-    """A callback's attributes as text, without those that Keras' code uses."""
+    """Returns a callback's attributes as text, without those that Keras' code uses."""
     of_keras = set()
     for cls in type(callback).__mro__:
         if cls.__module__.startswith("keras."):
@@ -185,13 +182,13 @@ def _own_attributes(callback):
 
 
 def _saved(slot):
-    """The states of a checkpoint by name; {} for a checkpoint of an older version."""
+    """Returns a checkpoint's states by name; {} for a checkpoint of an older version."""
     states = slot.facts.get("callbacks", []) if slot is not None else []
     return {name: unpack(state, slot.arrays) for name, state in states}
 
 
 def pack(value, arrays, name):
-    """A state in JSON's types, for `unpack`; its arrays go into the dict `arrays` as "name/00000" and so on."""
+    """Converts a state to JSON types; its arrays go into the dict `arrays` as "name/00000" and so on."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (list, tuple)):
@@ -213,7 +210,7 @@ def pack(value, arrays, name):
 
 
 def unpack(value, arrays):
-    """The state that `pack` was given; tuples come back as lists."""
+    """Inverts `pack`, except that tuples become lists."""
     if isinstance(value, list):
         return [unpack(item, arrays) for item in value]
     if isinstance(value, dict) and "array" in value:

@@ -1,4 +1,4 @@
-"""Whether labels, the outputs of a classifier and its loss fit each other."""
+"""Checks that the labels, outputs and loss of a classifier fit each other."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_vit.models.predictions import activation_of
 
-# The labels of the losses of classifiers, by the names of their classes without underscores.
+# The labels that classification losses take, by lower-case class name.
 KINDS = {
     "sparsecategoricalcrossentropy": "sparse",
     "categoricalcrossentropy": "one_hot",
@@ -18,25 +18,19 @@ KINDS = {
 
 
 class Loss(NamedTuple):
-    """What a compiled loss expects."""
+    """A compiled loss and the labels it expects."""
 
-    name: str  # of its class or function
+    name: str  # of the class or function
     kind: str  # "sparse": integers, "one_hot": a distribution over the classes, "multi_hot": 0 to 1 for each class
-    from_logits: bool  # else from probabilities
-    ignored: int | None = None  # the label that is left out
+    from_logits: bool  # else probabilities
+    ignored: int | None = None  # the label to ignore
 
 
 def loss_of(model):
-    """The `Loss` of a model; None if it is not compiled, or the loss is none of Keras' for classifiers.
-
-    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> model.compile("sgd", "sparse_categorical_crossentropy")
-    >>> loss_of(model)
-    Loss(name='sparse_categorical_crossentropy', kind='sparse', from_logits=False, ignored=None)
-    """
+    """Returns the `Loss` of a model; None if it is not compiled, or not with one of Keras' classification losses."""
     loss = getattr(model, "loss", None)
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # A subclass of one of them expects the same.
+    # Subclasses expect the same labels.
     names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
     for name in names:
         if kind := KINDS.get(name.lower().replace("_", "")):
@@ -46,24 +40,21 @@ def loss_of(model):
 
 
 def likely_loss(labels):
-    """The loss that a classifier without one will likely get; None if labels do not tell."""
+    """Guesses the loss of a model that is not compiled from the labels; None if they do not tell."""
     if labels.ndim == 2 and labels.shape[1] > 1:
         return Loss("a classifier", "multi_hot", True)
     return Loss("a classifier", "sparse", True) if labels.dtype.kind in "biu" else None
 
 
 def loss_problems(loss, graph, outputs):
-    """Yields whether the loss expects logits and gets probabilities, or the other way round.
-
-    `outputs` is a function that computes outputs of a few images, (batch, classes). It is called only if the graph (or
-    None) suggests a mistake, which its values can refute: the graph may end in an operation of a user's own.
-    """
+    """Yields a message if the loss expects logits and gets probabilities, or the reverse."""
     try:
         probable = graph is not None and activation_of(graph) is None
     except ValueError:
         return
     if graph is None or probable != loss.from_logits:
         return
+    # The values may refute the graph, which may end in a custom activation.
     values = outputs()
     in_range = bool((values >= 0).all() and (values <= 1).all() and (values > 0).any())
     if loss.kind != "multi_hot":
@@ -78,7 +69,7 @@ def loss_problems(loss, graph, outputs):
 
 
 def label_problems(labels, num_classes, loss):
-    """Yields what is wrong with labels of one or more images for a classifier; `loss` is a `Loss` or None."""
+    """Yields what is wrong with labels for a classifier; `loss` is a `Loss` or None."""
     if labels.dtype.kind in "OSU":
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
@@ -87,14 +78,14 @@ def label_problems(labels, num_classes, loss):
             "Use the index of each in the sorted list of all names."
         )
         return
-    # A user's loss may ignore NaN.
+    # A custom loss may ignore NaN.
     if loss is None:
         return
     if not np.isfinite(labels.astype("float64")).all():
         yield "Expected finite labels. Received: NaN or infinity"
         return
     integers, wanted = labels.ndim == 1 or (labels.ndim == 2 and labels.shape[1] == 1), loss.kind
-    # One yes or no an image may come as a column or without one.
+    # Binary labels may come as a column or as a vector.
     if wanted == "multi_hot" and num_classes == 1 and integers:
         labels, integers = labels.reshape(-1, 1), False
     if wanted == "sparse" and not integers:
@@ -116,7 +107,7 @@ def label_problems(labels, num_classes, loss):
 
 
 def label_doubts(labels, all_labels, num_classes, loss):
-    """Yields what is unusual in labels without problems; `all_labels` are those of all images, or None."""
+    """Yields what is unusual about valid labels; `all_labels` are those of all images, or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(labels.sum(axis=1), 1, atol=1e-2):
         yield (
             f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "
@@ -132,7 +123,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
 
 
 def counts_of(labels, num_classes, loss):
-    """Images a class, a tuple of `num_classes` ints; None if it is not known, or labels are not classes."""
+    """Returns the number of images per class as a tuple; None if unknown, or if the labels are not classes."""
     if labels is None or not loss or not num_classes or num_classes < 2:
         return None
     if labels.dtype.kind not in "biuf" or labels.ndim > 2:

@@ -1,4 +1,4 @@
-"""Layer-wise learning-rate decay: layers further below the head learn more slowly."""
+"""Layer-wise learning-rate decay: layers further from the head learn more slowly."""
 
 import keras
 from keras import ops
@@ -8,16 +8,14 @@ from keras_vit.models.backbone import parts_of
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Gives the depth of each layer of a model.
+    """Maps the name of each layer to its depth, an int from 0.
+
+    Depth 0 is everything in the backbone before the first block, such as the embedding; block i of n has depth i from
+    1; layers after the last block (norm, pooling, head), or around a nested model, have n + 1.
 
     Args:
-        model: A model of this package's builders, with its own head or yours; or a model in which one is nested as a
-            layer, whose own layers are then named in its place.
-
-    Returns:
-        A dict from the name of each layer to 0 for the embedding and all else in the backbone before its first block, 1
-        for the first block, ..., and the number of blocks + 1 for all layers after the last one (norm, pooling, head)
-        and around a nested model.
+        model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer;
+            then the nested layers are named instead of it.
 
     Raises:
         ValueError: If the model has no blocks, or a layer around a nested model has the name of one in it.
@@ -46,18 +44,11 @@ def layer_depths(model: keras.Model) -> dict[str, int]:
 
 
 def layer_multipliers(model, decay=0.75):
-    """The factor of each layer's learning rate: `decay` to the power of its distance from the head.
+    """Maps each layer's name to its learning-rate factor: `decay` to the power of its distance from the top.
 
     Args:
-        model: A model as in `layer_depths`.
-        decay: Float in (0, 1].
-
-    Returns:
-        A dict from the names of `layer_depths` to factors: 1 for norm, pooling and head, `decay` for the last block,
-        ..., `decay ** (num_layers + 1)` for the embeddings and tokens.
-
-    Raises:
-        ValueError: If `decay` is out of its range, or as in `layer_depths`.
+        model: As in `layer_depths`, which raises for others.
+        decay: Float in (0, 1], or a ValueError is raised.
 
     Example:
 
@@ -76,18 +67,19 @@ def layer_multipliers(model, decay=0.75):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LayerDecay(keras.optimizers.Optimizer):
-    """An optimizer whose steps are scaled layer by layer: weight decay as much as the gradient's part.
+    """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
-    For optimizers whose step is proportional to the learning rate (SGD, Adam and their variants) it is the same as a
-    learning rate for each layer. `learning_rate` is that of the wrapped optimizer, for schedules and callbacks;
-    clipping sees all gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer a layer, has neither.
+    If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
+    layer. `learning_rate` is the wrapped optimizer's, for schedules and callbacks; clipping by global norm sees all
+    gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer per layer, has neither.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, without `use_ema`, which would average the unscaled
-            weights. multipliers: A dict from the names of the model's layers to factors, as from `layer_multipliers`.
+            weights.
+        multipliers: A dict from layer names to factors, as from `layer_multipliers`.
 
     Raises:
-        ValueError: If the optimizer has `use_ema`, or, when it is built, a weight belongs to no layer of `multipliers`.
+        ValueError: If the optimizer has `use_ema`, or, when built, a weight belongs to no layer of `multipliers`.
 
     Example:
 
@@ -129,7 +121,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
     def _layer(self, variable):
-        """The layer of `multipliers` that a variable belongs to; its path may start with models around that layer."""
+        """Returns the layer of `multipliers` that a variable belongs to; outer models may precede it in the path."""
         return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property

@@ -1,23 +1,16 @@
-"""Keras' optimizers, set as the papers set them."""
+"""Keras optimizers configured as in the papers."""
 
 import keras
 from keras import ops
 
 
 def is_decayed(path: str) -> bool:
-    """Whether weight decay acts on the variable of a path: on kernels, also depthwise_kernel, lora_kernel_a and so on.
-
-    Biases, the scales and offsets of norms, layer scale, tokens and position embeddings are not decayed, as in
-    `wd_mults` of big_vision. DeiT excludes vectors, tokens and position embeddings, which gives the same groups.
-    """
+    """Whether weight decay applies to the variable of this path: to kernels (also LoRA's), as in big_vision."""
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
 def decay_groups(model):
-    """Splits the trainable variables of a model or layer into those that weight decay acts on, and the others.
-
-    Returns:
-        (decayed, not decayed), two lists of variables that together are `model.trainable_variables`.
+    """Splits a model's or layer's trainable variables into two lists: (with weight decay, without).
 
     Example:
 
@@ -32,16 +25,12 @@ def decay_groups(model):
 
 
 def _class_of_backend(optimizer_class):
-    """The class of the instances that Keras makes: on PyTorch a subclass with fused updates, which ours must extend."""
+    """Returns the class that Keras instantiates: on PyTorch a subclass with fused updates, which ours must extend."""
     return type(optimizer_class.__new__(optimizer_class))
 
 
 class _OwnAverages:
-    """Copies the moving averages at the end of `fit`.
-
-    On JAX, Keras gives their arrays to the model, and `evaluate`, `predict` and `fit` donate them: the next save or fit
-    would fail with "Array has been deleted".
-    """
+    """Copies the moving averages at the end of `fit`: on JAX they share arrays with the model, which donates them."""
 
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
@@ -52,10 +41,10 @@ class _OwnAverages:
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AdamW(_OwnAverages, _class_of_backend(keras.optimizers.AdamW)):
-    """`keras.optimizers.AdamW` whose weight decay acts on kernels alone, as `is_decayed` says.
+    """`keras.optimizers.AdamW` with weight decay on kernels only.
 
-    Keras' own forgets `exclude_from_weight_decay` when a saved model is loaded. Here each build decides by the
-    variables' paths, and earlier exclusions do not count.
+    Keras' own forgets `exclude_from_weight_decay` when a saved model is loaded. Here each build decides from the
+    variables' paths; earlier exclusions do not count.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`. All other arguments are those of
@@ -74,17 +63,14 @@ class AdamW(_OwnAverages, _class_of_backend(keras.optimizers.AdamW)):
         if len(kept) < len(variables):
             self.exclude_from_weight_decay(var_list=kept)
         else:
-            # Only norms are trained, for example. On PyTorch Keras cannot decay an empty list.
+            # No kernel is trained. On PyTorch, Keras cannot decay an empty list.
             self.weight_decay = 0.0
         super().build(variables)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SGD(_OwnAverages, _class_of_backend(keras.optimizers.SGD)):
-    """`keras.optimizers.SGD`, whose moving average also works on JAX.
-
-    Args:
-        learning_rate: As for `AdamW`. All other arguments are those of `keras.optimizers.SGD`.
+    """`keras.optimizers.SGD` with a moving average of the weights that also works on JAX; it takes the same arguments.
 
     Example:
 
@@ -94,60 +80,53 @@ class SGD(_OwnAverages, _class_of_backend(keras.optimizers.SGD)):
 
 
 def adamw(learning_rate, weight_decay=0.05, **options):
-    """Builds DeiT's optimizer: AdamW, beta 0.9 and 0.999, epsilon 1e-8, weight decay 0.05 on kernels.
+    """Builds DeiT's optimizer: `AdamW` with betas 0.9 and 0.999, epsilon 1e-8 and weight decay 0.05 on kernels.
 
-    With another weight decay it is the Adam of the ViT paper's pre-training: 0.1 on ImageNet-21k and JFT, 0.3 on
-    ImageNet-1k alone. Its official code (`flax.optim.Adam`) decouples the decay and scales it by the learning rate, as
-    AdamW does: `w -= lr * (adam(gradient) + weight_decay * w)`.
+    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
+    code decouples the decay too: `w -= lr * (adam(gradient) + weight_decay * w)`.
 
     Args:
-        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 for 512 images a
-            batch, in proportion to the batch.
+        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
+            batch.
         weight_decay: Float of at least 0.
-        **options: Keras' others, as in `sgd`.
-
-    Returns:
-        An `AdamW`.
+        **options: Other Keras options, as in `sgd`.
 
     Example:
 
     >>> optimizer = adamw(1e-3, use_ema=True, ema_momentum=0.99996)
 
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), table 9;
-        [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 3, which does not say what is not
-        decayed: that is big_vision's choice. epsilon is Flax' 1e-8 and not Keras' 1e-7.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), table 9; [arXiv
+    2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 3. Decay only on kernels is big_vision's
+    choice. epsilon is Flax' 1e-8, not Keras' 1e-7.
     """
     options = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, **options}
     return AdamW(learning_rate, weight_decay=weight_decay, **_per_update(options))
 
 
 def sgd(learning_rate, momentum=0.9, global_clipnorm=1.0, **options):
-    """Builds the optimizer of the ViT paper's fine-tuning: SGD, momentum 0.9, gradients clipped to norm 1, no decay.
+    """Builds the optimizer of the ViT paper's fine-tuning: `SGD` with momentum 0.9, global clipnorm 1 and no decay.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`.
         momentum: Float in [0, 1].
-        global_clipnorm: Float above 0, the largest norm of all gradients together; None for no clipping.
-        **options: Keras' others. `gradient_accumulation_steps`: batches an update, by their mean gradient; schedules
-            still count batches. `use_ema` and `ema_momentum`: a moving average of the weights, which replaces them at
-            the end of `fit`; `keras.callbacks.SwapEMAWeights` validates with it. With accumulation, `ema_momentum` is
-            that of one update, although Keras averages after each batch.
-
-    Returns:
-        An `SGD`.
+        global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping.
+        **options: Other Keras options. `gradient_accumulation_steps`: batches per update, by their mean gradient;
+            schedules still count batches. `use_ema` and `ema_momentum` (per update, also with accumulation): a moving
+            average of the weights, which replaces them at the end of `fit`; `keras.callbacks.SwapEMAWeights` validates
+            with it.
 
     Example:
 
     >>> optimizer = sgd(0.03, gradient_accumulation_steps=4)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 4. The official code keeps
-        the momentum in bfloat16; here it has the weights' dtype.
+    the momentum in bfloat16; here it has the weights' dtype.
     """
     return SGD(learning_rate, momentum=momentum, global_clipnorm=global_clipnorm, **_per_update(options))
 
 
 def _per_update(options):
-    """The options with the moving average's momentum for one batch."""
+    """Converts `ema_momentum` from per update to per batch, since Keras averages after each batch."""
     steps = options.get("gradient_accumulation_steps")
     if steps and "ema_momentum" in options:
         options = {**options, "ema_momentum": options["ema_momentum"] ** (1 / steps)}

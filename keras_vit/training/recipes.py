@@ -1,11 +1,11 @@
-"""The papers' training runs, one row each."""
+"""Training recipes: those of the papers, and some of this package."""
 
 import dataclasses
 
 from keras_vit.training.settings import Recipe
 
 _VIT = "arXiv 2010.11929, appendix B.1, table"
-# Resolution 384, batch 512, cosine decay, no weight decay, gradients clipped to norm 1, from ImageNet-21k's weights.
+# Fine-tuning from ImageNet-21k weights: resolution 384, batch 512, cosine decay, no weight decay, global clipnorm 1.
 _FINETUNE = Recipe(
     name="finetune",
     source="",
@@ -20,7 +20,7 @@ _FINETUNE = Recipe(
     steps=500,
     warmup_steps=50,
 )
-# 300 epochs, AdamW, strong augmentation, stochastic depth 0.1. The rate is 5e-4 for 512 images.
+# 300 epochs, AdamW, strong augmentation, stochastic depth 0.1; the learning rate is 5e-4 per 512 images.
 _DEIT = Recipe(
     name="deit",
     source="arXiv 2012.12877, table 9; the number is of its table 5, the cost of its section 6",
@@ -180,7 +180,7 @@ RECIPES = {
             weight_decay=0.1,
             warmup_epochs=10,
         ),
-        # From here on the numbers are measured by this project, in benchmarks/results.
+        # From here on, the numbers were measured by this project, in benchmarks/results.
         Recipe(
             name="scratch_fashion_mnist",
             source="keras_vit",
@@ -273,10 +273,7 @@ RECIPES = {
 
 
 def recipe(name):
-    """Returns the recipe of a name, one of `RECIPES`.
-
-    Raises:
-        ValueError: If there is none.
+    """Returns the recipe with this name in `RECIPES`; raises a ValueError if there is none.
 
     Example:
 

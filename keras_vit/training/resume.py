@@ -14,49 +14,41 @@ _UNKNOWN_STOPPER = "a callback that was not given to Resume"
 class Resume(keras.callbacks.Callback):
     """Saves a run every few steps; the same script, started again, resumes at the step of the last checkpoint.
 
-    A checkpoint holds the model's variables with the states of its random generators, the optimizer's variables, the
-    metrics of the running epoch, the history of the earlier epochs, and the place in the data. The resumed run computes
-    what the uninterrupted run would have: bit for bit on one machine if the backend is deterministic. A damaged file is
-    named in a notice, and the one before it is used. (`keras.callbacks.BackupAndRestore` restores neither the place
-    within an epoch nor the history, generators or other callbacks.)
+    A checkpoint has the model's variables, random generators, optimizer, metrics, history, callbacks and position in
+    the data. A resumed run computes the same as an uninterrupted one, bit for bit on one machine if the backend is
+    deterministic. `keras.callbacks.BackupAndRestore` restores neither the position within an epoch nor the history,
+    generators or other callbacks.
 
-    To find its place the run draws the epoch's first batches again and drops them, so the epoch's number must determine
-    its batches. That holds for data that is not shuffled, or shuffled once, and for NumPy arrays, a
-    `keras.utils.PyDataset` or a `torch.utils.data.DataLoader` shuffled by the global random seeds, which this callback
-    sets at the start of each epoch. (On TensorFlow, arrays are shuffled by the seed at the time of `model.fit`: call
-    `keras.utils.set_random_seed` before.) A `tf.data.Dataset` that is shuffled anew in each epoch counts its epochs
-    from 0 in each process: train on it with `keras_vit.training.fit`.
+    To return to its position, the run skips the epoch's first batches, so an epoch must have the same batches in each
+    process. This holds for data that is not shuffled, or shuffled once, and for NumPy arrays, a `keras.utils.PyDataset`
+    or a `torch.utils.data.DataLoader` shuffled by the global random seeds. (On TensorFlow, arrays are shuffled by the
+    seed at the time of `model.fit`: call `keras.utils.set_random_seed` first.) For a `tf.data.Dataset` shuffled anew in
+    each epoch, use `keras_vit.training.fit`.
 
-    Give other callbacks to this one, not to `model.fit`, since Keras callbacks cannot see each other:
-    `callbacks=[Resume(folder, callbacks=[EarlyStopping(), ModelCheckpoint(...)])]`. They are not called for the dropped
-    batches, and their states are saved and restored: those of Keras' own callbacks, with the rows of `CSVLogger`, and
-    of any with `get_state()`, which returns a dict of JSON values and NumPy arrays, and `set_state(state)`. A notice
-    names others that change. A callback beside this one starts anew in each process, and without `callbacks` a notice
-    says so; `callbacks=[]` means there are none. (`keras_vit.training.fit` gives its callbacks to its Resume.)
+    Give other callbacks to this one instead of `model.fit`: `Resume(folder, callbacks=[EarlyStopping()])`. They are not
+    called for skipped batches, and their states are saved: those of Keras' own callbacks, and of any with
+    `get_state()`, which returns a dict of JSON values and NumPy arrays, and `set_state(state)`.
 
-    A run that a callback stopped, such as EarlyStopping, is finished: started again, it trains no more and has the
-    final weights. Without that callback it continues. To interrupt a process, such as at a time limit, raise
-    KeyboardInterrupt.
-
-    A loss or a weight that is not finite stops the run: no checkpoint is written from there, and the model gets the
-    weights of the last one. A finished run that is started again loads its last checkpoint and trains no more, unless
-    `epochs` has grown.
+    A run stopped by a callback, such as EarlyStopping, is finished, unless it is started again with `callbacks` without
+    that one. A finished run trains no more unless `epochs` has grown. Raise KeyboardInterrupt to interrupt a process,
+    such as at a time limit. A loss or weight that is not finite stops the run, and the model gets the weights of the
+    last checkpoint.
 
     Args:
-        folder: Path of the folder of checkpoints; one run has it alone.
-        every: Int of at least 1, steps between checkpoints. One is also written after each epoch.
-        slots: Int of at least 1, checkpoints to keep.
-        seed: Int of at least 0 from which each epoch's global random seeds (Python, NumPy, backend) are set; None
-            leaves them.
-        callbacks: List of the other callbacks.
+        folder: Path of the folder of checkpoints, for this run only.
+        every: Int of at least 1, steps between checkpoints. Each epoch also ends with one.
+        slots: Int of at least 1, the number of checkpoints to keep. If one is damaged, the one before it is used.
+        seed: Int of at least 0 from which the global random seeds (Python, NumPy, backend) are set at the start of each
+            epoch; None leaves them.
+        callbacks: List of the other callbacks; [] if there are none, since None prints a notice.
 
-    Attributes: `epoch`, `batch` and `step`, the place of the run; `first_step`, where this process began; `diverged`,
-    whether a number was not finite; `stopped`, the name of the callback that stopped the run, or None.
+    Attributes: `epoch`, `batch` and `step`: the position; `first_step`: where this process began; `diverged`: whether a
+    number was not finite; `stopped`: the name of the callback that stopped the run, or None.
 
     Raises:
-        ValueError: If an argument is wrong, or, at the start of training, if the model is not built or the checkpoint
-            is of another model, optimizer, or seed.
-        RuntimeError: At the start of training, in one of several processes of PyTorch.
+        ValueError: If an argument is invalid, the model is not built or the checkpoint is of another model, optimizer
+            or seed.
+        RuntimeError: At the start of training, in one of several PyTorch processes.
 
     Example:
 
@@ -114,7 +106,7 @@ class Resume(keras.callbacks.Callback):
         self._slot = None
         self.diverged = False
         self.stopped = None
-        # A fit interrupted before its first epoch leaves its own.
+        # A fit interrupted before its first epoch would leave its value.
         self.model._initial_epoch = None
         self.checkpoints.open()
         slot = self.checkpoints.newest()
@@ -180,7 +172,7 @@ class Resume(keras.callbacks.Callback):
         if self._to_skip:
             return
         if self._skip is not None:
-            # Only after a step do the metrics surely have their variables.
+            # Metrics are sure to have their variables only after a step.
             assign(self.model, self._slot, "model", "optimizer", "metrics")
             set_generator_states(self._slot.arrays)
             self._kept.unpack(self._slot)
@@ -199,7 +191,7 @@ class Resume(keras.callbacks.Callback):
         if self._to_skip:
             self._refuse_short_epoch()
         self._kept.tell("on_epoch_end", epoch, logs)
-        # Not a copy: callbacks after this one still add to it.
+        # Not a copy: later callbacks still add to it.
         self._epochs.append((epoch, logs))
         if epoch + 1 >= self.params["epochs"] or self.model.stop_training:
             self._save_the_end()
@@ -221,7 +213,7 @@ class Resume(keras.callbacks.Callback):
         if self._slot is not None:
             self._restore_history()
         elif self.model.stop_training and self.stopped is None and self._epochs:
-            # By a callback after this one.
+            # Stopped by a callback after this one.
             self._save_the_end()
         slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
@@ -241,10 +233,10 @@ class Resume(keras.callbacks.Callback):
         self._save({})
 
     def _save(self, logs):
-        """Writes a checkpoint, unless a weight is not finite or the run has been stopped."""
+        """Writes a checkpoint, unless a weight is not finite or the run has diverged."""
         if self.diverged:
             return
-        # On JAX each `self.model` of a callback copies the state.
+        # On JAX, each access to `self.model` in a callback copies the state.
         model = self.model
         arrays = model_arrays(model) | generator_states()
         for i, variable in enumerate(model.variables):
@@ -265,7 +257,7 @@ class Resume(keras.callbacks.Callback):
         try:
             self.checkpoints.save(self.step, facts, arrays)
         except OSError as error:
-            # A disk that fills up must not end a long run; one that never took a checkpoint must.
+            # A disk that fills up must not end a long run, unless it never took a checkpoint.
             if not self.checkpoints.paths():
                 raise
             print(f"No checkpoint could be written at step {self.step} ({error}). The earlier ones are kept.")
@@ -277,7 +269,7 @@ class Resume(keras.callbacks.Callback):
         self.model.stop_training = True
 
     def _skip_batches(self):
-        """Makes fit pass over the batches already seen without training on them."""
+        """Makes fit skip the batches already seen without training on them."""
         model, path = self.model, str(self._slot.path)
         together = model.steps_per_execution
         if self.batch % together:
@@ -292,13 +284,13 @@ class Resume(keras.callbacks.Callback):
         train = model.train_function
 
         def skip(*args):
-            # For one call alone: an interrupted fit must not leave a model that does not train.
+            # For one call only: an interrupted fit must not leave a model that does not train.
             model.train_function = train
             # (state, iterator) on JAX, (iterator,) on TensorFlow, (batches,), already drawn, on PyTorch.
             self._to_skip -= 1
             logs = self._slot.facts["logs"]
             if not self._to_skip:
-                # Trains on the last one, which creates all variables; on_train_batch_end then undoes it.
+                # Trains on the last one to create all variables; on_train_batch_end then undoes it.
                 result = train(*args)
                 return (logs, result[1]) if len(args) == 2 else logs
             if hasattr(args[-1], "__next__"):
@@ -325,5 +317,5 @@ class Resume(keras.callbacks.Callback):
 
 
 def _json(logs):
-    """The scalars of a log as JSON holds them."""
+    """Converts the scalars of a log to floats for JSON."""
     return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}

@@ -1,4 +1,4 @@
-"""Runs a recipe: trains and tests a model, and writes the results to a folder."""
+"""Runs a recipe: trains and evaluates a model, and writes the results to a folder."""
 
 import dataclasses
 import functools
@@ -30,31 +30,26 @@ class Run(NamedTuple):
 
 
 def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, callbacks=(), verbose="auto"):
-    """Trains and tests a model by a recipe.
+    """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
-    First `preflight` checks the model and the data, and shows one screen of what the run will do. The folder gets
-    `recipe.json`, `checkpoints` (see `Resume`: the same call after the process was killed resumes at the step where it
-    was), `history.csv`, `tensorboard` if that is installed, and at the end `results.json` and `model.keras`, which
-    takes raw images of 0..255 and holds the names of its classes.
+    First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`
+    (from `Resume`: the same call resumes a killed run at its last checkpoint), `history.csv`, `tensorboard` if it is
+    installed, and at the end `results.json` and `model.keras`, which takes raw images of 0..255 and has the class
+    names.
 
     Args:
         recipe: A `Recipe`.
-        make_dataset: Function of a part, "train" or "test", and the options of `keras_vit.data.pipeline` that returns
-            the part's dataset.
-        out: Path of the run's folder; it is made.
+        make_dataset: Function of "train" or "test" and options of `keras_vit.data.pipeline` that returns that dataset.
+        out: Path of the run's folder, which is created.
         weights: The checkpoint to start from instead of the recipe's; "none" for random weights.
-        seed: Int, of the initial weights, the order and the augmentation.
+        seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
-        callbacks: Further Keras callbacks.
-        verbose: As for `model.fit`; 0 also hides the screen.
-
-    Returns:
-        `Run(model, history, results)`.
+        callbacks: Additional Keras callbacks.
+        verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
-        ValueError: If the folder holds a run with another recipe, seed or data, or the recipe does not fit the data:
-            see `preflight`.
-        FloatingPointError: If the loss or a weight became NaN or infinite; the checkpoints before it are kept.
+        ValueError: If the folder has a run with another recipe, seed or data, or the recipe does not fit the data.
+        FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
     Example:
 
@@ -129,7 +124,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         return dataset
 
     logs = [keras.callbacks.CSVLogger(out / "history.csv")]
-    # TensorFlow does not install it.
+    # It does not come with TensorFlow.
     if importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     history = fit(
@@ -162,7 +157,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "broken_images": sorted(set().union(*broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # Of the process that ended the run, which began at `first_step`.
+        # Of the last process only, which began at `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": resume.first_step,
         "parameters": model.count_params(),
@@ -177,7 +172,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
 
 
 def _identity(recipe, train, test):
-    """The settings and images that must be the same for a run to be resumed."""
+    """Returns the settings and images that a run must share with the one that it resumes."""
     files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
     return {
         **{key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS},
@@ -189,11 +184,11 @@ def _identity(recipe, train, test):
 
 
 def _refuse_another(out, facts, resume):
-    """Raises if the folder holds checkpoints of a run with other facts."""
+    """Raises if the folder has checkpoints of a run with other facts."""
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
     if path.exists() and resume.checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
-        # A setting that the recipe did not have then had no other value.
+        # A setting that is missing there is newer than that run, and is not compared.
         if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):
             raise ValueError(
                 f"Expected `out` to be a new folder, or that of the same run. {str(out)!r} holds one with "

@@ -7,7 +7,7 @@ from keras_vit.training.torch_generators import generator_states, set_generator_
 
 
 class _Gradients:
-    """Keeps the gradients of Keras' own train step, which works on each backend, in place of the optimizer."""
+    """Stands in for the optimizer, to record the gradients of Keras' own train step on any backend."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -34,19 +34,15 @@ class _Gradients:
 class SAM(TrainingWrapper):
     """Trains a model by sharpness-aware minimization: with the gradient at the worst point nearby.
 
-    Each step takes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||`, the norm over all
-    weights together, and applies that one at w. A step costs two. The loss and the metrics are those at w, and both
-    gradients see the same dropout. Compile and fit this model; a call gives the model's outputs.
-
-    `plain_model`, the given model, is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write it
-    alone; `save_weights` keeps the optimizer too.
+    Each step computes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||` (global norm), and
+    applies the latter at w, so a step costs two. Loss and metrics are those at w; both gradients use the same dropout.
+    Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is trained in place.
+    `save`, `export` and `keras.callbacks.ModelCheckpoint` write only that; `save_weights` keeps the optimizer too.
 
     Args:
         model: The `keras.Model` to train.
-        rho: Float above 0, the radius of the neighbourhood: 0.05 for ResNets, 0.1 to 0.2 for ViTs.
-
-    Raises:
-        ValueError: If `rho` is not above 0.
+        rho: Float above 0, or a ValueError is raised: the radius of the neighborhood, 0.05 for ResNets, 0.1 to 0.2 for
+            ViTs.
 
     Example:
 
@@ -55,9 +51,9 @@ class SAM(TrainingWrapper):
     >>> trainer.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> history = trainer.fit(np.zeros((4, 32, 32, 3)), np.array([0, 1, 0, 1]), verbose=0)
 
-    Reference: [arXiv 2010.01412](https://arxiv.org/abs/2010.01412), algorithm 1; ViTs:
-        [arXiv 2106.01548](https://arxiv.org/abs/2106.01548). With gradient accumulation each batch has its own
-        neighbourhood (the former's m-sharpness).
+    Reference: [arXiv 2010.01412](https://arxiv.org/abs/2010.01412), algorithm 1; [arXiv
+    2106.01548](https://arxiv.org/abs/2106.01548) for ViTs. With gradient accumulation each batch has its own
+    neighborhood (m-sharpness).
     """
 
     def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):
@@ -75,7 +71,7 @@ class SAM(TrainingWrapper):
 
     @property
     def optimizer(self):
-        """The optimizer given to `compile`, or its stand-in while gradients are taken."""
+        """The compiled optimizer, or its stand-in while gradients are recorded."""
         return self._optimizer if self._recorder is None else self._recorder
 
     @optimizer.setter
@@ -83,7 +79,7 @@ class SAM(TrainingWrapper):
         self._optimizer, self._recorder = value, None
 
     def train_step(self, *args):
-        # On JAX a step takes the state and returns the next state.
+        # On JAX, a step takes and returns the state.
         return self._stateless_train_step(*args) if len(args) == 2 else self._stateful_train_step(*args)
 
     def _stateless_train_step(self, state, data):
@@ -106,7 +102,7 @@ class SAM(TrainingWrapper):
             if step is not None:
                 weight.assign(value + ops.cast(step, value.dtype))
         _assign(others, before)
-        # The second gradient draws the same numbers as the first.
+        # The second gradient must draw the same random numbers as the first.
         set_generator_states(generators)
         gradients, _ = self._gradients(data)
         _assign(weights, centre)
@@ -115,7 +111,7 @@ class SAM(TrainingWrapper):
         return logs
 
     def _gradients(self, *args):
-        """The gradients of Keras' own train step, and what it returns."""
+        """Returns the gradients of Keras' own train step, and its result."""
         self._recorder = recorder = _Gradients(self._optimizer)
         try:
             result = super().train_step(*args)
@@ -124,7 +120,7 @@ class SAM(TrainingWrapper):
         return recorder.gradients, result
 
     def _steps(self, gradients):
-        """The step of each weight to the worst point nearby; None if it has no gradient."""
+        """Returns each weight's step to the worst point nearby; None without a gradient."""
         squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
         # A norm of 0 gives a step of 0.
         scale = self.rho / ops.maximum(ops.sqrt(sum(squares)), 1e-12)
@@ -132,7 +128,7 @@ class SAM(TrainingWrapper):
 
 
 def _values(variables):
-    # Copies: on PyTorch a tensor that was read changes with its variable.
+    # Copies: on PyTorch, a tensor read from a variable changes with it.
     return [ops.copy(ops.stop_gradient(v)) for v in variables]
 
 

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step, and the Keras schedule that wraps them."""
+"""Learning-rate schedules as pure functions of the step, and a Keras schedule that wraps them."""
 
 import math
 
@@ -8,11 +8,11 @@ from keras import ops
 
 from keras_vit import arguments
 
-# In all functions `step` is the number of steps done so far: a number, a NumPy array, or a float tensor.
+# `step` is the number of steps done so far: a number, a NumPy array or a float tensor.
 
 
 def warmup(step, warmup_steps):
-    """The factor of a linear warm-up, 0 to 1; `warmup_steps` 0 is no warm-up."""
+    """Returns the factor of a linear warm-up, from 0 to 1; always 1 without `warmup_steps`."""
     if not warmup_steps:
         return _library(step).ones_like(step)
     return _library(step).minimum(1.0, step / warmup_steps)
@@ -25,22 +25,19 @@ def constant(step, peak, total_steps, warmup_steps=0):
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; 1e-5 is the official Flax code's end."""
+    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; the default is the official Flax code's."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
 
 def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
-    """Warms up to `peak`, then falls along half a cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
+    """Warms up to `peak`, then falls along a half cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
     wave = _library(step).cos(math.pi * _progress(step, total_steps, warmup_steps))
     return (end + (peak - end) * 0.5 * (1 + wave)) * warmup(step, warmup_steps)
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Warms up to `peak`, then falls as `1 / sqrt(1 + steps / timescale)`, in the last `cooldown_steps` linearly to 0.
-
-    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.5, and big_vision.
-    """
+    """Warms up to `peak`, falls by an inverse square root (arXiv 2106.04560, section 3.5), at the end linearly to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:
@@ -52,7 +49,7 @@ DECAYS = {"constant": constant, "linear": linear, "cosine": cosine, "rsqrt": rsq
 
 
 def _library(step):
-    """Keras for a tensor, NumPy for a number or an array."""
+    """Returns `keras.ops` for a tensor, NumPy for a number or an array."""
     return ops if ops.is_tensor(step) else np
 
 
@@ -62,24 +59,18 @@ def _progress(step, total_steps, warmup_steps):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """A linear warm-up and a decay, as a Keras schedule.
+    """A Keras schedule with a linear warm-up and a decay.
 
     Args:
         peak: Float above 0, the learning rate at the end of the warm-up.
-        total_steps: Int, the steps of the whole training. Steps are batches, also with gradient accumulation.
+        total_steps: Int, the steps of the whole training; with gradient accumulation they still count batches.
         warmup_steps: Int, less than `total_steps`; 0 for no warm-up.
         decay: "cosine", "linear", "constant" or "rsqrt".
-        **options: `end` for "linear" (1e-5, as in the official code) and "cosine" (0), the last learning rate;
-            `timescale` (10,000 steps) and `cooldown_steps` (0), the steps of a linear end to 0, for "rsqrt".
-
-    Call arguments:
-        step: Int or integer tensor, the steps done so far.
-
-    Returns:
-        The learning rate, a float32 scalar tensor.
+        **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
+            "rsqrt" `timescale` (10,000 steps) and `cooldown_steps` (0), the length of a final linear decay to 0.
 
     Raises:
-        ValueError: If an argument is out of its range, or the decay has no such option.
+        ValueError: If an argument is out of range, or the decay has no such option.
 
     Example:
 

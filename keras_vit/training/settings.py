@@ -1,4 +1,4 @@
-"""The settings of a training run, and how a user changes them."""
+"""The settings of a training run, and how to change them."""
 
 import ast
 import dataclasses
@@ -11,60 +11,51 @@ from keras_vit import arguments
 from keras_vit.models import ViT
 from keras_vit.training.schedules import DECAYS
 
-# Arguments of ViT that other fields, the data or `run` decide.
+# ViT arguments that other fields, the data or `run` set.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
-# Fields that describe a recipe and change nothing.
+# Fields that only describe a recipe.
 TEXTS = ("source", "cost", "expected")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One training run: the model, the data, the optimizer and the length.
+    """A training run: the model, the data, the optimizer and the length.
 
     Args:
         name: Its name on the command line.
-        source: The paper and the place in it, or the file that measured it.
-        cost: The time and hardware of the source.
-        expected: The number that the source reached, or "not measured".
-        dataset: The TFDS name of the source's own data.
-        train_split: TFDS split to train on.
-        test_split: TFDS split to test on, after each epoch and at the end.
-        holdout: Share of each class, in (0, 1), to test on if a folder has no test images.
-        variant: The model, as for `keras_vit.ViT`.
-        image_size: Pixels of a side, or (height, width).
+        source, cost, expected: Where it is from, with the time, the hardware and the result there.
+        dataset: The TFDS name of the source's data.
+        train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
+        holdout: Share of each class to test on if a folder has no test images, in (0, 1).
+        variant, image_size, weights: As for `keras_vit.ViT`.
         model: Other arguments of `keras_vit.ViT`.
-        weights: The checkpoint to start from, as for `keras_vit.ViT`; None for random weights.
-        train: "all", "head" (the rest is frozen) or "lora" (low-rank updates and the head).
-        lora_rank: The rank of the updates, at least 1.
+        train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
+        lora_rank: At least 1.
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
-        crop: Crop of the training images: "pretrain", "finetune", "pad" or "eval" (none).
-        crop_scale: The least share of the area that "pretrain" keeps, 0 to 1.
-        flip: Whether half of the training images are mirrored.
-        policy: The name of the augmentation, one of `keras_vit.data.POLICIES`.
-        label_smoothing: Share of a label spread over the classes, 0 to 1, unless the policy smooths.
-        loss: "softmax", or "sigmoid" for one yes or no a class.
-        batch_size: Images a step; None for 16 to 64, by the number of training images.
-        steps: Length in steps; or
-        epochs: in passes over the training images, with at least
-        min_steps: steps.
-        optimizer: "adam" (the ViT paper's, with decoupled weight decay), "adamw" (DeiT's; they compute the same) or
-            "sgd".
-        learning_rate: The highest.
-        sweep: The learning rates among which the source chooses; for information.
-        weight_decay: On kernels alone; 0 with "sgd".
-        clip: The largest norm of all gradients together; None for no clipping.
+        crop: Crop of the training images: "pretrain", "finetune", "pad" or "eval"; see `keras_vit.data.Crop`.
+        crop_scale: The smallest share of the area that "pretrain" keeps, 0 to 1.
+        flip: Whether to mirror half of the training images.
+        policy: The augmentation, one of `keras_vit.data.POLICIES`.
+        label_smoothing: Share of each label spread over the classes, 0 to 1, unless the policy smooths.
+        loss: "softmax", or "sigmoid" for a binary label per class.
+        batch_size: Images per batch; None for 16 to 64, by the number of training images.
+        steps, epochs: Length in batches, or in passes over the training images with at least `min_steps` batches.
+        min_steps: Only with `epochs`.
+        optimizer: "sgd", or "adamw" (DeiT's) or "adam" (the ViT paper's), which compute the same.
+        learning_rate: The peak of the schedule.
+        sweep: The learning rates that the source tried; informational.
+        weight_decay: On kernels only; 0 with "sgd".
+        clip: The largest global gradient norm; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
-        warmup_steps: Length of the linear warm-up in steps; or
-        warmup_epochs: in passes; or
-        warmup_percent: in percent of the run.
-        accumulate: Batches an update; lengths still count batches.
+        warmup_steps, warmup_epochs, warmup_percent: Linear warm-up in steps, epochs or percent of the run; at most one.
+        accumulate: Batches per update; lengths still count batches.
         ema: Momentum of a moving average of the weights, which replaces them at the end; None for none.
-        layer_decay: Factor of the learning rate from a block to the one below it; None for none.
+        layer_decay: Learning-rate factor from each block to the one below; None for none.
         sam: The radius of sharpness-aware minimization; None for none.
 
     Raises:
-        ValueError: If a field is out of its range, or two contradict each other.
+        ValueError: If a field is out of range, or two contradict each other.
 
     Example:
 
@@ -167,26 +158,16 @@ class Recipe:
         return f"keras-vit train --recipe {self.name} --data {self.dataset or 'FOLDER'}"
 
     def describe(self):
-        """All fields as text, one a line."""
+        """Returns all fields as text, one per line."""
         rows = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         rows.insert(2, ("command", self.command))
         return "\n".join(f"{key:16}{value}" for key, value in rows)
 
     def replace(self, changes):
-        """This recipe with other settings.
+        """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
-        Args:
-            changes: Mapping from a field, or "model." and an argument of `keras_vit.ViT`, to its value, or to text that
-                is read as a Python literal. `steps` and `epochs` replace each other and `min_steps`; `warmup_steps`,
-                `warmup_epochs` and `warmup_percent` replace each other.
-
-        Returns:
-            A `Recipe`.
-
-        Raises:
-            ValueError: If there is no such field, or the value has another type.
-
-        Example:
+        `changes` maps fields, or "model." plus an argument of `keras_vit.ViT`, to values or their text as Python
+        literals. `steps` and `epochs` replace each other and `min_steps`, as do the three warm-ups.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model
@@ -212,7 +193,7 @@ class Recipe:
 
 
 def _literal(text):
-    """The Python literal of a text, or the text."""
+    """Parses a Python literal; returns other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -220,7 +201,7 @@ def _literal(text):
 
 
 def _checked(key, value, hint):
-    """The value in the field's type."""
+    """Returns the value in the field's type, or raises."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         kind = typing.get_origin(option) or option

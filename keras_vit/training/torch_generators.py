@@ -1,4 +1,4 @@
-"""PyTorch's global state: the random generators, from which Keras' unseeded Dropout draws, and the processes."""
+"""PyTorch's global state: its random generators, which Keras' unseeded Dropout uses, and its processes."""
 
 import os
 
@@ -6,7 +6,7 @@ import keras
 
 
 def generator_states():
-    """The states of PyTorch's CPU and GPU generators, by name, as NumPy copies; {} on the other backends."""
+    """Returns copies of PyTorch's CPU and GPU generator states, by name; {} on other backends."""
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras has no way to read them.
@@ -16,7 +16,7 @@ def generator_states():
 
 
 def set_generator_states(states):
-    """Restores what `generator_states` returned; does nothing on the other backends."""
+    """Restores the result of `generator_states`; does nothing on other backends."""
     names = sorted(name for name in states if name.startswith("torch/"))
     if names and keras.backend.backend() == "torch":
         import torch  # noqa: TID251
@@ -27,7 +27,7 @@ def set_generator_states(states):
 
 
 def check_one_process():
-    """Refuses several processes of PyTorch: Keras would train a separate model in each, without an error."""
+    """Raises in one of several PyTorch processes, where Keras would silently train separate models."""
     if keras.backend.backend() != "torch":
         return
     import torch  # noqa: TID251

@@ -1,4 +1,4 @@
-"""What of a model is trained: layers are frozen, or LoRA adds low-rank updates through Keras' `Dense.enable_lora`."""
+"""Sets which weights are trained: freezes layers, or adds LoRA through Keras' `Dense.enable_lora`."""
 
 import math
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from keras_vit.models.backbone import parts_of
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters that are trained and that are not."""
+    """Numbers of trainable and frozen parameters."""
 
     trainable: int
     frozen: int
 
 
 def count_parameters(model: keras.Model) -> Parameters:
-    """Counts the parameters that training changes, and the others.
+    """Counts the trainable and the frozen parameters.
 
     Example:
 
@@ -34,30 +34,23 @@ def count_parameters(model: keras.Model) -> Parameters:
 
 
 def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
-    """Freezes the lower part of a model; everything above it is trained, even if it was frozen before.
+    """Freezes the lower part of a model and makes the rest trainable; returns `Parameters(trainable, frozen)`.
 
-    The head is every layer above the backbone, whatever its name, including your own. If the backbone is nested as a
-    layer in your model, all layers around it are trained too. Compile the model afterwards. Dropout and stochastic
-    depth of frozen blocks still act in training.
+    The head is every layer above the backbone, including your own, and all layers around a nested backbone. Compile the
+    model afterwards. Dropout and stochastic depth of frozen blocks stay active in training.
 
     Args:
-        model: A model of this package's builders, with its own head or yours, or a model in which one is nested. The
-            blocks of a BiT are its units.
-        blocks: Int, the number of blocks to freeze, from the first, with the embedding below them; 0 freezes the
-            embedding alone. None freezes everything but the head.
-
-    Returns:
-        `Parameters(trainable, frozen)`, counts.
+        model: A model of this package's builders, with its own head or yours, or a model that nests one. A BiT's blocks
+            are its units.
+        blocks: Int, the number of blocks to freeze, counted from the embedding, which is frozen too; 0 freezes only the
+            embedding. None freezes everything but the head.
 
     Raises:
-        ValueError: If the model has fewer blocks or LoRA weights, or nothing would be left to train.
+        ValueError: If the model has fewer blocks or has LoRA weights, or nothing would be left to train.
 
     Example:
 
     >>> freeze(keras_vit.ViT("Ti/16", num_classes=10))
-    Parameters(trainable=1930, frozen=5524416)
-    >>> backbone = keras_vit.ViT("Ti/16", num_classes=0)
-    >>> freeze(keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output)))
     Parameters(trainable=1930, frozen=5524416)
     """
     parts = parts_of(model)
@@ -72,7 +65,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     trained, frozen = list(parts.others), [*parts.below, *parts.blocks[:blocks]]
     (frozen if blocks is None else trained).extend(parts.above)
     trained += [] if blocks is None else parts.blocks[blocks:]
-    # A layer that is not built yet may have weights once it is.
+    # Unbuilt layers may get weights.
     if not any(layer.weights or not layer.built for layer in trained):
         raise ValueError(
             f"Expected a model with something left to train. Received: model {model.name!r}, which has no weights "
@@ -85,7 +78,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
 
 
 def unfreeze(model: keras.Model) -> Parameters:
-    """Makes all of a model without LoRA trainable; returns `Parameters(trainable, frozen)`.
+    """Makes a model without LoRA fully trainable; returns `Parameters(trainable, frozen)`.
 
     Example:
 
@@ -94,7 +87,7 @@ def unfreeze(model: keras.Model) -> Parameters:
     >>> unfreeze(model)
     Parameters(trainable=5526346, frozen=0)
     """
-    # On TensorFlow, setting an attribute to its own value does nothing, and the layers within would stay frozen.
+    # On TensorFlow, setting an attribute to its current value does nothing, and inner layers would stay frozen.
     model.trainable = False
     model.trainable = True
     return count_parameters(model)
@@ -108,21 +101,18 @@ def has_lora(model: keras.Model) -> bool:
 def enable_lora(
     model: keras.Model, rank: int, *, alpha: float | None = None, train_head: bool = True, train_norms: bool = False
 ) -> Parameters:
-    """Gives the attention and MLP projections of each block low-rank updates, and freezes the rest, in place.
+    """Adds LoRA to the attention and MLP projections of each block and freezes the rest, in place.
 
-    The model's outputs stay the same until it is trained. Compile it afterwards, and do not set `trainable` of its
-    layers: Keras would unfreeze the kernels too. A .keras file keeps the updates and what is frozen, so a reloaded
-    model can be trained on; `keras.models.clone_model` makes new updates. `merge_lora` makes a plain model.
+    The outputs stay the same until training. Compile the model afterwards, and do not set `trainable` of its layers:
+    Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; `keras.models.clone_model`
+    makes new updates. Returns `Parameters(trainable, frozen)`.
 
     Args:
-        model: A ViT of this package's builders, with its own head or yours; or a model in which one is nested.
+        model: A ViT of this package's builders, with its own head or yours, or a model that nests one.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
         train_head: Bool, also train all layers above the backbone, and all around a nested one.
         train_norms: Bool, also train all norms.
-
-    Returns:
-        `Parameters(trainable, frozen)`, counts.
 
     Raises:
         ValueError: If the model has no transformer blocks, or has LoRA already.
@@ -132,8 +122,8 @@ def enable_lora(
     >>> enable_lora(keras_vit.ViT("Ti/16", num_classes=10), rank=4)
     Parameters(trainable=149386, frozen=5524416)
 
-    Reference: [arXiv 2106.09685](https://arxiv.org/abs/2106.09685), which adapts query and value alone. Here query, key
-        and value are one projection, whose update has one down-projection for all three.
+    Reference: [arXiv 2106.09685](https://arxiv.org/abs/2106.09685), which adapts only query and value. Here query, key
+    and value are one projection with one shared down-projection.
     """
     arguments.positive_int("rank", rank)
     if alpha is not None:
@@ -154,16 +144,10 @@ def enable_lora(
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
-    """Builds a plain model from a model with LoRA: each update is added to its kernel.
+    """Returns a new plain model with each LoRA update added to its kernel, fully trainable and not compiled.
 
     Args:
-        model: A ViT that `enable_lora` was called on; it is not changed.
-
-    Returns:
-        A new `keras.Model` with the same outputs, fully trainable and not compiled.
-
-    Raises:
-        ValueError: If the model has no LoRA, or is quantized.
+        model: A ViT after `enable_lora`, not quantized (else a ValueError is raised); it is not changed.
 
     Example:
 
@@ -182,9 +166,9 @@ def merge_lora(model: keras.Model) -> keras.Model:
         )
     merged = type(model).from_config(_without_lora(model.get_config()))
     unfreeze(merged)
-    # By order: two layers of a nested model may have weights with the same path.
+    # By order: two layers of a nested model may have weights of the same path.
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
-        # A copy: on JAX training and predicting donate arrays, so two models must not share one.
+        # A copy: on JAX, training and predicting donate arrays, so two models must not share one.
         weight.assign(ops.copy(value))
     plain = [dense for block in _parts(merged).blocks for dense in block.dense_layers()]
     for old, new in zip(layers, plain, strict=True):
@@ -195,7 +179,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _without_lora(config):
-    """A model's config without the LoRA of its layers."""
+    """Removes the LoRA of its layers from a model's config."""
     if isinstance(config, list):
         return [_without_lora(each) for each in config]
     if not isinstance(config, dict):
