@@ -1,4 +1,4 @@
-"""Writing models in the formats that servers and devices read."""
+"""Export of models to SavedModel, ONNX, OpenVINO, LiteRT and torch.export."""
 
 from keras_vit.export.formats import litert, onnx, openvino, torch_export
 from keras_vit.export.parity import ExportReport, ParityError

@@ -1,4 +1,4 @@
-"""Writes an export in a format, checks it against its model, and puts it in place only if the two agree."""
+"""Writes an export, compares it with its model, and keeps it only if the outputs agree."""
 
 import contextlib
 import importlib
@@ -18,10 +18,8 @@ from keras_vit.files import draft_folder
 
 
 class Format(NamedTuple):
-    """A row of the table of formats.
-
-    `write(model, path, precision)` works on `backend`; `run(path, batches, names)` returns the list of outputs of each
-    batch, from the format's own runtime. `tolerances` are the defaults that differ from the model's, by precision.
+    """An export format: its `backend`, `write(model, path, precision)`, `run(path, batches, names)` and default
+    tolerances by precision.
     """
 
     suffix: str
@@ -36,7 +34,7 @@ class Format(NamedTuple):
 def write_checked(
     fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Writes an export to a temporary folder, checks it, and moves it to its place; arguments as in `formats.onnx`."""
+    """Exports to a temporary folder, checks the outputs, then moves the files; arguments as in `formats.onnx`."""
     if missing := [name for name in fmt.packages if importlib.util.find_spec(name) is None]:
         names = " ".join(name.replace("_", "-") for name in missing)
         raise ImportError(f"This export needs packages that are not installed: pip install {names}")
@@ -51,7 +49,7 @@ def write_checked(
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
     batches = parity.probes(model)
-    # What torch traces remembers its device.
+    # A traced torch program keeps the device that it was traced on.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
@@ -71,7 +69,7 @@ def write_checked(
         parity.check(difference, reduced, outputs, tolerance, f"{str(path)!r} in {precision}")
         change = None
         if given:
-            # From the original model, and of several outputs the first.
+            # Only the first output is compared with the original model.
             before = [parity.outputs_of(model, batch)[0] for batch in given]
             after = [ys[0] for ys in received[len(batches) :]]
             change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
@@ -81,7 +79,7 @@ def write_checked(
 
 
 def refuse_existing(path, overwrite):
-    """Raises if a path exists and may not be replaced."""
+    """Raises FileExistsError if the path exists and `overwrite` is False."""
     if path.exists() and not overwrite:
         raise FileExistsError(
             f"Expected a path that does not exist. Received: {str(path)!r}, which exists. Pass overwrite=True to "
@@ -91,12 +89,12 @@ def refuse_existing(path, overwrite):
 
 @contextlib.contextmanager
 def _draft(path, overwrite):
-    """Gives a path of the same name in a folder beside `path`, and moves that folder's files to their place."""
+    """Yields a path in a temporary folder next to `path`; on success, moves all files of the folder next to `path`."""
     refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with draft_folder(path) as folder:
         yield folder / path.name
-        # A format may write other files beside the one named; that one is moved last.
+        # A format may write several files; the one named by the user is moved last.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
             refuse_existing(path.with_name(file.name), overwrite)
@@ -110,7 +108,7 @@ def _write_elsewhere(fmt, model, reduced, path, precision, custom_module):
     if precision != "int8":
         run_in_child(fmt.write, reduced, precision=precision, **options)
         return
-    # A .keras file loses which layers inside custom layers are quantized: quantize again there, and pass the weights.
+    # A .keras file does not record which layers inside custom layers are quantized: the child quantizes again.
     weights = path.with_name("int8.npz")
     np.savez(weights, *reduced.get_weights())
     module, name = fmt.write.__module__, fmt.write.__name__
@@ -119,7 +117,7 @@ def _write_elsewhere(fmt, model, reduced, path, precision, custom_module):
 
 
 def write_quantized(model, path, weights, module, name):
-    """Quantizes a model in a child process, sets the weights quantized outside, and writes it."""
+    """In a child process: quantizes the model to int8, sets the saved weights and writes it."""
     reduced = with_precision(model, "int8")
     with np.load(weights) as file:
         reduced.set_weights([file[key] for key in file.files])

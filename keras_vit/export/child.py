@@ -1,8 +1,4 @@
-"""Runs a function of this package on a model in a Python process of another backend.
-
-Some formats can be written on one backend only. The model goes there as a .keras file, and the process imports the
-model's custom layers and functions from their modules.
-"""
+"""Runs an export function in a Python process with another backend; the model is passed as a .keras file."""
 
 import importlib
 import importlib.util
@@ -15,9 +11,9 @@ from pathlib import Path
 
 import keras
 
-# Exports run on the CPU: the parent may hold all of a GPU's memory.
+# Child processes use the CPU, since the parent may hold all GPU memory.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-# The search path comes first: it may be what makes this package importable.
+# sys.path is set first, as this package may only be importable through it.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "
     "from keras_vit.export.child import main; main(job)"
@@ -29,7 +25,7 @@ ADVICE = (
 
 
 def run_in_child(function, model, *, backend, custom_module=None, **arguments):
-    """Returns the JSON result of `function(model, **arguments)`, called in a new process of a backend without GPUs."""
+    """Calls `function(model, **arguments)` in a new CPU-only process with another backend; returns its JSON result."""
     if importlib.util.find_spec(backend) is None:
         raise ImportError(
             f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
@@ -47,7 +43,7 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
         model_file, result = Path(folder, "model.keras"), Path(folder, "result.json")
         model.save(model_file)
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **CPU, "KERAS_BACKEND": backend}
-        # -P: the current folder must not hide a module of the standard library before the path is set.
+        # -P: a file in the current folder must not shadow a standard module before sys.path is set.
         process = subprocess.run(
             [sys.executable, "-P", "-c", START],
             input=json.dumps({**job, "model": model_file, "result": result}, default=os.fspath),
@@ -65,7 +61,7 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
 
 
 def custom_objects(model, custom_module=None):
-    """Returns {registered name: (module or file, name)} for a model's classes and functions from elsewhere."""
+    """Returns {registered name: (module or file, name)} of the custom classes and functions in a model."""
     found, pending = {}, [keras.saving.serialize_keras_object(model)]
     while pending:
         node = pending.pop()
@@ -87,7 +83,7 @@ def custom_objects(model, custom_module=None):
         if custom_module is not None:
             module = os.fspath(custom_module)
         elif module in (None, "__main__") or not hasattr(sys.modules.get(module), name):
-            # Keras writes None for the running script, and "builtins" for functions that are not registered.
+            # Keras records None for the running script and "builtins" for unregistered functions.
             script, function = "defined in the running script", "a function without register_keras_serializable"
             where = {None: script, "__main__": script, "builtins": function}.get(module, f"not at the top of {module}")
             raise ValueError(
@@ -104,7 +100,7 @@ def main(job):
     keras.config.set_floatx(job["floatx"])
     modules = {source: _import(source) for source in {source for source, _ in job["objects"].values()}}
     objects = {registered: getattr(modules[source], name) for registered, (source, name) in job["objects"].items()}
-    # The file was written by the process that started this one, so it may hold a Lambda's code.
+    # safe_mode=False allows Lambda layers; the parent process wrote the file, so it is trusted.
     model = keras.saving.load_model(job["model"], objects, compile=False, safe_mode=False)
     module, _, function = job["function"].partition(":")
     result = json.dumps(getattr(importlib.import_module(module), function)(model, **job["arguments"]))
@@ -112,7 +108,7 @@ def main(job):
 
 
 def _import(source):
-    """Imports a module by its name, or from its file."""
+    """Imports a module by name or from a file."""
     try:
         if not os.path.isfile(source):
             return importlib.import_module(source)

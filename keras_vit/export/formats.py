@@ -1,4 +1,4 @@
-"""The table of formats with a runtime of their own, and a function for each."""
+"""Export to ONNX, OpenVINO, LiteRT and torch.export."""
 
 import os
 
@@ -12,7 +12,7 @@ from keras_vit.export.parity import ExportReport
 FORMATS = {
     "onnx": Format(
         suffix=".onnx",
-        # TensorFlow's exact GELU becomes an operation that onnxruntime lacks, and JAX has no exporter.
+        # onnxruntime does not have the op of TensorFlow's exact GELU, and JAX has no ONNX exporter.
         backend="torch",
         packages=("torch", "onnx", "onnxscript", "onnxruntime"),
         write=torch_formats.write_onnx,
@@ -32,7 +32,7 @@ FORMATS = {
         write=tensorflow_formats.write_litert,
         run=tensorflow_formats.run_litert,
         precisions=("float32", "float16", "int8"),
-        # The converter adds up some weights, such as positions and a bias, and rounds their sums too.
+        # The converter sums some weights, such as positions and a bias, and rounds the sums again.
         tolerances={"float16": 5e-3},
     ),
     "torch_export": Format(
@@ -56,40 +56,34 @@ def onnx(
     overwrite: bool = False,
     custom_module: str | os.PathLike | None = None,
 ) -> ExportReport:
-    """Writes a model as an ONNX file.
+    """Exports a model to ONNX, checks the file against the model in onnxruntime, and returns an `ExportReport`.
 
-    All formats take these arguments and work in the same way. The file takes `images`, the model's input, in batches of
-    any size, and images of any size if the model does. It gives `outputs`, or several outputs by the model's names. It
-    is run in the format's own runtime and compared with the model before it is put in its place.
+    The input is `images`, with any batch size, and any image size if the model allows it. A single output is named
+    `outputs`; several keep the model's names. All formats work in this way.
 
-    ONNX and torch.export are written by PyTorch, OpenVINO and LiteRT by TensorFlow. If the model is on another backend,
-    or for PyTorch on a GPU, that happens in a new process.
+    PyTorch writes ONNX and torch.export; TensorFlow writes OpenVINO and LiteRT. If the model uses another backend, or
+    PyTorch on a GPU, the export runs in a new process.
 
     Args:
-        model: A `keras.Model` of one input.
-        path: Path of the file, ending in ".onnx". A model above 2 GB gets a second file beside it.
-        precision: "float32", "float16", "bfloat16" or "int8", in which the weights are stored; the computations keep
-            the model's. "int8" quantizes the kernels of dense layers, one scale per column.
-        images: Images as the model takes them, (batch, height, width, channels), on which to measure the change of the
-            outputs from the original model; None for none.
-        labels: Ints, (batch,), the classes of `images`, to measure the accuracy too; None for none.
-        tolerance: Float, the largest difference allowed from the model of the same precision, relative to the largest
-            output or to 1, whichever is more. None takes 1e-4, and 5e-2 for a model that computes in bfloat16, 1e-2 in
-            float16 or on a GPU.
+        model: A `keras.Model` with one input.
+        path: Path of the file, ending in ".onnx". A model above 2 GB gets a second file next to it.
+        precision: "float32", "float16", "bfloat16" or "int8", the precision of the stored weights; computations keep
+            the model's precision. "int8" quantizes dense kernels, with one scale per column.
+        images: Images as the model takes them, (batch, height, width, channels), to report how the outputs change from
+            the original model; or None.
+        labels: Ints, (batch,), the classes of `images`, to report the accuracy too, or None.
+        tolerance: Float, the largest allowed difference from the model of the same precision, relative to max(1,
+            largest output). None takes 1e-4; 5e-2 if the model computes in bfloat16; 1e-2 for float16 or on a GPU.
         overwrite: Bool, whether to replace an existing file.
-        custom_module: Name of a module, or path of a Python file, that defines the model's own layers. A new process
-            needs it for layers that the running script or notebook defines, and finds those of imported modules itself.
-
-    Returns:
-        An `ExportReport`, which prints the size, the difference and the change.
+        custom_module: Module name or .py path that defines the model's custom layers. Only needed by a new process for
+            layers defined in the running script or notebook.
 
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
-        ValueError: If an argument is out of its range, the model does not have one input, or a new process cannot
-            import its layers.
-        ParityError: If the file gives different outputs from the model; it is not written.
-        RuntimeError: If the model cannot be exported.
+        ValueError: If an argument is invalid, the model does not have one input, or a new process cannot import its layers.
+        ParityError: If the outputs of the file differ from the model's; nothing is written.
+        RuntimeError: If the export process fails.
 
     Example:
 
@@ -101,12 +95,10 @@ def onnx(
 
 
 def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Writes a model as OpenVINO's two files, .xml and .bin.
+    """Exports a model to OpenVINO's .xml and .bin files.
 
-    OpenVINO chooses the precision of the computations by the processor; `INFERENCE_PRECISION_HINT` sets it.
-
-    Arguments, returned report and errors: as in `export.onnx`, but `path` ends in ".xml"; the other file gets the same
-    name with ".bin".
+    Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
+    processor; set `INFERENCE_PRECISION_HINT` to override it.
 
     Example:
 
@@ -117,12 +109,11 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportRe
 
 
 def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Writes a model as a LiteRT (TensorFlow Lite) file with the signature `serving_default`.
+    """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
-    `resize_tensor_input` sets the batch size, and the image size in a model of any size.
-
-    Arguments, returned report and errors: as in `export.onnx`, but `path` ends in ".tflite", `precision` may not be
-    "bfloat16", and `tolerance` is 5e-3 by default with float16.
+    Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
+    tolerance for "float16" is 5e-3. `resize_tensor_input` sets the batch size, and the image size if the model allows
+    any.
 
     Example:
 
@@ -133,11 +124,10 @@ def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportRepo
 
 
 def torch_export(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Writes a model as an exported program of PyTorch, which `torch.export.load` reads without Keras.
+    """Exports a model to a PyTorch exported program, which `torch.export.load` reads without Keras.
 
-    The program takes the images as its only argument and returns a tuple of the outputs.
-
-    Arguments, returned report and errors: as in `export.onnx`, but `path` ends in ".pt2".
+    The program takes the images and returns a tuple of outputs. Arguments and errors as in `export.onnx`; `path` ends
+    in ".pt2".
 
     Example:
 

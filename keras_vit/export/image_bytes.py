@@ -1,7 +1,4 @@
-"""Graph operations from the bytes of JPEG and PNG files to the images that a model takes.
-
-Headers are checked before anything is decoded: a PNG of 62 KB can otherwise ask for a gigabyte.
-"""
+"""TensorFlow ops that decode JPEG and PNG files; headers are checked first, as a 62 KB PNG can decode to a gigabyte."""
 
 import dataclasses
 
@@ -10,23 +7,20 @@ import tensorflow as tf
 from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
 from keras_vit.preprocessing import Preprocessing
 
-# The values of a row's status; part of the frozen signature.
+# Clients read these strings: do not change them.
 STATUSES = ("ok", "unknown_format", "too_large", "damaged")
 OK, UNKNOWN_FORMAT, TOO_LARGE, DAMAGED = range(4)
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-# Resizing holds the output's height times the input's width in memory, so pixels alone are no limit.
+# Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 16_384
-# Images of a request that are decoded at the same time; each may take some 12 bytes a pixel.
+# Images decoded in parallel, at up to about 12 bytes per pixel each.
 PARALLEL = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Decodes and resizes a batch of files, as `keras_vit.models.classify.read_image` does one.
-
-    It takes a string tensor, (batch,), and returns float32 images of 0..255, (batch, height, width, channels), black
-    for bad files, and each row's index in `STATUSES`, int32, (batch,). Files of more than `max_pixels` by their header
-    are not decoded.
+    """Decodes and resizes files, strings (batch,): float32 images (batch, height, width, channels) in [0, 255], black
+    for bad files, and int32 indices in `STATUSES`, (batch,).
     """
 
     image_size: tuple[int, int]
@@ -38,9 +32,9 @@ class ImageReader:
         image_bytes = tf.convert_to_tensor(image_bytes, "string")
         count, shape = tf.shape(image_bytes, "int64")[0], (*self.image_size, self.channels)
         rows = tf.data.Dataset.from_tensor_slices((tf.range(count), image_bytes))
-        # Only a dataset can catch errors in a graph: it drops the rows of damaged files.
+        # Only tf.data can catch errors in a graph: it drops damaged files.
         rows = rows.map(self._row, num_parallel_calls=PARALLEL, deterministic=True).ignore_errors()
-        # One more row, since there would be no batch without any.
+        # An extra row, since get_single_element needs a batch even if all files are damaged.
         last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED))
         rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last)).batch(count + 1)
         index, images, status = rows.get_single_element()
@@ -49,7 +43,7 @@ class ImageReader:
         return tf.ensure_shape(images[:-1], (None, *shape)), status[:-1]
 
     def _row(self, index, data):
-        """Decodes and resizes one file; fails if it is damaged."""
+        """Decodes and resizes one file; raises if it is damaged."""
         shape = (*self.image_size, self.channels)
         resize = EvaluationTransform(self.image_size, self.preprocessing).in_tensorflow
 
@@ -65,7 +59,7 @@ class ImageReader:
             return checked(tf.image.extract_jpeg_shape(data)[:2], decode_jpeg)
 
         def png():
-            # Of an unsigned number above 2**31 this makes a negative one, which is not allowed either.
+            # Unsigned sizes of 2**31 and more become negative and are rejected too.
             sides = tf.io.decode_raw(tf.strings.substr(data, len(PNG), 8), "int32", little_endian=False)
             return checked(tf.ensure_shape(sides, (2,))[::-1], decode_png)
 
@@ -77,5 +71,5 @@ class ImageReader:
 
 
 def _starts(data, magic):
-    # substr of a shorter string gives what there is.
+    # substr returns shorter strings as they are.
     return tf.strings.substr(data, 0, len(magic)) == magic

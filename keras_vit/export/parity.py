@@ -1,4 +1,4 @@
-"""Compares an export, run in its format's own runtime, with its model."""
+"""Compares an export, run in its own runtime, with its model."""
 
 import dataclasses
 from pathlib import Path
@@ -9,20 +9,19 @@ import numpy as np
 from keras_vit.export.precision import AccuracyChange
 from keras_vit.models.inputs import range_of
 
-# Images per call of the model.
 BATCH = 8
 
 
 class ParityError(RuntimeError):
-    """An export gives different outputs from its model."""
+    """The outputs of an export differ from its model's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """The size of an export in bytes, and the differences between its outputs and the model's.
+    """Size of an export in bytes, and how far its outputs are from the model's.
 
-    `difference` is the largest absolute difference from the model of the same precision, over `num_checked` images;
-    `change` the `precision.AccuracyChange` from the original model on the caller's images, None without images.
+    `difference` is the largest absolute difference from the model of the same precision, on `num_checked` images.
+    `change` is the `precision.AccuracyChange` from the original model on the user's `images`, or None without images.
     """
 
     path: Path
@@ -41,7 +40,7 @@ class ExportReport:
 
 
 def probes(model: keras.Model) -> list[np.ndarray]:
-    """Returns random images in the range that a model takes: batches of 2, 1 and 3, of different sizes if it can."""
+    """Returns random batches of 2, 1 and 3 images in the model's input range, of different sizes if possible."""
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) != 1:
         raise ValueError(
@@ -53,9 +52,9 @@ def probes(model: keras.Model) -> list[np.ndarray]:
     low, high = (range_of(model) or (-1, 1)) if dtype == "float32" else (0, 255)
     rng = np.random.default_rng(0)
     batches = []
-    # More than one image first: models are traced on it, and tracing makes a constant of a 1.
+    # Models are traced on the first batch; tracing would make a batch size of 1 constant.
     for count, extra in ((2, 0), (1, 16), (3, 32)):
-        # Patches of up to 16 pixels fit twice and more; the sides differ, so that a swap of them is seen.
+        # At least two patches of 16 pixels per side; height and width differ to detect a swap.
         free = (48 + extra, 80 + extra)
         shape = [free[axis % 2] if side is None else side for axis, side in enumerate(spec.shape[1:])]
         batches.append(rng.uniform(low, high, (count, *shape)).astype(dtype))
@@ -63,14 +62,14 @@ def probes(model: keras.Model) -> list[np.ndarray]:
 
 
 def on_cpu(model: keras.Model) -> bool:
-    """Whether a model computes on the CPU, where float32 is float32: GPUs and TPUs multiply with fewer bits."""
+    """Whether the model computes on the CPU; GPUs and TPUs may multiply float32 with fewer bits."""
     if keras.backend.backend() == "torch":
         return all(variable.value.device.type == "cpu" for variable in model.variables)
     return all(device.startswith("cpu") for device in keras.distribution.list_devices())
 
 
 def output_names(model: keras.Model) -> list[str]:
-    """Names a model's outputs: "outputs" for a single one, else as the model names them."""
+    """Returns the names of the outputs: "outputs" for one, else those of the model."""
     if len(model.outputs) == 1:
         return ["outputs"]
     names = [name.replace("/", "_") for name in model.output_names]
@@ -78,8 +77,8 @@ def output_names(model: keras.Model) -> list[str]:
 
 
 def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
-    """Returns a model's outputs as float32, flattened to a list, for any number of images."""
-    # Compiling for each size of batch takes far longer than a few images do; on torch `predict` keeps no gradients.
+    """Returns the model's outputs in float32, as a flat list."""
+    # Compiling for each batch size would be slower; on torch, predict_on_batch disables gradients.
     torch = keras.backend.backend() == "torch"
     parts = []
     for batch in batches_of(images):
@@ -94,7 +93,7 @@ def batches_of(images: np.ndarray, size: int = BATCH) -> list[np.ndarray]:
 
 
 def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.ndarray]]) -> float:
-    """The largest absolute difference between outputs, infinity where a shape or a NaN differs."""
+    """Returns the largest absolute difference; infinity if a shape differs or a value is NaN."""
     largest = 0.0
     for ours, theirs in zip(expected, received, strict=True):
         if [y.shape for y in ours] != [y.shape for y in theirs]:
@@ -106,10 +105,10 @@ def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` (None: the default) x the largest output, or x 1."""
+    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None takes the default."""
     tolerance = _default_tolerance(model) if tolerance is None else tolerance
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
-    # Written so that NaN fails too.
+    # `not <=` so that NaN fails too.
     if not difference <= allowed:
         raise ParityError(
             f"Expected {export} to give the outputs of model {model.name!r}, to {allowed:.1e}. Received: outputs "
@@ -119,8 +118,8 @@ def check(difference, model, outputs, tolerance, export):
 
 
 def _default_tolerance(model):
-    """1e-4 for float32 on a CPU, 5e-2 where any layer computes in bfloat16, 1e-2 in between."""
-    # A correct B/16 in bfloat16 was 1.2e-2 from PyTorch's; on GPUs float32 has fewer bits than on the CPU.
+    """1e-4 for float32 on a CPU, 5e-2 if any layer computes in bfloat16, else 1e-2."""
+    # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
     dtypes = set(_compute_dtypes(model))
     if "bfloat16" in dtypes:
         return 5e-2

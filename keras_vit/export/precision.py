@@ -1,4 +1,4 @@
-"""Smaller weights for exports, and how they change the outputs."""
+"""Reduces the precision of weights for exports, and measures how the outputs change."""
 
 import dataclasses
 
@@ -12,11 +12,8 @@ PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Copies a model with its weights rounded to a precision; its computations keep theirs.
-
-    "float32" returns the model itself. "float16" and "bfloat16" round every weight. "int8" quantizes the kernels of the
-    dense layers with Keras, one scale per column; activations stay floats, since int8 rounds them differently in each
-    runtime.
+    """Copies a model with its weights rounded to float16 or bfloat16, or its dense kernels quantized to int8 with one
+    scale per column; "float32" returns the model itself.
     """
     if arguments.one_of("precision", precision, PRECISIONS) == "float32":
         return model
@@ -34,7 +31,7 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
     copy.quantize(
         "int8",
         config=keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        # Keras warns of each layer that it cannot quantize.
+        # Avoids a Keras warning for each layer that it cannot quantize.
         filters=lambda layer: isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)),
     )
     return copy
@@ -54,7 +51,7 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision; None if that changes it, or if it has fewer than 64 numbers."""
+    """Casts a float32 constant to a precision; None if values change or it has fewer than 64."""
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -64,9 +61,8 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyChange:
-    """The largest and mean absolute change of the outputs, and the number of images whose top-1 class is the same.
-
-    `before` and `after` are the accuracies of the model and of the export, in [0, 1]; None without labels.
+    """Largest and mean absolute change of the outputs, images with the same top-1 class, and the accuracies in [0, 1]
+    of the model and the export (None without labels).
     """
 
     num_images: int

@@ -1,4 +1,4 @@
-"""Writes and reads the files of a SavedModel."""
+"""Writes SavedModel files and reads their signatures."""
 
 import functools
 import os
@@ -10,10 +10,9 @@ import numpy as np
 from keras_vit.export import parity
 from keras_vit.layers import ImageNormalization
 
-# The requests that TensorFlow Serving sends itself before it takes others, so that no client waits for the first.
+# TensorFlow Serving sends itself these requests on loading, so that no client waits for the first.
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
-# The fields that warm-up needs of TensorFlow Serving's messages, whose classes are in no package that runs on every
-# Python: (name, number, type). Without a type a field is a string.
+# Fields of TensorFlow Serving messages, (name, number, type or None for string): no package supports every Python.
 MESSAGES = {
     "ModelSpec": [("signature_name", 3, None)],
     "Input": [("key", 1, None), ("value", 2, "tensorflow.TensorProto")],
@@ -24,7 +23,7 @@ MESSAGES = {
 
 
 def write_saved_model(model, folder, settings, sample):
-    """Writes a SavedModel on TensorFlow, and returns its largest difference from the outputs in the file `sample`."""
+    """Writes a SavedModel on TensorFlow; returns its largest difference from the outputs in the file `sample`."""
     import tensorflow as tf
 
     from keras_vit.export.signatures import Classify, Server
@@ -41,7 +40,7 @@ def write_saved_model(model, folder, settings, sample):
         try:
             tf.saved_model.save(server, folder, signatures=server.signatures())
         except tf.errors.OpError as error:
-            # TensorFlow's own kind, also for a full disk; the path that it names is the draft's.
+            # TensorFlow raises this for a full disk too, and names the temporary path.
             draft, reason = Path(folder), error.message.rpartition("; ")[2]
             raise OSError(f"Cannot write {str(draft.parent.parent / draft.name)!r}: {reason}") from error
     signatures = tf.saved_model.load(folder).signatures
@@ -69,13 +68,13 @@ def _requests(signatures, settings):
                 grey = tf.fill((height, width, 3), tf.constant(127, "uint8"))
                 tensor = tf.make_tensor_proto([tf.io.encode_jpeg(grey).numpy()] * count)
             else:
-                # One number stands for all.
+                # A single value fills the whole tensor.
                 tensor = tf.make_tensor_proto(0, spec.dtype, (count, height, width, spec.shape[-1]))
             yield name, key, tensor
 
 
 def _write_warm_up(folder, requests):
-    """Writes requests, (signature, input's name, `TensorProto`), beside a SavedModel."""
+    """Writes warm-up requests, (signature, input name, `TensorProto`), into a SavedModel folder."""
     import tensorflow as tf
 
     path = Path(folder, WARM_UP)
@@ -91,7 +90,7 @@ def _write_warm_up(folder, requests):
 
 @functools.cache
 def prediction_log():
-    """Returns the class of a warm-up record, a PredictionLog."""
+    """Returns the message class of a warm-up record, PredictionLog."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from tensorflow.core.framework import tensor_pb2
 
@@ -111,13 +110,10 @@ def prediction_log():
 
 
 def describe(path):
-    """Describes a SavedModel's signatures, read from its file without loading the model.
+    """Describes the signatures of a SavedModel, one per line and sorted, without loading the model.
 
     Args:
         path: The SavedModel's folder.
-
-    Returns:
-        Text of one line per signature, sorted.
 
     Example:
 
@@ -136,7 +132,7 @@ def describe(path):
 
 
 def read_signatures(path):
-    """Returns {signature: (inputs, outputs)}, each side {name: (tensor's name in the graph, type, shape)}."""
+    """Returns {signature: (inputs, outputs)}, each {name: (tensor name in the graph, dtype, shape)}."""
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 

@@ -1,4 +1,4 @@
-"""SavedModels for TensorFlow Serving."""
+"""Export to SavedModels for TensorFlow Serving."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ from keras_vit.models.inputs import KEEP_SCALE, range_of
 from keras_vit.models.predictions import activation_of, imagenet_classes, names_of
 from keras_vit.models.preprocessing import normalization_of
 
-# The size that serving_bytes resizes to in a model of any size.
+# Used by serving_bytes if the model takes any size.
 DEFAULT_SIZE = 224
 
 
@@ -42,60 +42,55 @@ def saved_model(
     max_pixels: int = 25_000_000,
     max_input_pixels: int = 1024 * 1024,
 ) -> ExportReport:
-    """Writes a model as a SavedModel for TensorFlow Serving.
+    """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns an `ExportReport`.
 
-    It has three signatures, the same from every backend, in which only the batch size (and in a model of any size the
-    images' size) is free:
+    It has three signatures, the same from every backend, with any batch size, and any image size if the model allows
+    it:
 
     - `serving_default`: `images`, float32 (batch, height, width, channels), exactly as the model takes them;
-    - `serving_uint8`: `images`, uint8 of that shape, raw pixels of 0..255, scaled by the model's `normalization` layer;
-    - `serving_bytes`: `image_bytes`, strings (batch,), the contents of JPEG or PNG files, which are decoded, resized,
-      cropped and scaled as that layer says. Only models of 1 or 3 channels have this signature.
+    - `serving_uint8`: `images`, uint8 of that shape, raw pixels in [0, 255], scaled by the model's `normalization`
+      layer;
+    - `serving_bytes`: `image_bytes`, strings (batch,), JPEG or PNG files that are decoded, resized, cropped and scaled
+      as that layer specifies; only for models with 1 or 3 channels.
 
-    All return `outputs`, the model's output as float32, or several by the names of a dict or of the layers they come
-    from. `serving_bytes` adds `status`, a string for each row: "ok", "unknown_format" (neither JPEG nor PNG),
-    "too_large" (above `max_pixels`, or a side above 16,384) or "damaged". A row that is not "ok" has zeros for numbers,
-    "" for labels and -1 for classes, and does not change the other rows.
+    All return `outputs` in float32; several outputs are named by the keys of a dict or by their layers. `serving_bytes`
+    adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, or
+    a side above 16,384) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
 
-    With `postprocess` they add `probabilities`, (batch, classes), and, most probable first, `classes` (int32),
-    `scores` and `labels`, each (batch, top). The labels are a text file in the SavedModel's `assets`.
+    `postprocess` adds `probabilities`, (batch, classes), and the top `classes` (int32), `scores` and `labels`, each
+    (batch, top), most probable first. The labels are also a text file in the SavedModel's `assets`.
 
-    A request gets an error if its rank, shape or type is wrong, if it has no or too many images, or if its numbers are
-    NaN, infinite or overflow in the model. Loading the SavedModel needs neither Keras nor this package.
-
-    The SavedModel is loaded and compared with the model before the folder appears, as a whole.
+    Requests fail if their rank, shape or type is wrong, the batch is empty or too large, or a value is NaN, infinite or
+    overflows in the model. Loading the SavedModel needs neither Keras nor this package.
 
     Args:
-        model: A model with one input of images, (batch, height, width, channels). On JAX and PyTorch it is saved to a
-            temporary file and exported in a new process on TensorFlow.
-        path: The folder to write, whose last part is the version, a number: "models/vit/1". A server takes no others.
-        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid: any number of classes an image). A model that
-            ends with a softmax or sigmoid keeps its own.
-        labels: Names of the classes in order, or the path of a text file with one per line. None takes those in the
-            model (`class_names`), else ImageNet's for 1000 classes, and numbers otherwise.
-        top: Number of classes to name; all, if there are fewer.
+        model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
+            TensorFlow process.
+        path: The folder to write, named by the version number, as TensorFlow Serving requires: "models/vit/1".
+        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). A model that ends in a softmax or sigmoid
+            keeps its own.
+        labels: Class names in order, or the path of a text file with one per line. None takes the model's
+            `class_names`, else ImageNet's for 1000 classes, else numbers.
+        top: Int, the number of top classes, at most all.
         overwrite: Bool, whether to replace an existing folder.
-        warm_up: Batch sizes of the requests that the server sends itself when it loads the model, one per signature;
-            none above `max_batch_size`; () for none.
-        image_size: Int or (height, width) that `serving_bytes` resizes images to, in a model of any size; 224 x 224 by
-            default. At most `max_input_pixels` in all.
-        normalization: Constants to scale images with, if the model has no `normalization` layer, or other layers change
-            the images before it.
-        images: Images as the model takes them, to compare the outputs on besides random ones; None for none.
+        warm_up: Batch sizes of the requests that the server sends itself on loading, for each signature; () for none.
+        image_size: Int or (height, width) that `serving_bytes` resizes to if the model takes any size; default 224 x
+            224.
+        normalization: Constants to scale images with, if the model has no `normalization` layer or changes images
+            before it.
+        images: Images as the model takes them, compared in addition to random ones, or None.
         custom_module: As in `export.onnx`.
-        max_batch_size: The most images in a request.
-        max_pixels: The largest height x width in `serving_bytes`, read from the file's header before it is decoded.
-        max_input_pixels: The largest height x width in the other signatures, in a model of any size.
-
-    Returns:
-        An `ExportReport`, which prints the size and the difference.
+        max_batch_size: Int, the most images per request.
+        max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
+        max_input_pixels: Int, the largest height x width in the other signatures if the model takes any size; also
+            limits `image_size`.
 
     Raises:
         FileExistsError: If `path` exists and `overwrite` is False.
-        ValueError: If `path` does not end in a number, an argument is out of range, the model has other inputs or, with
-            `postprocess`, other outputs, or a new process cannot import its layers.
-        ParityError: If the SavedModel gives different outputs from the model.
-        RuntimeError: If the process that exports it fails.
+        ValueError: If an argument is invalid, the model's input or (with `postprocess`) output is not supported, or a
+            new process cannot import its layers.
+        ParityError: If the outputs of the SavedModel differ from the model's; nothing is written.
+        RuntimeError: If the export process fails.
 
     Example:
 
@@ -155,7 +150,7 @@ def saved_model(
         raise ValueError(f"Expected a model with finite outputs. Received: model {model.name!r}, which gives NaN.")
     settings["names"] = _names_of_outputs(model)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The server takes only numbers for versions, so it does not see the draft.
+    # The server only loads folders named by a number, so it ignores the draft.
     with draft_folder(path) as folder:
         draft, file = folder / path.name, folder / f"{path.name}.sample.npz"
         np.savez(file, sample, *outputs)
@@ -172,7 +167,7 @@ def saved_model(
 
 
 def read_labels(labels, num_classes):
-    """Returns the names of the classes from a list, a text file, or None: ImageNet's for 1000 classes, or numbers."""
+    """Returns class names from a list or a text file; None gives ImageNet's for 1000 classes, else numbers."""
     if labels is None:
         imagenet = imagenet_classes()
         if num_classes == len(imagenet):
@@ -189,7 +184,7 @@ def read_labels(labels, num_classes):
 
 
 def _input_of(model):
-    """Returns the (height, width, channels) of the images that a model takes."""
+    """Returns the (height, width, channels) of the model's input."""
     inputs = getattr(model, "inputs", None)
     shapes = [tuple(tensor.shape) for tensor in inputs] if inputs else "no model, or one that was never called"
     if not inputs or len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] is not None or shapes[0][-1] is None:
@@ -201,7 +196,7 @@ def _input_of(model):
 
 
 def _names_of_outputs(model):
-    """Returns the keys of a dict of outputs, in the order of `flatten`, or the names that the model has for them."""
+    """Returns the keys of a dict of outputs, in the order of `flatten`, or the model's output names."""
     outputs = model.output if len(model.outputs) > 1 else None
     names = parity.output_names(model)
     if isinstance(outputs, dict):

@@ -1,4 +1,4 @@
-"""The frozen signatures of a SavedModel: names, shapes, checks of the requests, and outputs."""
+"""The signatures of an exported SavedModel."""
 
 import os
 
@@ -8,10 +8,8 @@ from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
 
 
 class Server(tf.Module):
-    """A model of the TensorFlow backend and its signatures, as they are saved; arguments as in `saved_model`.
-
-    `names` are those of the model's outputs, `normalization` is an `ImageNormalization` for images of 0..255, and
-    `postprocess` a function from the model's one output to a dict of further outputs, or None.
+    """The model and its signatures as they are saved; arguments as in `saved_model`, `postprocess` maps the output to a
+    dict.
     """
 
     def __init__(
@@ -22,19 +20,18 @@ class Server(tf.Module):
         self._max_batch_size, self._max_input_pixels = max_batch_size, max_input_pixels
         self._names = tuple(names)
         self._shape = tuple(model.inputs[0].shape)[1:]
-        # Nothing else of the model is tracked: its layers' own lists of variables would store each a second time.
+        # Only these are tracked: tracking the layers too would store each variable twice.
         self.weights = [variable.value for variable in model.variables]
         self.postprocess = postprocess
-        # JPEG and PNG have no other numbers of channels.
         channels = self._shape[-1]
         self._reader = ImageReader(image_size, channels, normalization.preprocessing, max_pixels)
         self._reads_bytes = channels in (1, 3)
-        # Untracked as well, or the graph of the model would be stored a second time, as a function to call by itself.
+        # Untracked, since tf.Module would store this function as a second graph of the model.
         spec = tf.TensorSpec((None, *self._shape), "float32")
         self._outputs = _Untracked(tf.function(self._compute, input_signature=[spec], autograph=False))
 
     def signatures(self):
-        """Returns the functions to save, by name."""
+        """Returns {name: concrete function}."""
         specs = {
             "serving_default": (self._serve_images, tf.TensorSpec((None, *self._shape), "float32", "images")),
             "serving_uint8": (self._serve_uint8, tf.TensorSpec((None, *self._shape), "uint8", "images")),
@@ -56,15 +53,15 @@ class Server(tf.Module):
         images, status = self._reader(self._of_batch_size(tf.ensure_shape(image_bytes, (None,))))
         outputs = self._outputs.value(self._scaled(images))
         for name, output in outputs.items():
-            # Zeros rather than NaN, which JSON does not have; -1 is no class.
+            # Zeros, as JSON has no NaN; -1 stands for no class.
             nothing = tf.fill(tf.shape(output), -1) if name == "classes" else tf.zeros_like(output)
             good = tf.reshape(status == OK, [-1] + [1] * (output.shape.rank - 1))
             outputs[name] = tf.where(good, output, nothing)
         return {**outputs, "status": tf.gather(tf.constant(STATUSES), status)}
 
     def _checked(self, images):
-        """Returns the same images, with a rank and shape that no kernel crashes on."""
-        # A server does not compare requests with the signature, and some kernels end the process on a wrong rank.
+        """Returns the images after checks of rank, shape and size."""
+        # Servers do not check requests against the signature, and some kernels crash on a wrong rank.
         images = self._of_batch_size(tf.ensure_shape(images, (None, *self._shape)))
         if None in self._shape[:2]:
             size = tf.cast(tf.shape(images)[1:3], "int64")
@@ -79,19 +76,19 @@ class Server(tf.Module):
         return _asserting((count > 0) & (count <= most), [message, count], rows)
 
     def _scaled(self, images):
-        """Scales images of 0..255 as the model takes them."""
+        """Scales images in [0, 255] as the model takes them."""
         layer = self._normalization.value
         return images if layer.apply else layer.normalize(images)
 
     def _compute(self, images):
-        """Returns all outputs of the model by name, once for all signatures."""
+        """Returns all outputs by name; traced once for all signatures."""
         images = tf.debugging.check_numerics(images, "Expected finite numbers as images.")
         model = self._model.value
         outputs = model(tf.cast(images, model.inputs[0].dtype), training=False)
         named = {}
         for name, output in zip(self._names, tf.nest.flatten(outputs), strict=True):
             if output.dtype.is_floating:
-                # Servers and clients have no bfloat16 in JSON.
+                # JSON clients do not support bfloat16.
                 output = tf.cast(output, "float32")
                 output = tf.debugging.check_numerics(output, "The model's output overflowed: the images are too large.")
             named[name] = output
@@ -101,10 +98,8 @@ class Server(tf.Module):
 
 
 class Classify(tf.Module):
-    """Returns the probabilities of logits, and the `top` classes, scores and labels, most probable first.
-
-    `activation` is "softmax", "sigmoid" or None for outputs that are probabilities. A copy of the text file at
-    `labels_path` becomes an asset of the SavedModel for its readers; the labels of the outputs are in the graph.
+    """Returns probabilities and the `top` classes, scores and labels, most probable first; also saves `labels_path` as
+    an asset. `activation` is "softmax", "sigmoid" or None for outputs that are probabilities.
     """
 
     def __init__(self, activation, labels, labels_path, top):
@@ -112,7 +107,7 @@ class Classify(tf.Module):
         self.activation = {"softmax": tf.nn.softmax, "sigmoid": tf.sigmoid, None: tf.identity}[activation]
         self.top = top
         self.labels_file = tf.saved_model.Asset(os.fspath(labels_path))
-        # Not a table that is filled from the asset when the model is loaded: OpenVINO reads no SavedModel with one.
+        # A constant, not a lookup table loaded from the asset: OpenVINO cannot read a SavedModel with one.
         self.labels = list(labels)
 
     def __call__(self, outputs):
@@ -123,7 +118,7 @@ class Classify(tf.Module):
 
 
 class _Untracked:
-    """Holds a value that must not become part of a tf.Module."""
+    """Hides a value from tf.Module's tracking."""
 
     def __init__(self, value):
         self.value = value

@@ -1,4 +1,4 @@
-"""LiteRT and OpenVINO files: both are converted from a plain SavedModel, written on the TensorFlow backend."""
+"""LiteRT and OpenVINO files, converted from a plain SavedModel on TensorFlow."""
 
 import os
 import tempfile
@@ -30,14 +30,14 @@ def run_litert(path, batches, names):
 
     received = []
     for batch in batches:
-        # One for each: an interpreter cannot be resized while one of its outputs is referred to.
+        # A new one per batch: an interpreter cannot be resized while its outputs are referenced.
         outputs = Interpreter(model_path=os.fspath(path)).get_signature_runner("serving_default")(images=batch)
         received.append([np.array(outputs[name], "float32") for name in names])
     return received
 
 
 def write_openvino(model, path, precision):
-    """Writes OpenVINO's .xml and .bin; weights that a precision holds exactly are stored in it."""
+    """Writes OpenVINO's .xml and .bin; weights that `precision` represents exactly are stored in it."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
@@ -61,7 +61,7 @@ def run_openvino(path, batches, names):
 
 
 def _save_plain(model, folder):
-    """Saves a SavedModel of one signature, without a server's decoders and limits, which converters cannot read."""
+    """Writes a SavedModel with one signature, without the decoders and limits that converters cannot read."""
     import tensorflow as tf
 
     names = parity.output_names(model)
@@ -79,9 +79,8 @@ def _save_plain(model, folder):
 
 
 def _shrink(converted, precision):
-    """Stores the constants of an OpenVINO model in a precision if that loses nothing, and converts them back.
-
-    OpenVINO's own compression would round the others too, among them epsilons that float16 cannot hold.
+    """Stores the constants of an OpenVINO model in a precision if that is exact; OpenVINO's own compression rounds
+    others too, such as epsilons.
     """
     import openvino
     from openvino import opset13

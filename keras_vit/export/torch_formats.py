@@ -1,4 +1,4 @@
-"""ONNX files and PyTorch's exported programs: both are written on the PyTorch backend."""
+"""ONNX and torch.export files, written on PyTorch."""
 
 import os
 
@@ -10,14 +10,14 @@ from keras_vit.export.precision import stored
 
 
 def write_torch_export(model, path, precision):
-    """Writes an exported program; weights that float16 or bfloat16 holds exactly are stored in it."""
+    """Writes an exported program; weights that float16 or bfloat16 represents exactly are stored in it."""
     import torch
 
     torch.export.save(_traced(model, precision if precision != "int8" else "float32"), os.fspath(path))
 
 
 def run_torch_export(path, batches, names):
-    """Runs an exported program; its outputs have an order and no `names`."""
+    """Runs an exported program; `names` is not used, as the outputs are a tuple."""
     import torch
 
     program = torch.export.load(os.fspath(path)).module()
@@ -26,7 +26,7 @@ def run_torch_export(path, batches, names):
 
 
 def write_onnx(model, path, precision):
-    """Writes an ONNX file; weights that float16 or bfloat16 holds exactly are stored in it."""
+    """Writes an ONNX file; weights that float16 or bfloat16 represents exactly are stored in it."""
     import torch
 
     program = torch.onnx.export(
@@ -46,18 +46,18 @@ def run_onnx(path, batches, names):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # Errors alone: it warns of each constant it folds.
+    # Only errors: it warns about each folded constant.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     return [[np.asarray(y, "float32") for y in session.run(names, {"images": batch})] for batch in batches]
 
 
 def _traced(model, precision):
-    """Traces a model to a `torch.export.ExportedProgram` from images, of any free size, to a tuple of outputs."""
+    """Traces a model to a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs."""
     import torch
 
     class Program(torch.nn.Module):
-        """The model with its weights as buffers, stored in `precision` where it holds them exactly."""
+        """The model with its weights as buffers, stored in `precision` if that is exact."""
 
         def __init__(self):
             super().__init__()
@@ -86,7 +86,7 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores the constants of an ONNX model in a precision if that loses nothing, and casts them back."""
+    """Stores the constants of an ONNX model in a precision if that is exact, with a cast back to float32."""
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]
