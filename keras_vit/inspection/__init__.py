@@ -1,4 +1,4 @@
-"""Figures of what a model has learned and how it looks at images, each first as an array."""
+"""Arrays and plots of attention, weights, training histories and predictions."""
 
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout

@@ -1,4 +1,4 @@
-"""Attention weights of a ViT's blocks, and the distances and paths that they give."""
+"""Attention weights, attention distances and attention rollout."""
 
 import numbers
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 def attention_maps(
     model: keras.Model, images, blocks: int | Sequence[int] | None = -1, batch_size: int = 8
 ) -> np.ndarray | list[np.ndarray]:
-    """Returns the attention weights of a model's blocks, of all heads, for images.
+    """Returns the attention weights of all heads in one or several blocks, float32.
 
     Args:
-        model: Any model that holds one ViT of this package: as built, fine-tuned, in mixed precision, or nested in a
-            larger model.
+        model: A model that contains one ViT of this package, possibly fine-tuned, in mixed precision or nested in
+            another model.
         images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. For a model
             with several inputs, the structure that it takes.
-        blocks: Int, the index of a block in the order in which they run, negative from the last; a list of them; or
-            None for all, which takes much memory for long sequences.
-        batch_size: Int, the number of images that run at a time.
+        blocks: Int, the index of a block, negative from the last; a list of them; or None for all, which needs much
+            memory for long sequences. A list of arrays is returned unless it is an int.
+        batch_size: Int, the number of images per batch.
 
     Returns:
-        (batch, num_heads, num_tokens (queries), num_tokens (keys)), float32, rows summing to 1. The tokens are those of
-        `patch_layout`, prefix first. A list of such arrays unless `blocks` is an int.
+        (batch, num_heads, num_tokens (queries), num_tokens (keys)), rows sum to 1. Prefix tokens come first.
 
     Raises:
-        ValueError: If the model holds no ViT or several, runs it more than once or merges tokens, or has no such block.
+        ValueError: If the model does not have exactly one ViT, runs it several times or merges tokens, or a block does
+            not exist.
 
     Example:
 
@@ -62,19 +62,15 @@ def attention_maps(
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
-    """Returns the mean distance in pixels between a patch and those it attends to, weighted by attention, by head.
+    """Returns the mean attention distance of each head in pixels, (num_blocks, num_heads), weighted by attention.
 
-    Class, distillation and register tokens have no place in the image. They are left out as queries and as keys, and
-    the remaining rows are normalised. A query that attends to those tokens alone is left out of the mean; a head with
-    only such queries gets 0. Only one block's attention is in memory at a time.
+    Prefix tokens have no position in the image and are left out as queries and keys; the remaining rows are normalised.
+    Queries that attend only to prefix tokens are skipped; a head with only such queries gets 0.
 
     Args:
         model: As in `attention_maps`, with the same number of heads in each block.
         images: As in `attention_maps`. The mean is over all images and patches.
-        batch_size: Int, the number of images that run at a time.
-
-    Returns:
-        (num_blocks, num_heads), in pixels of the images that reach the ViT.
+        batch_size: Int, the number of images per batch.
 
     Raises:
         ValueError: As in `attention_maps`, or if the numbers of heads differ.
@@ -88,7 +84,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     """
     arguments.positive_int("batch_size", batch_size)
     watch = Watch(model)
-    # By block, each (num_heads,).
+    # Per block, each (num_heads,).
     sums, counts = {}, {}
 
     def add(i, block, tokens):
@@ -109,7 +105,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _patch_distances(layout):
-    """The distance in pixels between the corners of each two patches, (patches, patches), float32."""
+    """Pairwise distances in pixels between patches, (patches, patches), float32."""
     sides = (np.arange(number) * size for number, size in zip(layout.grid_size, layout.patch_size, strict=True))
     tops, lefts = (corners.ravel().astype("float32") for corners in np.meshgrid(*sides, indexing="ij"))
     return np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
@@ -123,39 +119,34 @@ def attention_rollout(
     batch_size: int = 8,
     readout: str | None = None,
 ) -> np.ndarray:
-    """Follows the attention through all blocks: how much of each patch arrives where the model's head reads.
+    """Returns attention rollout, float32 (batch, rows, columns): how much of each patch reaches the model's head.
 
-    In each block the heads' weights are fused, an identity matrix is added for the residual branch, and the rows are
-    normalised. The product over the blocks is what goes from each patch to each token. The class token's row of it is
-    returned, or the mean of the patches' rows if the head reads the patches (`pooling="gap"`, or no class token). With
-    `pooling="map"` that mean is weighted by the pooling's own attention. Only one block's attention is in memory at a
-    time.
+    In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised; the
+    matrices of all blocks are multiplied. The result is the class token's row, or the mean of the patch rows if the
+    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Maps sum to 1
+    together with the prefix tokens' part.
 
     Args:
         model: As in `attention_maps`.
         images: As in `attention_maps`.
         head_fusion: "mean", "max" or "min", over the heads.
-        discard_ratio: Float in [0, 1), the share of each fused matrix, its smallest numbers, that is set to 0 before
-            the identity is added.
-        batch_size: Int, the number of images that run at a time.
-        readout: What the model's head reads: "token", the first token, or "gap", the mean of all patches. None takes it
-            from the ViT's config, which is wrong if the user's own head reads something else, for example the mean of
-            the tokens of a model with a class token.
-
-    Returns:
-        (batch, rows, columns), float32. Together with the share of the prefix tokens it sums to 1.
+        discard_ratio: Float in [0, 1), the fraction of the smallest weights in each fused matrix to set to 0 before the
+            identity is added.
+        batch_size: Int, the number of images per batch.
+        readout: "token" if the head reads the first token, "gap" for the mean of all patches. None takes it from the
+            ViT's config; set it if a custom head reads something else.
 
     Raises:
-        ValueError: As in `attention_maps`, or if an argument is out of its range.
+        ValueError: As in `attention_maps`, or if an argument is out of range.
 
     Example:
 
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape
     (1, 3, 2)
 
-    Reference: [arXiv 2005.00928](https://arxiv.org/abs/2005.00928), section 3; for ViT
-    [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8, which fuses the heads by their maximum in its
-    code and by their mean in its text.
+    Reference: [arXiv 2005.00928](https://arxiv.org/abs/2005.00928), section 3; for ViT [arXiv
+    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8, whose code fuses heads by the maximum and whose text by
+    the mean.
     """
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
@@ -178,7 +169,7 @@ def attention_rollout(
 
 
 def discard_smallest(matrices, ratio):
-    """A copy of (batch, rows, columns) in which this share of each matrix, its smallest numbers, is 0."""
+    """Returns a copy of (batch, rows, columns) with this fraction of each matrix, its smallest values, set to 0."""
     flat = matrices.reshape(len(matrices), -1).copy()
     count = int(flat.shape[1] * ratio)
     if count:

@@ -1,4 +1,4 @@
-"""Figures of where a model looks."""
+"""Plots of attention maps, attention rollout and attention distance."""
 
 import math
 import os
@@ -14,16 +14,14 @@ from keras_vit.pictures import finish, new_figure, new_panels, show
 def plot_attention_rollout(
     images, attention, path: str | os.PathLike | None = None, titles: Sequence[str] | None = None
 ):
-    """Draws each image beside its `attention_overlay` and the attention by patch.
+    """Plots each image, its `attention_overlay` and its attention per patch, and returns the
+    `matplotlib.figure.Figure`.
 
     Args:
         images: As in `attention_overlay`.
-        attention: (number, rows, columns), as `attention_rollout` or `gradient_rollout` returns it.
+        attention: (number, rows, columns), from `attention_rollout` or `gradient_rollout`.
         path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
-        titles: A string for each image, drawn over it, or None.
-
-    Returns:
-        A `matplotlib.figure.Figure` with a row of three panels for each image.
+        titles: A title per image, or None.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -61,20 +59,19 @@ def plot_attention_maps(
     grid_size: tuple[int, int] | None = None,
     query: int | None = None,
 ):
-    """Draws where each head of one block looks from one token, laid over the image.
+    """Plots the attention of each head in one block from one token over the image, and returns the figure.
+
+    Each panel has its own scale, whose maximum is in its title.
 
     Args:
-        image: (height, width, channels), of 0..255, as in `attention_overlay`.
-        attention: (num_heads, num_tokens, num_tokens), as `attention_maps` returns it for one image.
-        path: As in `plot_attention_rollout`, and so are the errors.
-        grid_size: (rows, columns) of patches, the last tokens, as in `patch_layout`. None is for a square of patches,
-            alone or after one class token: it takes 9 tokens for 3 x 3 patches, though they may be 4 x 2 after a class
-            token.
-        query: Int, the token that looks. None takes the first, the class token, if there are tokens before the patches,
-            and otherwise the mean of all patches.
-
-    Returns:
-        A `matplotlib.figure.Figure` with one panel for each head. The title of a panel has the end of its scale.
+        image: (height, width, channels), in [0, 255], as in `attention_overlay`.
+        attention: (num_heads, num_tokens, num_tokens), from `attention_maps` for one image.
+        path: As in `plot_attention_rollout`; the same errors are raised.
+        grid_size: (rows, columns) of patches, as in `patch_layout`; patches are the last tokens. None assumes a square
+            grid with at most a class token before it; pass it for other layouts, such as 9 tokens of a class token and
+            4 x 2 patches.
+        query: Int, the index of the query token. None takes the first token if there are prefix tokens, else the mean
+            over all patches.
 
     Example:
 
@@ -95,7 +92,7 @@ def plot_attention_maps(
     if query is None and num_prefix:
         query = 0
     looks = attention.mean(axis=1) if query is None else attention[:, query]
-    # The row and column of the patch that looks.
+    # (row, column) of the query patch.
     place = None if query is None or query < num_prefix else divmod(query - num_prefix, columns)
     if query is None:
         name = "mean of all patches"
@@ -131,18 +128,11 @@ def _square(num_tokens):
 
 
 def plot_attention_distance(distance, path: str | os.PathLike | None = None):
-    """Draws the mean attention distance of each head by the depth of its block, and a line through the blocks' means.
+    """Plots the mean attention distance of each head and of each block against depth, and returns the figure.
 
     Args:
-        distance: (num_blocks, num_heads), in pixels, as `attention_distance` returns it.
-        path: As in `plot_attention_rollout`, and so are the errors.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Example:
-
-    >>> figure = plot_attention_distance([[60.0, 20.0], [90.0, 100.0]])  # doctest: +SKIP
+        distance: (num_blocks, num_heads), in pixels, from `attention_distance`.
+        path: As in `plot_attention_rollout`; the same errors are raised.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 right.
     """
@@ -166,5 +156,5 @@ def plot_attention_distance(distance, path: str | os.PathLike | None = None):
 def _show(axes, image, title):
     height, width, _ = image.shape
     show(axes, image, extent=(0, width, height, 0))
-    # Long class names would run into the next panel.
+    # Long titles would overlap the next panel.
     axes.set_title(title if len(title) <= 34 else f"{title[:33]}…", fontsize=10)

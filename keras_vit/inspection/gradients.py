@@ -1,4 +1,4 @@
-"""Attention rollout weighted by the gradient of a class, and gradients on each backend."""
+"""Gradient-weighted attention rollout, and gradients on each backend."""
 
 import keras
 import numpy as np
@@ -11,23 +11,18 @@ from keras_vit.inspection.watch import Watch, batches, scores_of, to_numpy
 def gradient_rollout(
     model: keras.Model, images, classes=None, batch_size: int = 8, readout: str | None = None
 ) -> np.ndarray:
-    """Follows the attention that supports a class through all blocks, to the patches where it comes from.
+    """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
-    Each block's attention weights A are multiplied by the gradient of the class' output with respect to them, negative
-    products are dropped and the heads averaged: B. The product of the matrices I + B over the blocks, minus the
-    identity, tells how each patch bears on each token. The result is read from it as in `attention_rollout`. It takes
-    the memory of a training step on `batch_size` images.
+    In each block, B is the attention weights times the gradient of the class output, clipped at 0 and averaged over
+    heads. The matrices I + B of all blocks are multiplied and the identity is subtracted; the result is read as in
+    `attention_rollout`. Needs the memory of a training step on `batch_size` images.
 
     Args:
-        model: As in `attention_maps`, with an output of (batch, classes). Quantized attention has no gradient.
+        model: As in `attention_maps`, with one output, (batch, classes), and no quantized attention.
         images: As in `attention_maps`.
-        classes: The class to explain: its index, or one index for each image. None takes each image's most probable
-            one.
-        batch_size: Int, the number of images that run at a time.
+        classes: Int or ints, (batch,), the class to explain. None takes the top-1 class of each image.
+        batch_size: Int, the number of images per batch.
         readout: As in `attention_rollout`.
-
-    Returns:
-        (batch, rows, columns), float32, not below 0.
 
     Raises:
         ValueError: As in `attention_maps`, or if the model or the classes are not as described.
@@ -38,8 +33,8 @@ def gradient_rollout(
     >>> gradient_rollout(model, np.zeros((2, 48, 32, 3)), classes=1).shape
     (2, 3, 2)
 
-    Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not treat pooled
-    patches; there the last step is the pooling's own weights.
+    Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover pooled
+    patches; here the pooling's weights are the last step.
     """
     arguments.positive_int("batch_size", batch_size)
     watch = Watch(model, readout)
@@ -65,7 +60,7 @@ def gradient_rollout(
 
 
 def quantization_of_attention(watch):
-    """The quantization mode of a model's attention, or None. Keras replaces the call of quantized layers."""
+    """Returns the quantization mode of the attention, or None; Keras replaces the call of quantized layers."""
     modes = (getattr(block.attention.out, "quantization_mode", None) for block in watch.blocks)
     return next((mode for mode in modes if mode), None)
 
@@ -81,7 +76,7 @@ def _of_batch(watch, inputs, classes):
     row = start = watch.read_out(np.broadcast_to(np.eye(length, dtype="float32"), (batch, length, length)))
 
     def output_of_class(*changes):
-        """The output of the class if these are added to the output of each block's attention."""
+        """Returns the class output with `changes` added to the output of each attention layer."""
 
         def add_change(i, block, tokens):
             attended = block.attention(block.norm_1(tokens)) + changes[i]
@@ -99,7 +94,7 @@ def _of_batch(watch, inputs, classes):
 
 
 def _weights_of_class(outputs, classes):
-    """1 at each image's class, (batch, classes)."""
+    """One-hot classes, (batch, classes)."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -112,23 +107,20 @@ def _weights_of_class(outputs, classes):
 
 
 def _of_scores(attention, tokens, gradient):
-    """The gradient of the attention weights, given that of the attention layer's output, in NumPy."""
+    """Returns the gradient of the attention weights, given that of the attention layer's output, in NumPy."""
     value = to_numpy(attention.project(tokens)[2]).transpose(0, 2, 1, 3)
-    # The output projection takes the joined heads A V.
+    # The input of the output projection is the concatenated heads A V.
     of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
     return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
 
 
 def gradients(function, *values) -> list:
-    """The gradient of a scalar function of tensors with respect to each, 0 where it does not depend on it.
-
-    Keras has no such function.
-    """
+    """Returns the gradients of a scalar function on any backend, 0 for values that it does not depend on."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
 
-        # Watching variables would keep the activations that their gradients need.
+        # Watching variables would keep the activations for their gradients.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y = function(*values)

@@ -1,4 +1,4 @@
-"""Images darkened where a model does not look, and as pictures for TensorBoard."""
+"""Images darkened by attention, also as a TensorBoard callback."""
 
 import os
 
@@ -14,15 +14,12 @@ from keras_vit.tensorboard import TensorBoardPictures
 
 
 def attention_overlay(images, attention) -> np.ndarray:
-    """Darkens images where there is little attention, relative to the highest in the image.
+    """Darkens images where attention is low; returns uint8 images, (number, height, width, 1 or 3).
 
     Args:
-        images: (number, height, width, channels), of 0..255. The first three channels are shown, or the first of two.
-        attention: (number, rows, columns), not below 0, as `attention_rollout` returns it. It is resized to the image,
-            bilinearly.
-
-    Returns:
-        uint8 images, (number, height, width, 1 or 3).
+        images: (number, height, width, channels), in [0, 255]. The first three channels are shown, or the first of two.
+        attention: (number, rows, columns), non-negative, from `attention_rollout`; resized bilinearly and divided by
+            the maximum of each image.
 
     Raises:
         ValueError: If the shapes do not match.
@@ -44,7 +41,7 @@ def attention_overlay(images, attention) -> np.ndarray:
 
 
 def images_and_attention(images, attention):
-    """Both as NumPy arrays, the images displayable, or a ValueError if their shapes do not match."""
+    """Returns displayable images and attention as NumPy arrays; raises ValueError if the shapes do not match."""
     images = np.asarray(ops.convert_to_numpy(images))
     attention = np.asarray(ops.convert_to_numpy(attention), "float32")
     if images.ndim != 4 or not len(images):
@@ -60,22 +57,18 @@ def images_and_attention(images, attention):
 
 
 class TensorBoardAttention(TensorBoardPictures):
-    """Writes the `attention_overlay` of a few images by `attention_rollout` to TensorBoard's logs during training.
+    """Writes attention overlays of a few images to TensorBoard during training, from `attention_rollout`.
 
     Args:
-        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
-        images: A few images, as the model is trained on them.
-        every: Int, the number of epochs between pictures. The last epoch always has one.
+        log_dir: The log folder, preferably not that of `keras.callbacks.TensorBoard`.
+        images: A few images, preprocessed as for training.
+        every: Int, the number of epochs between pictures. The last epoch is always written.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.
-        model: The model to look into if it is a part of the one that is fitted, for example a distillation's student.
+        model: The model to inspect if it is not the fitted one, for example the student of a `Distiller`.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
-        ValueError: If an argument is out of its range, or the model holds no ViT or several.
-
-    Example:
-
-    >>> callback = TensorBoardAttention("logs/attention", images[:8], every=10)  # doctest: +SKIP
+        ValueError: If an argument is out of range, or the model does not have exactly one ViT.
     """
 
     name = "attention"

@@ -1,4 +1,4 @@
-"""Figures of a training run and of its predictions."""
+"""Plots of training histories and predictions."""
 
 import math
 import os
@@ -13,18 +13,11 @@ _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
 
 def plot_history(history, path: str | os.PathLike | None = None):
-    """Draws the loss and each accuracy of a training run by epoch, on the training and the validation data.
+    """Plots loss and accuracies per epoch for training and validation, one panel each, and returns the figure.
 
     Args:
-        history: The return value of `model.fit`, or its `history`, a dict of lists with one number for each epoch.
-        path: As in `plot_attention_rollout`, and so are the errors.
-
-    Returns:
-        A `matplotlib.figure.Figure` with one panel for the loss and one for each accuracy.
-
-    Example:
-
-    >>> keras_vit.inspection.plot_history({"loss": [2.3, 1.1], "val_loss": [2.2, 1.4]}, "history.png")  # doctest: +SKIP
+        history: The return value of `model.fit`, or a dict of lists with one number per epoch.
+        path: As in `plot_attention_rollout`; the same errors are raised.
     """
     curves = getattr(history, "history", history)
     names = ["loss"] + [name for name in curves if "accuracy" in name and not name.startswith("val_")]
@@ -35,7 +28,7 @@ def plot_history(history, path: str | os.PathLike | None = None):
         for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
             if key in curves:
                 epochs = range(1, len(curves[key]) + 1)
-                # A curve of one epoch is a point, which a line alone would not show.
+                # A line does not show a single point.
                 marker = "o" if len(epochs) == 1 else None
                 axes.plot(epochs, curves[key], label=f"{label} ({curves[key][-1]:.4g})", color=colour, marker=marker)
         title = name.replace("_", " ")
@@ -48,17 +41,16 @@ def plot_history(history, path: str | os.PathLike | None = None):
 
 
 def plot_predictions(images, labels, probabilities, class_names: Sequence[str], path: str | os.PathLike | None = None):
-    """Draws images in a grid, each with its true class, the predicted one and its probability; wrong ones in red.
+    """Plots a grid of images with true class, predicted class and its probability, and returns the figure.
+
+    Wrong predictions are red.
 
     Args:
-        images: (number, height, width, 1 or 3), of 0..255.
-        labels: (number,), the indices of the true classes.
-        probabilities: (number, classes), as `keras.ops.softmax(logits)` returns them. Logits are refused.
-        class_names: The classes' names, in the order of the logits.
-        path: As in `plot_attention_rollout`, and so are the errors.
-
-    Returns:
-        A `matplotlib.figure.Figure` with one panel for each image.
+        images: (number, height, width, 1 or 3), in [0, 255].
+        labels: Ints, (number,), the true classes.
+        probabilities: (number, classes), with rows that sum to 1; logits raise ValueError.
+        class_names: The class names, in order.
+        path: As in `plot_attention_rollout`; the same errors are raised.
 
     Example:
 
@@ -86,7 +78,7 @@ def plot_predictions(images, labels, probabilities, class_names: Sequence[str], 
 
 
 def _short(name):
-    """A class name that fits over an image beside its probability."""
+    """Truncates a class name to 18 characters."""
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
@@ -106,7 +98,7 @@ def _check_predictions(images, labels, probabilities, class_names):
             f"Expected `labels` to be integers of 0..{len(class_names) - 1}. "
             f"Received: {labels.dtype} from {labels.min()} to {labels.max()}"
         )
-    # The bound allows for rows that were normalised in half precision.
+    # Rows normalised in half precision sum to 1 only roughly.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
         raise ValueError(
             "Expected `probabilities` to be rows of non-negative numbers that sum to 1. Received: numbers from "

@@ -1,4 +1,4 @@
-"""One page about a model and some images: all figures, the predictions and the summary."""
+"""HTML report of a model on some images."""
 
 import base64
 import html
@@ -47,28 +47,24 @@ def write_report(
     title: str | None = None,
     notes: str = "",
 ) -> Path:
-    """Writes a page that shows how a model sees images, as one self-contained HTML file.
+    """Writes a self-contained HTML report of a model on some images, and returns its path.
 
-    For each image: the most probable classes, the attention rollout, the gradient rollout of the most probable class,
-    and the heads of the last block. For all images: the mean attention distance. For the model: the similarities of its
-    position embeddings, its embedding filters and Keras' summary.
+    Per image: top classes, attention rollout, gradient rollout of the top-1 class, and the heads of the last block. For
+    all images: mean attention distance. For the model: position similarity, embedding filters and Keras' summary.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
-        images: Paths of image files, at least one. They are read with the model's evaluation transform.
+        images: Paths of image files, at least one, read with the model's evaluation transform.
         path: Path of the .html file to write. An existing file is replaced; a failed write leaves no file.
-        top: Int, the number of classes to name, or all if there are fewer.
-        title: The page's title. None takes the model's name.
+        top: Int, the number of classes to show, at most all.
+        title: The page's title. None takes one with the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
 
-    Returns:
-        The path.
-
     Raises:
-        FileNotFoundError: If an image, or the folder of `path`, does not exist.
+        FileNotFoundError: If an image or the folder of `path` does not exist.
         ImportError: If matplotlib is not installed.
-        ValueError: As in `attention_maps`, or if there is no image, a file is not an image, or `path` ends in neither
-            .html nor .htm.
+        ValueError: As in `attention_maps`, or if `images` is empty, a file is not an image, or `path` is not .html or
+            .htm.
 
     Example:
 
@@ -82,7 +78,7 @@ def write_report(
         raise ValueError("Expected `images` to hold at least one path. Received: none")
     watch = Watch(model)
     title = html.escape(title or f"What {model.name} sees")
-    # A missing folder or an unreadable image is found before minutes of computing.
+    # Missing folders and unreadable images raise before the computation starts.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
         body = "\n".join([*_of_images(watch, images, arrays, top), *_of_model(model, notes)])
@@ -97,7 +93,7 @@ def write_report(
 def _of_images(watch, paths, arrays, top):
     model, distances = watch.model, []
     yield "<h2>Images</h2>"
-    # One by one: a model of any size takes images of different sizes.
+    # One by one, as images may have different sizes.
     for path, array in zip(paths, arrays, strict=True):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
@@ -105,7 +101,7 @@ def _of_images(watch, paths, arrays, top):
         yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
-        # A list of two shapes has a length of 2 as well.
+        # With two outputs, `output_shape` would be a list of length 2 too.
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
         if is_vector and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
@@ -157,7 +153,7 @@ def _of_model(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # At its default width: without a terminal it would cut wider lines off.
+    # Default width: without a terminal, wider lines are truncated.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 

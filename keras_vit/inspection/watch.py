@@ -1,4 +1,4 @@
-"""Finds the ViT inside a model and runs it block by block."""
+"""Finds the ViT in a model and runs it block by block."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,19 +13,18 @@ from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbeddin
 from keras_vit.models.graph import is_graph, replay
 from keras_vit.record import config_of
 
-# The layers that `Watch.run` looks at.
+# The layers that `Watch.run` handles.
 _SEEN = (ImageNormalization, PatchEmbedding, TransformerBlock, AttentionPooling)
 
 
 class PatchLayout(NamedTuple):
-    """The position of a ViT's tokens on its images.
+    """The position of a ViT's tokens in its images.
 
     Args:
         image_size: (height, width) in pixels of the images that reach the ViT.
         grid_size: (rows, columns) of patches.
-        patch_size: (height, width) of a patch in pixels of those images. They are not whole numbers in a hybrid whose
-            ResNet does not divide the images evenly.
-        num_prefix_tokens: The number of class, distillation and register tokens before the patches.
+        patch_size: (height, width) of a patch in pixels of these images; not always whole numbers in hybrids.
+        num_prefix_tokens: Number of class, distillation and register tokens before the patches.
     """
 
     image_size: tuple[int, int]
@@ -35,7 +34,7 @@ class PatchLayout(NamedTuple):
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:
-    """Returns the position of the tokens on the images. The model runs once, on one image.
+    """Returns the `PatchLayout` of a model for some images. The model runs once, on one image.
 
     Args:
         model: As in `attention_maps`.
@@ -56,7 +55,7 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
 
 
 def pictures_of(model, images):
-    """A model's input with its scaling undone: images of 0..255, (batch, height, width, channels), float32."""
+    """Undoes a model's preprocessing of its input: images in [0, 255], (batch, height, width, channels), float32."""
     watch = Watch(model)
     watch.run(images)
     if watch.images is None:
@@ -66,10 +65,9 @@ def pictures_of(model, images):
 
 
 class Watch:
-    """Runs a model in inference mode, layer by layer, so that each block's input can be read or its output replaced.
+    """Runs a model in inference mode layer by layer, to read the input of each block or replace its output.
 
-    Models and layers that hold the ViT are replaced by the layers that they call. The model itself is not changed. A
-    `call` written by the user is traced with symbolic tensors.
+    Nested models and layers are expanded to the layers they call; a custom `call` is traced with symbolic tensors.
     """
 
     def __init__(self, model, readout=None):
@@ -90,12 +88,9 @@ class Watch:
         self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
 
     def run(self, inputs, on_block: Callable | None = None) -> list:
-        """Runs the model on a batch and returns its outputs as a list. Sets `layout`, `images` and `pooled`.
+        """Runs the model on a batch and returns a list of outputs; sets `layout`, `images` and `pooled`.
 
-        Args:
-            inputs: The model's input.
-            on_block: Called before each block as `on_block(index, block, tokens)`. If it returns something, that
-                replaces the block's output.
+        `on_block(index, block, tokens)` is called before each block and replaces its output, unless it returns None.
         """
         self.layout = self.images = self.pooled = None
         ran = []
@@ -110,7 +105,7 @@ class Watch:
                     )
                 ran.append(layer)
                 y = None if on_block is None else on_block(len(ran) - 1, layer, args[0])
-                # Without stop_gradient PyTorch would keep the activations of all blocks.
+                # Otherwise PyTorch keeps the activations of all blocks.
                 return ops.stop_gradient(layer(args[0], training=False)) if y is None else y
             if isinstance(layer, ImageNormalization):
                 self.images = layer, args[0]
@@ -121,7 +116,7 @@ class Watch:
             elif isinstance(layer, keras.Layer) and sublayers(layer, _SEEN):
                 return _unfolded(layer, args, kwargs, call)
             if "training" in inspect.signature(layer.call).parameters:
-                # Keras' augmentation layers train by default.
+                # Keras' augmentation layers default to training=True.
                 kwargs["training"] = False
             return layer(*args, **kwargs)
 
@@ -136,10 +131,8 @@ class Watch:
         return PatchLayout(image_size, grid_size, pixels, self.config.num_prefix_tokens)
 
     def read_out(self, rows, fuse=np.mean):
-        """The row of the token that the head reads, or the mean of the patches' rows, (batch, num_tokens).
-
-        `rows` is (batch, num_tokens, num_tokens). For attention pooling the mean has its weights, of heads joined by
-        `fuse`.
+        """Returns the rows that the head reads of (batch, num_tokens, num_tokens): the first, or the mean over patches,
+        as (batch, num_tokens). Attention pooling weights the mean by its attention, with heads joined by `fuse`.
         """
         num_prefix = self.layout.num_prefix_tokens
         readout = self.readout or ("map" if self.pooled else self.config.pooling)
@@ -158,12 +151,12 @@ class Watch:
         return np.einsum("bp,bpt->bt", weights / weights.sum(axis=-1, keepdims=True), rows)
 
     def to_grid(self, rows):
-        """The patches' part of (batch, num_tokens) as (batch, rows, columns)."""
+        """Reshapes the patches of (batch, num_tokens) to (batch, rows, columns)."""
         return rows[:, self.layout.num_prefix_tokens :].reshape(-1, *self.layout.grid_size)
 
 
 def _unfolded(layer, args, kwargs, call):
-    """Runs the graph of a model, or of a layer's traced `call`, with `call` for each layer. Returns a list."""
+    """Runs the graph of a model, or of a layer's traced `call`, with `call` for each layer; returns a list."""
     tensors = [x for x in keras.tree.flatten((args, kwargs)) if ops.is_tensor(x)]
     if not is_graph(layer):
         inputs = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in tensors}
@@ -174,16 +167,16 @@ def _unfolded(layer, args, kwargs, call):
 
 
 def scores_of(block, tokens) -> np.ndarray:
-    """The attention weights of a block, (batch, num_heads, num_tokens, num_tokens), in NumPy's float32."""
+    """Returns a block's attention weights, (batch, num_heads, num_tokens, num_tokens), as NumPy float32."""
     scores = to_numpy(block.attention(block.norm_1(tokens), return_attention_scores=True)[1])
     if block.compute_dtype != "float32":
-        # Rows that were rounded to the compute dtype do not sum to 1.
+        # Rows rounded to the compute dtype do not sum to 1.
         scores /= scores.sum(axis=-1, keepdims=True)
     return scores
 
 
 def sublayers(model, kind) -> list:
-    """All layers of a kind in a model, at any depth, each once, in the order in which they were added."""
+    """Returns all layers of a type in a model, at any depth, each once, in the order they were added."""
     if not isinstance(model, keras.Layer):
         raise ValueError(f"Expected a Keras model. Received: {model!r}")
     found, pending = [], [model]
@@ -191,14 +184,14 @@ def sublayers(model, kind) -> list:
         layer = pending.pop(0)
         if layer not in found:
             found.append(layer)
-            # Only models list their layers; other layers hold theirs as attributes.
+            # Layers that are not models hold sublayers as attributes.
             inner = layer.layers if isinstance(layer, keras.Model) else keras.tree.flatten(list(vars(layer).values()))
             pending = [each for each in inner if isinstance(each, keras.Layer)] + pending
     return [layer for layer in found if isinstance(layer, kind)]
 
 
 def only_one(model, kind) -> keras.Layer:
-    """The one layer of a kind in a model, at any depth. Raises ValueError if there is none, or several."""
+    """Returns the only layer of a type in a model; raises ValueError if there are none or several."""
     found = sublayers(model, kind)
     if len(found) != 1:
         raise ValueError(
@@ -209,7 +202,7 @@ def only_one(model, kind) -> keras.Layer:
 
 
 def batches(inputs, batch_size) -> Iterator:
-    """Cuts a model's input, an array or a structure of arrays, into batches."""
+    """Splits a model's input, an array or a structure of arrays, into batches."""
     number = len(keras.tree.flatten(inputs)[0])
     if not number:
         raise ValueError("Expected `images` to hold at least one image. Received: none")
@@ -218,8 +211,8 @@ def batches(inputs, batch_size) -> Iterator:
 
 
 def to_numpy(x) -> np.ndarray:
-    """A float tensor as a NumPy array of float32."""
-    # A copy: some backends share their memory, which must not be written to.
+    """Converts a tensor to a NumPy float32 array."""
+    # A copy, as some backends return read-only shared memory.
     return np.array(ops.convert_to_numpy(ops.cast(ops.stop_gradient(x), "float32")))
 
 

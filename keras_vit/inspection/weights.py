@@ -1,4 +1,4 @@
-"""Figures of the weights alone, as arrays and as pictures: embedding filters and position embeddings."""
+"""Embedding filters and position similarity, as arrays and plots."""
 
 import math
 import os
@@ -16,20 +16,17 @@ FIGURE_7 = 28
 
 
 def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
-    """Returns the principal components of the filters that are applied to the image's pixels.
+    """Returns the principal components of the patch embedding filters, (number, height, width, channels), float32.
 
-    They are the patch embedding's filters, or, in a hybrid, those of the ResNet's first convolution, standardized.
+    In a hybrid they are of the ResNet's first convolution, standardized. Components have unit length, are sorted by
+    falling variance, and their largest absolute value is made positive.
 
     Args:
         model: As in `attention_maps`.
-        number: Int, the number of components. None gives the paper's 28, or all if there are fewer.
-
-    Returns:
-        (number, height, width, channels), float32, each of length 1, by falling variance. The sign of a component has
-        no meaning; its largest number is made positive.
+        number: Int, the number of components. None takes the paper's 28, or all if there are fewer.
 
     Raises:
-        ValueError: If the model holds no patch embedding or several, has fewer components than `number`, or its
+        ValueError: If the model does not have exactly one patch embedding, has fewer components than `number`, or its
             preprocessing is folded.
 
     Example:
@@ -59,17 +56,15 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
 
 
 def position_similarity(model: keras.Model) -> np.ndarray:
-    """Returns the cosine similarity of each patch's position embedding to every other's.
+    """Returns the cosine similarities of position embeddings, (rows, columns, rows, columns), float32.
+
+    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out.
 
     Args:
         model: As in `attention_maps`, with position embeddings "learned", "learned2d" or "sincos2d".
 
-    Returns:
-        (rows, columns, rows, columns), float32: `[i, j]` compares the patch in row i and column j with each other. The
-        grid is the stored one. Prefix tokens are left out.
-
     Raises:
-        ValueError: If the model holds no table of positions, or several.
+        ValueError: If the model does not have exactly one position embedding.
 
     Example:
 
@@ -86,23 +81,19 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size
     shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)
-    # `call` itself: a layer in mixed precision would round its weights first.
+    # `__call__` in mixed precision would round the weights.
     positions = ops.convert_to_numpy(layer.call(ops.zeros(shape, dtype="float32")))[0, layer.num_prefix_tokens :]
     positions = positions / np.maximum(np.linalg.norm(positions, axis=1, keepdims=True), 1e-12)
     return (positions @ positions.T).reshape(rows, columns, rows, columns)
 
 
 def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
-    """Draws the principal components of the embedding filters, each in one panel of a `matplotlib.figure.Figure`.
+    """Plots the principal components of the embedding filters, one per panel, and returns the figure.
 
     Args:
-        filters: (number, height, width, channels), as `embedding_filters` returns them. The first three channels are
-            shown, or the first of two. Zero is middle grey, and each component fills the scale.
-        path: As in `plot_attention_rollout`, and so are the errors.
-
-    Example:
-
-    >>> plot_embedding_filters(embedding_filters(model), "filters.png")  # doctest: +SKIP
+        filters: (number, height, width, channels), from `embedding_filters`. The first three channels are shown, or the
+            first of two. Each component is scaled to the full range, with 0 as middle grey.
+        path: As in `plot_attention_rollout`; the same errors are raised.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.
     """
@@ -124,18 +115,11 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
 
 
 def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
-    """Draws the similarity of each position embedding to all others: at each patch's place a map of the whole grid.
+    """Plots the position similarities as a grid of maps, one per patch, and returns the figure.
 
     Args:
-        similarity: (rows, columns, rows, columns), as `position_similarity` returns it.
-        path: As in `plot_attention_rollout`, and so are the errors.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Example:
-
-    >>> plot_position_similarity(position_similarity(model), "positions.png")  # doctest: +SKIP
+        similarity: (rows, columns, rows, columns), from `position_similarity`.
+        path: As in `plot_attention_rollout`; the same errors are raised.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 centre.
     """
@@ -145,7 +129,7 @@ def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
             f"Expected `similarity` of shape (rows, columns, rows, columns). Received: shape {similarity.shape}"
         )
     rows, columns = similarity.shape[:2]
-    # One picture of all maps with gaps between them: hundreds of panels would take matplotlib a minute.
+    # One mosaic, as matplotlib needs a minute for hundreds of panels.
     gap = max(1, round(max(rows, columns) / 7))
     tiles = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     mosaic = tiles.transpose(0, 2, 1, 3).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
