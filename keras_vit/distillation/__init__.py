@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the labels and from a teacher, as in DeiT."""
+"""Knowledge distillation as in DeiT."""
 
 from keras_vit.distillation.distiller import Distiller
 from keras_vit.distillation.losses import (

@@ -15,50 +15,44 @@ from keras_vit.models.wrapper import TrainingWrapper
 
 
 class _Running(threading.local):
-    """The running step, by thread: TensorFlow gives each replica of a strategy its own."""
+    """The running step, per thread, as TensorFlow runs each replica of a strategy in its own."""
 
     step = None
 
 
-# Not on keras.distillation.Distiller: Keras 3.10 does not have it. It also needs a teacher with the student's input and
-# output shapes, supports neither two heads nor sample weights, calls the teacher in evaluation, and saves its weights.
+# keras.distillation.Distiller is missing in Keras 3.10, and supports neither two heads nor sample weights.
 class Distiller(TrainingWrapper):
-    """Trains a student on the labels and on a teacher's outputs: DeiT's distillation.
+    """Trains a student on labels and a teacher's outputs, as in DeiT.
 
-    Compile and fit this model. In training the loss given to `compile` is that of the class head to the labels, and the
-    distillation loss that of the distillation head to the teacher. `evaluate`, `predict` and a call use the student's
-    outputs, the mean of its heads, without the teacher.
+    Compile and fit this model. In training, the loss given to `compile` compares the class head with the labels, and
+    the distillation loss compares the distillation head with the teacher. Build a student with two heads with
+    `distillation_token=True`; any other classifier uses its one head for both. `evaluate`, `predict` and calls use only
+    the student, whose output is the mean of its heads.
 
-    A student with two heads is built with `distillation_token=True`. Any other classifier is a plain student, whose one
-    head learns from both.
+    `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
+    write only the student; `save_weights` also keeps the optimizer. The teacher is not changed or saved: its weights
+    are copied here and at the start of each `fit`.
 
-    `plain_model`, the given student, is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write
-    it alone; `save_weights` keeps the student and the optimizer. The teacher computes with copies of its weights, made
-    here and at the start of each `fit`; it is not changed and comes into no file.
-
-    Metrics in addition to those given to `compile`: `class_loss` and `distillation_loss` in training, and, for a
-    student with two heads, `class_accuracy` and `distillation_accuracy`, each head's accuracy on the labels; for mixed
-    labels on the class with the largest part.
+    Training adds the metrics `class_loss` and `distillation_loss`. With two heads, `class_accuracy` and
+    `distillation_accuracy` are each head's accuracy on the labels; mixed labels count as their largest class.
 
     Args:
         student: A built `keras.Model` from images, (batch, height, width, channels), to logits, (batch, num_classes).
-        teacher: Any built `keras.Model` that classifies images, channels last, into the same classes.
-        kind: "hard" (the cross entropy to the teacher's most likely class) or "soft" (the divergence from the teacher's
-            distribution).
-        alpha: Float in [0, 1], the share of the distillation loss. With 1 neither labels nor a loss are needed, and
-            the class head of a student with two learns nothing.
-        temperature: Float above 0, for "soft" only.
-        teacher_preprocessing: Function from a batch of the student's images to the teacher's, of `keras.ops`. By
-            default the constants of the student's `normalization` layer are undone and the teacher's applied if both
-            are models of this package, and otherwise the teacher gets the student's images: a model of
-            `keras.applications` needs its own `preprocess_input` of `raw_images(images, student)`. Grey images are
-            repeated for a teacher of three channels. Images are always resized, bilinearly, if the teacher has a fixed
-            input size.
-        teacher_from_logits: Bool; False for a teacher that returns probabilities, as those of `keras.applications` do.
+        teacher: A built `keras.Model` that classifies channels-last images into the same classes.
+        kind: "hard" (cross-entropy with the teacher's top-1 class) or "soft" (divergence from its distribution).
+        alpha: Float in [0, 1], the weight of the distillation loss. With 1, neither labels nor a loss are needed, and
+            the class head of a student with two heads is not trained.
+        temperature: Float above 0, only used with "soft".
+        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. By default, if
+            both are models of this package, the student's normalization is undone and the teacher's applied; otherwise
+            the teacher gets the student's images, so a `keras.applications` teacher needs its `preprocess_input` of
+            `raw_images(images, student)`. By default, grey images are also repeated for a teacher with 3 channels.
+            Images are always resized, bilinearly, if the teacher has a fixed input size.
+        teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
         **kwargs: Other arguments of `keras.Model`.
 
     Raises:
-        ValueError: If an argument is out of its range, or the models do not fit each other.
+        ValueError: If an argument is out of range, or the models do not match.
 
     Example:
 
@@ -70,8 +64,8 @@ class Distiller(TrainingWrapper):
     >>> sorted(history.history)
     ['class_accuracy', 'class_loss', 'distillation_accuracy', 'distillation_loss', 'loss']
 
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4. Hard distillation of a plain student is
-    that of the class token alone in its table 3, which the official code does not have.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4. Hard distillation of a student with one
+    head is in its table 3, but not in the official code.
     """
 
     def __init__(
@@ -89,7 +83,7 @@ class Distiller(TrainingWrapper):
             raise ValueError(
                 f"Expected `student` to be a functional or sequential keras.Model with Input. Received: {student!r}"
             )
-        # `compile` decides by the student's policy on scaling the loss. The student itself casts its images.
+        # `compile` chooses loss scaling by the student's policy; the student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.one_of("kind", kind, ("hard", "soft"))
         self.alpha = arguments.number("alpha", alpha)
@@ -101,7 +95,7 @@ class Distiller(TrainingWrapper):
         self.student = student
         heads, distilled = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
-        # Keras would track them, and save the teacher, if they were attributes or properties.
+        # Hidden from Keras, which would track and save the teacher.
         self._hidden = SimpleNamespace(heads=heads, teacher=teacher)
         self.num_classes = int(student.outputs[0].shape[-1])
         outputs = getattr(teacher.model, "outputs", None)
@@ -123,7 +117,9 @@ class Distiller(TrainingWrapper):
 
     @property
     def non_trainable_variables(self):
-        """With the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` is without."""
+        """Adds the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` does not have
+        them.
+        """
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
@@ -137,7 +133,7 @@ class Distiller(TrainingWrapper):
         return super().fit(*args, **kwargs)
 
     def train_step(self, *args):
-        # (data,) or, on JAX, (state, data).
+        # (data,), or (state, data) on JAX.
         with self._within("training"):
             return super().train_step(*args)
 
@@ -147,7 +143,7 @@ class Distiller(TrainingWrapper):
 
     @contextlib.contextmanager
     def _within(self, step):
-        """Makes `call` return the heads too while a step runs or is traced."""
+        """Makes `call` return both heads too while a step runs or is traced."""
         self._running.step = step
         try:
             yield
@@ -157,7 +153,7 @@ class Distiller(TrainingWrapper):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if self._running.step != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
-        # With a strategy of TensorFlow Keras divides each loss and sums the gradients of the replicas.
+        # With a TensorFlow strategy, Keras divides losses by the replicas and sums their gradients.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
@@ -168,7 +164,7 @@ class Distiller(TrainingWrapper):
         distillation_loss = self._distillation(teacher_logits, y_pred["distillation"], sample_weight)
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
-            # As in Keras' own tracker each image counts the same, also in a smaller last batch.
+            # Weighted by batch size, as in Keras' own loss tracker.
             tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
@@ -179,14 +175,14 @@ class Distiller(TrainingWrapper):
                 accuracy.update_state(labels, y_pred[name], sample_weight)
         results = super().compute_metrics(x, y, _output(y_pred), sample_weight)
         if self._running.step != "training":
-            # Evaluation does not call the teacher.
+            # Evaluation does not compute these losses.
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)
         return results
 
 
 def _heads(student):
-    """A model from images to [class logits, distillation logits, output], and whether the student has two heads."""
+    """Returns a model from images to [class logits, distillation logits, output], and whether there are two heads."""
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
         raise ValueError(
             f"Expected a student with a distillation head itself, and not within another model. Received: {student!r}"
@@ -209,7 +205,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """The student's output, from the outputs of a step or from those of a student that returns both heads."""
+    """Returns the student's output from those of a step, or from a student that returns both heads."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

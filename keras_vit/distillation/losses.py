@@ -1,9 +1,5 @@
-"""DeiT's two distillation losses, as functions and as Keras losses.
-
-`keras.distillation.LogitsDistillation` is another loss: its divergence is not divided by the number of classes, takes
-probabilities clipped at 1e-7, and has no hard labels.
-
-Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4.
+"""DeiT's distillation losses ([arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4), as functions and Keras
+losses.
 """
 
 import keras
@@ -13,7 +9,7 @@ from keras_vit import arguments
 
 
 def hard_distillation(teacher_logits, logits):
-    """Returns the cross entropy of each image to the teacher's most likely class, float32, (batch,).
+    """Returns the cross-entropy with the teacher's top-1 class per image, float32, (batch,).
 
     Args:
         teacher_logits: Floats, (batch, num_classes).
@@ -27,17 +23,14 @@ def hard_distillation(teacher_logits, logits):
     Reference: equation 3.
     """
     teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
-    # A product with one-hot labels: gathering by index is slow in XLA.
+    # One-hot product, as gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
 
 
 def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
-    """Returns the divergence of the student's softened distribution from the teacher's, float32, (batch,).
-
-    It is the Kullback-Leibler divergence in nats, times the square of the temperature, divided by the number of
-    classes. The division is that of the official code, which takes the mean over all logits; the paper does not have
-    it.
+    """Returns the KL divergence of softened distributions per image, in nats x temperature^2 / num_classes, float32,
+    (batch,).
 
     Args:
         teacher_logits: Floats, (batch, num_classes).
@@ -49,7 +42,8 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
     >>> float(soft_distillation(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]]))[0])
     0.0
 
-    Reference: equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531).
+    Reference: equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531). Only the official code divides by the
+    number of classes.
     """
     teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
     student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
@@ -58,7 +52,7 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
 
 
 def weighted_loss(base_loss, distillation_loss, alpha: float):
-    """Returns the whole loss, `(1 - alpha) * base_loss + alpha * distillation_loss`, for an alpha in [0, 1].
+    """Returns `(1 - alpha) * base_loss + alpha * distillation_loss`, for alpha in [0, 1].
 
     Example:
 
@@ -72,7 +66,7 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class HardDistillation(keras.losses.Loss):
-    """`hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`: the mean over the batch.
+    """The mean of `hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`.
 
     Args:
         name: String.
@@ -93,10 +87,10 @@ class HardDistillation(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SoftDistillation(keras.losses.Loss):
-    """`soft_distillation` as a Keras loss, called like `HardDistillation`.
+    """The mean of `soft_distillation` as a Keras loss, called like `HardDistillation`.
 
     Args:
-        temperature: Float above 0; anything else raises ValueError.
+        temperature: Float above 0; else raises ValueError.
         name: String.
         **kwargs: Other arguments of `keras.losses.Loss`.
 

@@ -10,14 +10,11 @@ from keras_vit.preprocessing import carrier_of
 
 
 def raw_images(images, model: keras.Model):
-    """Turns a model's input images back into images of 0..255.
+    """Undoes a model's preprocessing: returns float32 images in [0, 255] of the same shape and type.
 
     Args:
         images: Images as the model takes them: a NumPy array or a tensor of the backend.
-        model: A model of this package. If it takes raw images, they stay as they are.
-
-    Returns:
-        Float32 images of the same shape and kind.
+        model: A model of this package. If it takes raw images, they are not changed.
 
     Raises:
         ValueError: If the model has no `normalization` layer of this package.
@@ -36,13 +33,7 @@ def raw_images(images, model: keras.Model):
 
 
 class FrozenTeacher:
-    """A teacher's logits for the student's images, without anything that a Keras model would track, train or save.
-
-    The teacher computes with copies of its weights, in inference mode and without gradients, and updates to its state
-    are dropped: its own weights, statistics and `trainable` flags do not change. On JAX the copies are arguments of the
-    compiled step, which would otherwise hold all weights as constants. They, and not the teacher's own, are donated
-    there when a step is interrupted.
-    """
+    """Computes a teacher's logits with copies of its weights, in inference mode and without gradients."""
 
     def __init__(self, teacher, student, preprocessing=None, from_logits=True):
         self.model = teacher
@@ -62,7 +53,7 @@ class FrozenTeacher:
             )
         self.input_shape = _input_shape(teacher)
         self._preprocessing = preprocessing or self._default_preprocessing(student)
-        # A `call` written by the user may not have this argument.
+        # A custom `call` may not have this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
         self.copies = [
@@ -70,19 +61,19 @@ class FrozenTeacher:
         ]
 
     def refresh(self):
-        """Copies the teacher's weights again, which may have been loaded or trained since."""
+        """Copies the teacher's weights again, in case they changed."""
         for copy, variable in zip(self.copies, self.model.variables, strict=True):
-            # Without ops.copy Keras on JAX would share the array, and donate it with the copy.
+            # JAX donates the copies' arrays to the step, so they must not be shared with the teacher.
             copy.assign(ops.copy(variable))
 
     def logits(self, images):
-        """The teacher's logits, (batch, num_classes), float32, for a batch of the student's images."""
+        """Returns the teacher's logits, float32 (batch, num_classes), for the student's images."""
         images = self._resized(self._preprocessing(images))
         values = [ops.stop_gradient(ops.convert_to_tensor(copy)) for copy in self.copies]
         with keras.StatelessScope(state_mapping=list(zip(self.model.variables, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
         if not self.from_logits:
-            # The logarithm of a softmax that is 0 must be finite.
+            # Avoids log(0).
             logits = ops.log(ops.maximum(logits, keras.config.epsilon()))
         return ops.stop_gradient(logits)
 
@@ -114,7 +105,7 @@ class FrozenTeacher:
 
 
 def _input_shape(model):
-    """(None, height, width, channels), or None if the model does not tell."""
+    """Returns (None, height, width, channels), or None if unknown."""
     inputs = getattr(model, "inputs", None)
     return tuple(inputs[0].shape) if inputs and len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 

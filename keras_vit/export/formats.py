@@ -81,7 +81,7 @@ def onnx(
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
-        ValueError: If an argument is invalid, the model does not have one input, or a new process cannot import its layers.
+        ValueError: If an argument is invalid, the model does not have one input, or its layers cannot be imported.
         ParityError: If the outputs of the file differ from the model's; nothing is written.
         RuntimeError: If the export process fails.
 
@@ -99,11 +99,6 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportRe
 
     Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
     processor; set `INFERENCE_PRECISION_HINT` to override it.
-
-    Example:
-
-    >>> keras_vit.export.openvino(model, "vit.xml")  # doctest: +SKIP
-    ExportReport(path=PosixPath('vit.xml'), precision='float32', ...)
     """
     return write_checked(FORMATS["openvino"], model, path, **options)
 
@@ -114,11 +109,6 @@ def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportRepo
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
     tolerance for "float16" is 5e-3. `resize_tensor_input` sets the batch size, and the image size if the model allows
     any.
-
-    Example:
-
-    >>> keras_vit.export.litert(model, "vit.tflite")  # doctest: +SKIP
-    ExportReport(path=PosixPath('vit.tflite'), precision='float32', ...)
     """
     return write_checked(FORMATS["litert"], model, path, **options)
 
@@ -128,11 +118,6 @@ def torch_export(model: keras.Model, path: str | os.PathLike, **options) -> Expo
 
     The program takes the images and returns a tuple of outputs. Arguments and errors as in `export.onnx`; `path` ends
     in ".pt2".
-
-    Example:
-
-    >>> keras_vit.export.torch_export(model, "vit.pt2")  # doctest: +SKIP
-    ExportReport(path=PosixPath('vit.pt2'), precision='float32', ...)
 
     Reference: [torch.export](https://docs.pytorch.org/docs/stable/export.html).
     """

@@ -1,4 +1,4 @@
-"""Self-supervised pre-training: a plain ViT learns from images without labels."""
+"""Self-supervised pre-training by masked image modelling."""
 
 from keras_vit.pretraining.mae import MAE
 from keras_vit.pretraining.masked_image_model import Reconstruction

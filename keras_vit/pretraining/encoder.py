@@ -11,11 +11,8 @@ from keras_vit.record import config_of
 
 
 class Encoder:
-    """Runs a ViT's own layers in their order, so that tokens can be changed in between.
-
-    A ViT of this package is a chain: images, a stem (normalization, and a ResNet in hybrids), `patch_embedding`, prefix
-    tokens, positions, dropout, blocks, `norm`, and a head, which pre-training does not use. It is not a layer, so that
-    a model that holds it saves the weights once.
+    """Runs the layers of a ViT in order, so that tokens can be changed in between; not a layer, so weights are saved
+    once.
     """
 
     def __init__(self, backbone):
@@ -30,7 +27,7 @@ class Encoder:
         self.backbone = backbone
         self.normalization = normalization_of(backbone)
         config = config_of(backbone)
-        # The user's own layers may follow. If the pooled vector is normalised, there is no `norm` after the blocks.
+        # Custom layers may follow. With norm_after_pooling, there is no `norm` after the blocks.
         own = config.block_names + ([] if config.norm_after_pooling else ["norm"])
         chain = [*layers[start + 1 : blocks[0]], *(layer for layer in layers if layer.name in own)]
         self.blocks = [layer for layer in chain if isinstance(layer, TransformerBlock)]
@@ -43,7 +40,7 @@ class Encoder:
         self.is_hybrid = config.stages is not None
         self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
         self.channels, self.grid_size = config.in_channels, config.grid
-        # In pixels of the image, also in hybrids.
+        # In image pixels, also for hybrids.
         self.patch_size = tuple(config.stride * side for side in config.patch_size)
         self.patch_dim = math.prod(self.patch_size) * self.channels
         self.num_patches = math.prod(self.grid_size)
@@ -68,40 +65,40 @@ class Encoder:
                 raise ValueError(f"Expected a `backbone` {expected}. Received: model {name!r}, {received}.")
 
     def embed(self, images, training=None):
-        """Patch embeddings of images, (batch, num_patches, hidden_dim), without positions."""
+        """Returns patch embeddings without positions, (batch, num_patches, hidden_dim)."""
         return self.embedding(images, training=training)
 
     def add_positions(self, patches):
-        """Puts the prefix tokens before patches and adds positions, (batch, prefix + num_patches, hidden_dim)."""
+        """Prepends the prefix tokens and adds positions: (batch, prefix + num_patches, hidden_dim)."""
         for layer in self.token_layers:
             patches = layer(patches)
         return patches
 
     def run_blocks(self, tokens, training=None):
-        """Dropout, blocks and norm, of the same shape as the tokens."""
+        """Applies dropout, blocks and norm; keeps the shape."""
         for layer in self.block_layers:
             tokens = layer(tokens, training=training)
         return tokens
 
     def encode_patches(self, patches, training=None):
-        """Encodes all patch embeddings, without the prefix tokens: (batch, num_patches, hidden_dim)."""
+        """Encodes all patch embeddings; drops the prefix tokens: (batch, num_patches, hidden_dim)."""
         return self.run_blocks(self.add_positions(patches), training)[:, self.num_prefix_tokens :]
 
     def cut(self, images):
-        """Flattened patches of pixels, (batch, num_patches, patch_dim)."""
+        """Splits images into flattened patches, (batch, num_patches, patch_dim)."""
         return unfold(images, self.patch_size)
 
     def normalized(self, images):
-        """The images after the backbone's preprocessing, in float32."""
+        """Applies the backbone's preprocessing; float32."""
         return self.normalization(images)
 
     def raw(self, images):
-        """The images as 0..255, in float32."""
+        """Returns the images in [0, 255], float32."""
         images = ops.cast(images, "float32")
         return self.normalization.raw_images(images)
 
     def raw_patches(self, patches):
-        """Flattened normalised patches as 0..255, in NumPy."""
+        """Returns flattened normalised patches in [0, 255], as NumPy."""
         offset, scale = (
             np.resize(np.broadcast_to(constants, self.channels), self.patch_dim)
             for constants in self.normalization.preprocessing.offset_and_scale

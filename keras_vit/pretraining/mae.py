@@ -11,46 +11,38 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, to
 
 
 class MAE(MaskedImageModel):
-    """Pre-trains a ViT as a masked autoencoder: it sees the visible patches alone, and a decoder predicts the others.
+    """Pre-trains a ViT as a masked autoencoder: it encodes the visible patches, and a decoder predicts the masked ones.
 
-    After positions are added, 75% of the patches are left out, so that a step costs a fraction of a full one. A small
-    decoder gets the encoder's tokens in their places, a learned mask token in all others, and fixed sine-cosine
-    positions. Its target is the pixels of each patch, by default scaled to mean 0 and variance 1 within the patch. The
-    loss is the mean squared difference over the masked patches.
+    75% of the patches are dropped after positions are added, so a step costs a fraction of a full one. A small decoder
+    gets the encoded patches, a learned mask token for all others, and fixed sine-cosine positions. It predicts the
+    pixels of each patch, by default normalised per patch; the loss is the mean squared error on masked patches.
 
-    Compile this model with an optimizer and without a loss, and fit it on images; labels are ignored. `evaluate` gives
-    the loss on new random masks, and `reconstruct` pictures of the predictions.
+    Compile with an optimizer and no loss, and fit on images; labels are ignored. `evaluate` returns the loss on new
+    random masks, `reconstruct` pictures of the predictions. Calling the model on images returns a dict: "prediction",
+    float32 (batch, num_patches, patch_height * patch_width * channels); "mask", (batch, num_patches), True for masked
+    patches; "kept", (batch, num_visible), the visible patches' indices in shuffled order; and "restore", (batch,
+    num_patches), each patch's index in that order.
 
-    `plain_model`, the given backbone, is trained in place, without its head and other layers that take no part. `save`,
-    `export` and `keras.callbacks.ModelCheckpoint` write it alone; `save_weights` keeps all that a run needs to go on,
-    also the optimizer and the state of the masks. Fine-tune the backbone as it is, put a new head on it,
-    `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`, or load its weights into a ViT with another
-    head or size: `keras_vit.save_weights(backbone, path)`, then `keras_vit.ViT(..., num_classes=10, weights=path)`.
+    `plain_model` is the backbone, which is trained in place except for its head. `save`, `export` and
+    `keras.callbacks.ModelCheckpoint` write only the backbone; `save_weights` keeps what is needed to resume, with the
+    optimizer and the random state. To fine-tune, use the backbone, add a head, `keras.Model(backbone.input,
+    keras.layers.Dense(10)(backbone.output))`, or load its weights into a ViT with another head or size:
+    `keras_vit.save_weights(backbone, path)`, then `keras_vit.ViT(..., num_classes=10, weights=path)`.
 
     Args:
-        backbone: A ViT of this package's builders, for images of a fixed size, with a head or without. Relative
-            positions, which would count over gaps, and hybrids, whose ResNet sees pixels of masked patches, are
-            refused.
-        mask_ratio: Float in (0, 1), the share of the patches that is masked, rounded up.
+        backbone: A ViT of this package for a fixed image size. Hybrids, whose ResNet sees masked pixels, and relative
+            positions are not supported.
+        mask_ratio: Float in (0, 1), the fraction of masked patches, rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
-        decoder_hidden_dim: Int, a multiple of 4, the width of the decoder; by default half of the encoder's, rounded up
-            to a multiple of 32.
-        decoder_num_heads: Int, the attention heads of a decoder block; by default one for each 32 channels.
-        decoder_mlp_dim: Int, the hidden width of its MLP; by default four times its width.
-        norm_pixels: Bool, whether the target is scaled within each patch.
+        decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None takes half the encoder's, rounded up to a
+            multiple of 32.
+        decoder_num_heads: Int. None takes one per 32 channels.
+        decoder_mlp_dim: Int. None takes 4 * decoder_hidden_dim.
+        norm_pixels: Bool, whether to normalise the target to mean 0 and variance 1 per patch.
         seed: Int or None, the random seed of the masks.
 
-    Call arguments:
-        images: (batch, height, width, channels), as the backbone takes them.
-        training: Bool.
-        hidden: The masked patches, as `draw` returns them; drawn anew by default.
-
-    Returns:
-        A dict: "prediction" in float32, (batch, num_patches, patch_height * patch_width * channels); "mask", (batch,
-        num_patches), True for masked patches; "kept" and "restore" as in `masking.shuffle`.
-
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
+        ValueError: If an argument is out of range, or the backbone is not supported.
 
     Example:
 
@@ -61,9 +53,9 @@ class MAE(MaskedImageModel):
     >>> backbone.predict(np.zeros((1, 64, 64, 3)), verbose=0).shape
     (1, 192)
 
-    Reference: [arXiv 2111.06377](https://arxiv.org/abs/2111.06377). The paper's decoder has 8 blocks of width 512 for
-    every encoder; its table 1 finds 4 blocks, and half the width, as good after fine-tuning. The variance within a
-    patch is the unbiased one plus 1e-6, as in its official code.
+    Reference: [arXiv 2111.06377](https://arxiv.org/abs/2111.06377). The paper's decoder has 8 blocks of width 512; by
+    its table 1, 4 blocks or half the width are as good after fine-tuning. As in the official code, the target uses the
+    unbiased variance plus 1e-6.
     """
 
     def __init__(
@@ -90,7 +82,7 @@ class MAE(MaskedImageModel):
                 "Expected a `backbone` without a ResNet below its patches, which would see pixels of masked ones. "
                 f"Received: model {backbone.name!r}"
             )
-        # 1 - 0.9 is a little less than 0.1 in binary.
+        # 1 - 0.9 is slightly below 0.1 in floating point.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
             raise ValueError(
@@ -134,7 +126,7 @@ class MAE(MaskedImageModel):
         return {"mask": mask, "kept": kept, "restore": restore}
 
     def encode(self, images, hidden, training=None):
-        """Encodes the visible patches alone, (batch, prefix tokens + num_visible, hidden_dim)."""
+        """Encodes the visible patches, (batch, prefix tokens + num_visible, hidden_dim)."""
         encoder = self.encoder
         tokens = encoder.add_positions(encoder.embed(images, training))
         prefix, patches = tokens[:, : encoder.num_prefix_tokens], tokens[:, encoder.num_prefix_tokens :]
@@ -154,7 +146,7 @@ class MAE(MaskedImageModel):
         return self.head(self.decoder_norm(tokens)[:, num_prefix:])
 
     def targets(self, images):
-        """The target of the decoder, (batch, num_patches, patch_height * patch_width * channels), in float32."""
+        """Returns the decoder's targets, float32 (batch, num_patches, patch_height * patch_width * channels)."""
         patches = self.encoder.cut(self.encoder.normalized(images))
         if not self.norm_pixels:
             return patches
@@ -169,7 +161,7 @@ class MAE(MaskedImageModel):
     def predicted_pixels(self, images, outputs):
         patches = outputs["prediction"]
         if self.norm_pixels:
-            # The mean and the spread within a patch are the original's: they are not predicted.
+            # The model does not predict these; the original's are used.
             moments = _moments(self.encoder.cut(self.encoder.normalized(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean
@@ -177,7 +169,7 @@ class MAE(MaskedImageModel):
 
 
 def _moments(patches):
-    """Mean and unbiased variance of each patch."""
+    """Returns mean and unbiased variance per patch."""
     mean = ops.mean(patches, axis=-1, keepdims=True)
     squares = ops.sum(ops.square(patches - mean), axis=-1, keepdims=True)
     return mean, squares / max(patches.shape[-1] - 1, 1)

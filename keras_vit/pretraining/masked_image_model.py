@@ -11,7 +11,7 @@ from keras_vit.pretraining.encoder import Encoder
 
 
 class Reconstruction(NamedTuple):
-    """Images of 0..255 as NumPy arrays, each (batch, height, width, channels), cropped to whole patches."""
+    """Images in [0, 255] as NumPy arrays, each (batch, height, width, channels), cropped to whole patches."""
 
     original: np.ndarray
     masked: np.ndarray
@@ -19,21 +19,20 @@ class Reconstruction(NamedTuple):
 
 
 class MaskedImageModel(TrainingWrapper):
-    """The base of pre-training by hidden patches.
+    """Base class of masked image models. Subclasses add a `mask_token` and define:
 
-    A subclass adds a `mask_token` and
-        draw(batch_size, seed): the hidden patches, a dict of tensors with "mask", (batch_size, num_patches);
-        predict_hidden(images, hidden, training): the prediction for all patches, (batch, num_patches, ...), float32;
-        prediction_loss(images, outputs): the loss for the outputs of `call`, a scalar in float32;
-        predicted_pixels(images, outputs): predicted patches of 0..255, flattened as by `Encoder.cut`, in NumPy.
+    - draw(batch_size, seed): the masked patches, a dict of tensors with "mask", (batch_size, num_patches);
+    - predict_hidden(images, hidden, training): the prediction for all patches, float32 (batch, num_patches, ...);
+    - prediction_loss(images, outputs): the loss for the outputs of `call`, a float32 scalar;
+    - predicted_pixels(images, outputs): predicted patches in [0, 255], flattened as by `Encoder.cut`, as NumPy.
     """
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(backbone)
-        # As in the backbone itself, images reach the `normalization` layer without a cast.
+        # Images must reach the `normalization` layer without a cast, as in the backbone.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
-        # Keras trains and decays the variables of what it tracks: not the whole backbone.
+        # Only what Keras tracks is trained and decayed: not the backbone's head.
         self.encoder_model = encoder.model
         self.mask_ratio = arguments.rate("mask_ratio", mask_ratio)
         if not self.mask_ratio:
@@ -53,7 +52,7 @@ class MaskedImageModel(TrainingWrapper):
         return self.backbone
 
     def add_linear_head(self, units, name):
-        """Adds a mask token and a head that take the encoder's width."""
+        """Adds a mask token and a linear head for the encoder's width."""
         width = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
         self.head = dense(units, dtype="float32", name=name)
@@ -61,7 +60,7 @@ class MaskedImageModel(TrainingWrapper):
         self.built = True
 
     def masked_pixels(self, patches, outputs):
-        """The patches of 0..255 with the hidden ones grey, in NumPy."""
+        """Returns patches in [0, 255] with the masked ones grey, as NumPy."""
         return np.where(outputs["mask"][..., None], 127.5, patches)
 
     def call(self, images, training=None, hidden=None):
@@ -75,14 +74,13 @@ class MaskedImageModel(TrainingWrapper):
                 f"Expected {type(self).__name__} to be compiled without a loss, since it has its own, and fitted "
                 f"without sample weights. Received: loss={self.loss!r}, sample_weight={sample_weight!r}"
             )
-        # With weight regularizers.
+        # self.losses holds weight regularizers.
         return sum(self.losses, self.prediction_loss(x, y_pred))
 
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:
-        """Hides patches of images, as the backbone takes them, and predicts them.
+        """Masks patches of images, preprocessed as for training, and predicts them; the masks depend only on the seed.
 
-        The seed alone decides the masks. Returns the original images, those with hidden patches in grey, and the
-        originals with the predictions in the hidden places.
+        Returns the original images, those with masked patches, and those with predictions in the masked patches.
         """
         images = ops.convert_to_tensor(images)
         hidden = self.draw(int(images.shape[0]), seed)
@@ -93,12 +91,12 @@ class MaskedImageModel(TrainingWrapper):
         return Reconstruction(*(self._join(np.clip(part, 0, 255)) for part in parts))
 
     def _join(self, patches):
-        """Images of cut patches, in NumPy."""
+        """Joins flattened patches to images, as NumPy."""
         (rows, columns), (ph, pw) = self.encoder.grid_size, self.encoder.patch_size
         x = patches.reshape(-1, rows, columns, ph, pw, self.encoder.channels).transpose(0, 1, 3, 2, 4, 5)
         return x.reshape(-1, rows * ph, columns * pw, self.encoder.channels).astype("float32")
 
-    # Keras does not save the state of random generators: a run that goes on would repeat its masks.
+    # Keras does not save the state of random generators, so resumed runs would repeat their masks.
     def save_own_variables(self, store):
         store["mask_token"] = ops.convert_to_numpy(self.mask_token)
         store["seed_generator"] = ops.convert_to_numpy(self.seed_generator.state).astype("int64")
@@ -110,10 +108,10 @@ class MaskedImageModel(TrainingWrapper):
 
 
 def dense(units, **options):
-    """A dense layer of a decoder; a seed gives it the same initial weights on each backend."""
+    """Returns a dense layer with the same initial weights for a seed on every backend."""
     return keras.layers.Dense(units, kernel_initializer=initializers.GlorotUniform(), **options)
 
 
 def token_initializer():
-    """The initializer of a mask token, as in SimMIM's and MAE's official code."""
+    """Returns the mask token's initializer, as in the official code of SimMIM and MAE."""
     return initializers.TruncatedNormal(stddev=0.02)

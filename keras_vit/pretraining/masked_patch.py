@@ -13,29 +13,28 @@ LEVELS = 2**BITS
 
 
 class MaskedPatchPrediction(MaskedImageModel):
-    """Pre-trains a ViT by the mean colour of corrupted patches: the self-supervision of the ViT paper.
+    """Pre-trains a ViT by predicting the mean colour of corrupted patches, as in the ViT paper.
 
-    Half of the patch embeddings are corrupted before positions are added: 80% of those become a learned mask embedding,
-    10% the embedding of another patch of the image, 10% stay as they are. The mean colour of each corrupted patch is
-    predicted, also of those that stay, with 3 bits for each channel: 512 classes. The loss is the mean cross-entropy
-    over the corrupted patches. Images with more than three channels have one classification into 8 levels for each
-    channel instead of 8 ** channels classes.
+    50% of the patch embeddings are corrupted before positions are added: 80% of them are replaced by a learned mask
+    embedding, 10% by the embedding of another patch, and 10% are kept. The target is each corrupted patch's mean colour
+    with 3 bits per channel, 512 classes for 3 channels; with more than 3 channels, each channel is classified into 8
+    levels. The loss is the mean cross-entropy over corrupted patches.
 
-    How it is trained and saved, and its call are described in `MAE`. The call returns a dict: "prediction", logits in
-    float32, (batch, num_patches, 1, classes), or (batch, num_patches, channels, 8) above three channels; "mask",
-    (batch, num_patches), True for corrupted patches; "kind" and "source" as in `masking.corruption`.
+    Training and saving work as in `MAE`. Calling the model returns a dict: "prediction", float32 logits, (batch,
+    num_patches, 1, classes), or (batch, num_patches, channels, 8) above 3 channels; "mask", (batch, num_patches), True
+    for corrupted patches; "kind", of that shape: 0 untouched, 1 masked, 2 swapped, 3 kept; "source", of that shape: the
+    patch that replaces a swapped one.
 
     Args:
-        backbone: As in `SimMIM`. The colours are those of its images with the scaling of its `normalization` layer
-            undone.
-        mask_ratio: Float in (0, 1), the share of the patches that is corrupted. The number of an image's corrupted
-            patches is exact, or rounded up or down at random.
-        masked_share: Float in [0, 1], the share of the corrupted patches that become the mask embedding.
-        swapped_share: Float in [0, 1], the share of those that become another patch; the rest stays.
+        backbone: As in `SimMIM`. Colours are computed with its normalization undone.
+        mask_ratio: Float in (0, 1), the fraction of corrupted patches; their number per image is rounded up or down at
+            random.
+        masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
+        swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped; the rest is kept.
         seed: Int or None, the random seed of the corruption.
 
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
+        ValueError: If an argument is out of range, or the backbone is not supported.
 
     Example:
 
@@ -44,8 +43,8 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The bits of a colour are the upper
-    three of the mean of 8-bit pixels: 0 to below 32, 32 to below 64, and so on.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The 3 bits are the upper ones of
+    the mean of 8-bit pixels. The number of corrupted patches is fixed per image, as in BERT's code (arXiv 1810.04805).
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.encoder.num_patches < 2:
             raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1 patch")
         channels = self.encoder.channels
-        # (classifications, classes) for each patch.
+        # (classifications, classes) per patch.
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
         self.add_linear_head(self.head_shape[0] * self.head_shape[1], "colour_head")
 
@@ -84,21 +83,20 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.reshape(logits, (-1, self.encoder.num_patches, *self.head_shape))
 
     def corrupt(self, patches, hidden):
-        """Patch embeddings after the corruption, (batch, num_patches, hidden_dim)."""
+        """Returns the corrupted patch embeddings, (batch, num_patches, hidden_dim)."""
         others = ops.take_along_axis(patches, hidden["source"][:, :, None], axis=1)
         kind = hidden["kind"][:, :, None]
         patches = ops.where(kind == masking.SWAPPED, others, patches)
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """The classes of the patches' mean colours, (batch, num_patches, classifications), as int32.
-
-        For three channels they are 64 * red + 8 * green + blue.
+        """Returns int32 classes of mean colours, (batch, num_patches, classifications); for 3 channels 64 * red + 8 *
+        green + blue.
         """
         encoder = self.encoder
         patches = encoder.cut(encoder.raw(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))
-        # The sum of whole numbers is exact, so that no colour depends on rounding.
+        # Sums of whole numbers are exact, so the classes do not depend on rounding errors.
         pixels = ops.clip(ops.round(patches), 0, 255)
         mean = ops.sum(pixels, axis=2) / pixels.shape[2]
         levels = ops.cast(ops.floor(mean / (256 // LEVELS)), "int32")
@@ -122,6 +120,6 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.head_shape[0] == 1:
             shifts = LEVELS ** np.arange(self.encoder.channels - 1, -1, -1)
             levels = levels // shifts % LEVELS
-        # The middle of a level's range.
+        # The middle of each level.
         colours = (levels + 0.5) * (256 // LEVELS)
         return np.tile(colours, (1, 1, math.prod(self.encoder.patch_size)))

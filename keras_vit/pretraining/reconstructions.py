@@ -1,4 +1,4 @@
-"""Pictures of the patches that a masked image model predicts, as figures and during training."""
+"""Plots of reconstructed images, and a TensorBoard callback."""
 
 import os
 
@@ -11,15 +11,12 @@ TITLES = ("original", "masked", "prediction")
 
 
 def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
-    """Draws original images, masked ones and predictions side by side, one image in a row.
+    """Plots original, masked and predicted images side by side, one row per image, and returns the figure.
 
     Args:
-        reconstruction: The return value of `reconstruct` of `MaskedPatchPrediction`, `SimMIM` or `MAE`: three arrays of
-            0..255, (number, height, width, channels). The first three channels are shown, or the first of two.
+        reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels). The
+            first three channels are shown, or the first of two.
         path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
-
-    Returns:
-        A `matplotlib.figure.Figure` with three panels for each image.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -48,20 +45,16 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
 
 
 class TensorBoardReconstructions(TensorBoardPictures):
-    """Writes original, masked and predicted images side by side to TensorBoard's logs, always with the same masks.
+    """Writes original, masked and predicted images to TensorBoard during training, always with the same masks.
 
     Args:
-        log_dir: Path of the folder of logs, best another than that of `keras.callbacks.TensorBoard`.
-        images: A few images, as the model is trained on them.
-        every: Int, the number of epochs between pictures. The last epoch always has one.
+        log_dir: The log folder, preferably not that of `keras.callbacks.TensorBoard`.
+        images: A few images, preprocessed as for training.
+        every: Int, the number of epochs between pictures. The last epoch is always written.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
         ValueError: If `every` is not a positive integer.
-
-    Example:
-
-    >>> callback = TensorBoardReconstructions("logs/pictures", images[:8], every=10)  # doctest: +SKIP
     """
 
     name = "reconstructions"

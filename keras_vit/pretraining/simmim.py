@@ -7,24 +7,22 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel
 
 
 class SimMIM(MaskedImageModel):
-    """Pre-trains a ViT by the pixels of masked squares, predicted by one linear layer.
+    """Pre-trains a ViT by predicting the pixels of masked squares with a linear head.
 
-    60% of the squares of 32 x 32 pixels are masked: the embeddings of their patches become a learned mask token before
-    positions are added. A linear head predicts the pixels of each patch, after normalization, from the encoder's
-    output. The loss is the mean absolute difference over the masked pixels. In hybrids the ResNet below the patches
-    sees the masked pixels, and passes some of them on to their neighbours.
-
-    How it is trained and saved, its call and its "prediction" and "mask" are described in `MAE`.
+    60% of the squares of 32 x 32 pixels are masked: a learned mask token replaces their patch embeddings before
+    positions are added. The loss is the mean absolute error of normalised pixels in masked patches. In hybrids the
+    ResNet sees the masked pixels, so some information leaks to neighbouring patches. Training, saving and calls work as
+    in `MAE`; calls return "prediction" and "mask".
 
     Args:
-        backbone: A ViT of this package's builders, for images of a fixed size, with a head or without.
-        mask_ratio: Float in (0, 1), the share of the squares that is masked.
-        mask_unit: Int or (height, width), the size of a square in pixels, whole patches. Squares at the right and
-            bottom that do not fit are cut off. For small images take about a quarter of their size.
+        backbone: A ViT of this package for a fixed image size.
+        mask_ratio: Float in (0, 1), the fraction of masked squares, rounded up.
+        mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
+            bottom may be cut off. For small images use about a quarter of their size.
         seed: Int or None, the random seed of the masks.
 
     Raises:
-        ValueError: If an argument is out of its range, or the backbone is not a plain ViT of a fixed size.
+        ValueError: If an argument is out of range, or the backbone is not supported.
 
     Example:
 
@@ -33,8 +31,8 @@ class SimMIM(MaskedImageModel):
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
 
-    Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in its official code, the loss is divided by the
-    number of masked pixels plus 1e-5, then by the channels.
+    Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in the official code, the loss is divided by the
+    number of masked pixels plus 1e-5, then by the channels. Squares that do not fit are an extension.
     """
 
     def __init__(
