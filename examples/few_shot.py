@@ -1,13 +1,11 @@
-"""Measures how well a linear classifier does on the frozen features of a few images a class: few-shot accuracy.
-
-Nothing is trained: the classifier is a regularised least-squares regression in closed form. It reads a folder of
-images, or a TFDS dataset, and a checkpoint.
+"""Measures few-shot accuracy: a linear classifier on frozen features, fitted in closed form by regularised least
+squares.
 
 Paper:    arXiv 2010.11929, section 4.1 (few-shot evaluation), figure 4.
 Command:  python examples/few_shot.py --weights ViT-B_16-224.npz --dataset flowers17 --holdout 0.5 --shots 1 5 10
-Hardware: 0.17 hours of 2 CPU cores, on TensorFlow, beside other work.
-Expected: test accuracy 0.9946 on Oxford 17 Flowers with 10 images a class, the mean of 3 draws; 0.9745 with 1, 0.9941
-          with 5.
+Hardware: 0.17 hours on 2 CPU cores with TensorFlow, with other load.
+Expected: mean test accuracy over 3 draws on Oxford 17 Flowers: 0.9745 for 1, 0.9941 for 5 and 0.9946 for 10 images
+          per class.
 """
 
 import argparse
@@ -21,14 +19,14 @@ from keras_vit.evaluation import ResultsTable, extract_features, few_shot_from_f
 
 
 def positive_int(text):
-    """Reads an option that counts something."""
+    """Parses an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, received {text!r}")
     return int(text)
 
 
 def parse_arguments(argv=None):
-    """Reads the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Measures the few-shot accuracy of a pretrained model's frozen features. Nothing is downloaded. "
         "The backend is Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
@@ -49,7 +47,7 @@ def parse_arguments(argv=None):
 
 
 def main(argv=None):
-    """Computes the features once, then the accuracies of all shots and seeds."""
+    """Extracts features once, then measures the accuracy for all shots and draws."""
     args = parse_arguments(argv)
     start = time.perf_counter()
     try:
@@ -68,7 +66,7 @@ def main(argv=None):
                 accuracy=result.accuracy,
                 lowest=min(result.by_seed.values()),
                 highest=max(result.by_seed.values()),
-                # With the strength that is best for the test images, as the papers report it.
+                # With the regularisation that is best on the test images, as in the papers.
                 best_strength=max(result.by_l2.values()),
             )
     except (ValueError, OSError, ImportError) as error:

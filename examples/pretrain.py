@@ -1,15 +1,12 @@
-"""Pre-trains a small Vision Transformer on images without labels, and shows what it predicts behind the masks.
+"""Pre-trains a small Vision Transformer on images without labels, and plots its predictions for masked patches.
 
-By default the images are the 1,797 handwritten digits of scikit-learn, enlarged to 32 x 32; --dataset takes a folder
-with one folder of images a class, or the name of a prepared TFDS dataset. It writes `reconstructions.png` and the plain
-ViT, `backbone.npz`, which `keras_vit.ViT(..., weights=...)` and `keras_vit.load_weights` read, also for another number
-of classes.
+The images are scikit-learn's 1,797 handwritten digits, resized to 32 x 32, or --dataset. Writes `reconstructions.png`
+and `backbone.npz`, which `keras_vit.ViT(..., weights=...)` and `keras_vit.load_weights` read.
 
 Papers:   arXiv 2010.11929, appendix B.1.2 (masked_patch); 2111.09886 (simmim); 2111.06377 (mae).
 Command:  python examples/pretrain.py --method mae
 Hardware: 2 CPU cores, a few minutes.
-Expected: not measured on the digits; the loss falls, and the drawn digits can be read. benchmarks/pretraining.py has
-          what each method brings on Fashion-MNIST.
+Expected: the loss falls, and the predicted digits are readable. For measured gains see benchmarks/pretraining.py.
 """
 
 import argparse
@@ -27,14 +24,14 @@ METHODS = ("masked_patch", "simmim", "mae")
 
 
 def positive_int(text):
-    """Reads an option that counts something."""
+    """Parses an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, received {text!r}")
     return int(text)
 
 
 def parse_arguments(argv=None):
-    """Reads the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Pre-trains a small Vision Transformer by masked images. Nothing is downloaded. The backend is "
         "Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
@@ -59,7 +56,7 @@ def parse_arguments(argv=None):
 
 
 def load_images(args):
-    """Returns what to fit on, its first images as an array, and the number of steps an epoch. Images are of 0..255."""
+    """Returns training data in [0, 255], its first images as an array, and the steps per epoch."""
     size = args.image_size
     if args.dataset == "digits":
         from sklearn.datasets import load_digits
@@ -76,7 +73,7 @@ def load_images(args):
 
 
 def build_backbone(args, channels):
-    """Builds the ViT without a head. It takes raw images of 0..255."""
+    """Builds a ViT without a head for raw images in [0, 255]."""
     return keras_vit.ViT(
         "Ti/16",
         image_size=args.image_size,
@@ -92,7 +89,7 @@ def build_backbone(args, channels):
 
 
 def main(argv=None):
-    """Pre-trains, saves and draws."""
+    """Pre-trains, saves and plots."""
     args = parse_arguments(argv)
     keras.utils.set_random_seed(args.seed)
     data, examples, steps = load_images(args)
@@ -107,7 +104,7 @@ def main(argv=None):
     model.compile(adamw(WarmupDecay(args.learning_rate, total_steps=steps, warmup_steps=steps // 10)))
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = TensorBoardReconstructions(args.out / "logs", examples, every=5)
-    # A dataset is shuffled and in batches already.
+    # Datasets are already shuffled and batched.
     fit_options = {"batch_size": args.batch_size} if isinstance(data, np.ndarray) else {"shuffle": False}
     history = model.fit(data, epochs=args.epochs, callbacks=[pictures] if args.tensorboard else [], **fit_options)
     keras_vit.save_weights(model.backbone, args.out / "backbone.npz")

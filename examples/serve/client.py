@@ -1,11 +1,10 @@
-"""Asks a server of an exported model about image files, with Python's standard library alone.
+"""Classifies image files with a server, TensorFlow Serving or server.py; uses only the standard library.
 
-The server may be TensorFlow Serving (docker-compose.yml) or server.py; both take the same requests. The model is to be
-exported with postprocess="classify".
+The model must be exported with postprocess="classify".
 
 Command:  python examples/serve/client.py cat.jpg dog.png
 Hardware: any.
-Expected: a line an image: its name, the most probable class and its probability, or why it could not be read.
+Expected: per image, its name, the top-1 class and its probability, or why it could not be read.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from pathlib import Path
 
 
 def predict(url, images):
-    """Asks about the bytes of image files; returns a dict of outputs for each."""
+    """Sends the bytes of image files; returns a dict of outputs per image."""
     rows = [{"image_bytes": {"b64": base64.b64encode(data).decode()}} for data in images]
     body = json.dumps({"signature_name": "serving_bytes", "instances": rows}).encode()
     request = urllib.request.Request(f"{url}:predict", body, {"Content-Type": "application/json"})
@@ -26,15 +25,14 @@ def predict(url, images):
         with urllib.request.urlopen(request, timeout=60) as response:
             return json.load(response)["predictions"]
     except urllib.error.HTTPError as error:
-        # Both servers say why.
         raise SystemExit(f"The server refused: {error.read().decode(errors='replace')}") from error
     except OSError as error:
-        # Of urllib, of the connection, or that the time is over.
+        # URLError, connection errors and timeouts.
         raise SystemExit(f"No server answers at {url}: {getattr(error, 'reason', error)}") from error
 
 
 def main(argv=None):
-    """Prints a line an image; returns 1 if one could not be read."""
+    """Prints one line per image; returns 1 if one could not be read."""
     parser = argparse.ArgumentParser(description="Names what is on images, by a server of an exported model.")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--url", default="http://127.0.0.1:8501/v1/models/vit")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Asks a server of an exported model about one image file, with curl.
+# Classifies one image file with a server, using curl.
 #
 #     sh examples/serve/client.sh cat.jpg [http://127.0.0.1:8501/v1/models/vit]
 set -eu

@@ -1,13 +1,13 @@
-"""A small server of SavedModels for one machine, with TensorFlow Serving's REST interface.
+"""A small SavedModel server with TensorFlow Serving's REST interface, to try a model and its clients without Docker.
 
-Use it to try a model and its clients without Docker. To serve many users, use TensorFlow Serving: docker-compose.yml
-is beside this file. The server needs TensorFlow and waitress, but neither Keras nor keras_vit.
+For production, use TensorFlow Serving: see docker-compose.yml. Needs TensorFlow and waitress, but neither Keras nor
+keras_vit.
 
 Command:  pip install tensorflow waitress
           python examples/serve/server.py models/vit --port 8501
 Hardware: any; a request takes as long as the model.
-Expected: GET /v1/models/vit and POST /v1/models/vit:predict respond as TensorFlow Serving does. Bodies, rows,
-          connections and idle time are limited; --help lists the limits.
+Expected: GET /v1/models/vit and POST /v1/models/vit:predict respond like TensorFlow Serving, within limits on body
+          size, rows, connections and idle time (see --help).
 """
 
 import argparse
@@ -27,20 +27,16 @@ import numpy as np
 import tensorflow as tf
 import waitress
 
-# 32 MB: 128 JPEG files of 180 kB in base64, or 15 images of 224 x 224 as numbers.
+# 32 MB hold 128 JPEG files of 180 kB in base64, or 15 images of 224 x 224 as JSON numbers.
 LIMITS = {"max_body": 32 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 
 
 class BadRequestError(Exception):
-    """A mistake of the client."""
+    """The request is invalid."""
 
 
 class Model:
-    """The latest version of a model.
-
-    Args:
-        folder: The folder of its versions, each a SavedModel in a folder named by a number.
-    """
+    """The latest version of a model, from a folder of SavedModels named by numbers."""
 
     def __init__(self, folder):
         if not Path(folder).is_dir():
@@ -50,19 +46,13 @@ class Model:
             raise SystemExit(f"There is no version in {folder}: no folder named by a number, as in {folder}/1.")
         path = max(versions, key=lambda version: int(version.name))
         self.version = path.name
-        # The functions live only as long as the loaded object.
+        # The signatures need the loaded object to stay alive.
         self.loaded = tf.saved_model.load(os.fspath(path))
         self.signatures = dict(self.loaded.signatures)
 
     def parse(self, body, max_rows):
-        """Checks the body of a request, {"instances" or "inputs": ..., "signature_name": ...}.
-
-        Args:
-            body: The bytes of a JSON object.
-            max_rows: Int, the most rows that it may have.
-
-        Returns:
-            A function without arguments that computes the response.
+        """Checks a JSON body, {"instances" or "inputs": ..., "signature_name": ...}; returns a function that computes
+        the response.
         """
         try:
             request = json.loads(body)
@@ -90,7 +80,7 @@ class Model:
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise BadRequestError(_reason(error)) from error
         outputs = {key: _plain(value) for key, value in outputs.items()}
-        # A single output has no name in the response.
+        # As in TensorFlow Serving, a single output has no name.
         single = next(iter(outputs.values())) if len(outputs) == 1 else None
         if not by_row:
             return {"outputs": outputs if single is None else single}
@@ -100,7 +90,7 @@ class Model:
 
 
 def _reason(error):
-    """The one line of TensorFlow's message that says what is wrong."""
+    """Returns the line of a TensorFlow error that explains it."""
     lines = (getattr(error, "message", None) or str(error)).splitlines()
     about = ("Graph execution error", "Detected at", "<stack", "\t", " ")
     return next((line for line in lines if line and not line.startswith(about)), "The model refused the request.")
@@ -112,12 +102,12 @@ def _check_rows(values, max_rows):
 
 
 def _columns(instances, specs, max_rows):
-    """The rows of a request as one list per input."""
+    """Converts the rows of a request to one list per input."""
     if not isinstance(instances, list) or not instances:
         raise BadRequestError('Expected "instances" to be a list of one row or more.')
-    # Before each row becomes a dict, which takes a hundred times the memory of its text.
+    # Before the rows become dicts, which need a hundred times the memory of the text.
     _check_rows(instances, max_rows)
-    # A model of one input does not need its name.
+    # With one input, its name may be omitted.
     rows = [row if isinstance(row, dict) and set(row) != {"b64"} else {next(iter(specs)): row} for row in instances]
     if any(set(row) != set(specs) for row in rows):
         raise BadRequestError(f"Expected each instance to have {sorted(specs)}.")
@@ -131,7 +121,7 @@ def _named(inputs, specs):
 
 
 def _tensor(key, value, spec):
-    """A tensor of the signature's type from JSON values."""
+    """Converts JSON values to a tensor of the signature's type."""
     try:
         if spec.dtype == tf.string:
             return tf.constant(_decoded(value), "string")
@@ -144,7 +134,7 @@ def _tensor(key, value, spec):
             and not (spec.dtype.min <= array.min() <= array.max() <= spec.dtype.max)
         ):
             raise BadRequestError(f"Expected {key} from {spec.dtype.min} to {spec.dtype.max}.")
-        # 1e39 becomes infinite in float32, which the model itself refuses.
+        # Overflows become infinite, which the model rejects.
         with np.errstate(over="ignore"):
             return tf.constant(array.astype(spec.dtype.as_numpy_dtype))
     except (ValueError, TypeError, OverflowError) as error:
@@ -152,7 +142,7 @@ def _tensor(key, value, spec):
 
 
 def _decoded(value):
-    """The bytes of JSON strings; {"b64": ...} is base64."""
+    """Converts JSON strings to bytes; {"b64": ...} is base64."""
     if isinstance(value, list):
         return [_decoded(item) for item in value]
     if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
@@ -166,7 +156,7 @@ def _decoded(value):
 
 
 def _plain(tensor):
-    """A tensor as JSON values."""
+    """Converts a tensor to JSON values."""
     array = tensor.numpy()
     if array.dtype == object:
         array = np.vectorize(lambda text: text.decode(errors="replace"), otypes="O")(array)
@@ -174,18 +164,11 @@ def _plain(tensor):
 
 
 class Application:
-    """The REST interface, as a WSGI application.
-
-    Args:
-        model: A `Model`.
-        name: The model's name in addresses.
-        max_rows: Int, the most rows (images) of a request.
-        verbose: Bool, whether each request is printed.
-    """
+    """The REST interface as a WSGI application, for at most `max_rows` images per request."""
 
     def __init__(self, model, name, max_rows=128, verbose=False):
         self.model, self.name, self.max_rows, self.verbose = model, name, max_rows, verbose
-        # Parsed JSON takes some 25 times the memory of its text: one request at a time. Python's lock allows no more.
+        # Parsed JSON needs about 25 times the memory of its text, so requests are parsed one at a time.
         self.parsing = threading.Lock()
 
     def __call__(self, environ, start_response):
@@ -228,7 +211,7 @@ class Application:
 
 
 def make_server(application, host, port, *, max_body, max_connections, threads, timeout):
-    """Returns a waitress server that listens, ready for `run`. The limits are described by `--help`."""
+    """Returns a waitress server that listens; for the limits see --help."""
     try:
         return waitress.create_server(
             application,
@@ -239,17 +222,16 @@ def make_server(application, host, port, *, max_body, max_connections, threads, 
             threads=threads,
             channel_timeout=timeout,
             cleanup_interval=max(1, timeout // 2),
-            # select() takes no more than 1,024 connections.
+            # select() is limited to 1,024 connections.
             asyncore_use_poll=True,
             ident=None,
         )
     except (OSError, ValueError) as error:
-        # The port is in use or forbidden, or there is no such host.
         raise SystemExit(f"Cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def main(argv=None):
-    """Serves until it is stopped."""
+    """Serves until stopped."""
     parser = argparse.ArgumentParser(
         description="Serves a SavedModel with TensorFlow Serving's REST interface.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -274,7 +256,7 @@ def main(argv=None):
     folder, name = args.pop("folder"), args.pop("name")
     application = Application(Model(folder), name or Path(folder).resolve().name, args.pop("max_rows"), verbose=True)
     server = make_server(application, **args)
-    # A host name may have several addresses.
+    # A host name may resolve to several addresses.
     listen = getattr(server, "effective_listen", None) or [(server.effective_host, server.effective_port)]
     for host, port in listen:
         address = f"http://{host}:{port}/v1/models/{application.name}"
