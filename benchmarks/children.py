@@ -1,4 +1,4 @@
-"""What throughput.py measures in fresh child processes: first calls, peak memory, and matrix products elsewhere."""
+"""Measurements in fresh child processes: first calls, peak memory, and matrix products on other backends."""
 
 import dataclasses
 import json
@@ -26,12 +26,8 @@ def tokens_of(case, batch):
 
 
 def run_child(spec, **environment):
-    """Runs this file as a script with a JSON and gives the one that it prints.
-
-    Raises:
-        RuntimeError: With the last line of what it told, if it fails.
-    """
-    # Inductor's files of earlier processes would make a first call look short.
+    """Runs this file as a script with a JSON spec and returns its JSON; raises RuntimeError with its last line."""
+    # Inductor's cache would shorten the first call.
     environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", **environment}
     command = [sys.executable, __file__, json.dumps(spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -44,7 +40,7 @@ GEMM_RATES = {}
 
 
 def gemm_of(backend, case, batch, dtype):
-    """The best rate of a block's matrix products on another backend, measured once a run in a child process."""
+    """Returns the best rate of a block's matrix products on another backend, cached per run."""
     spec = {"gemm": [case.sizes, tokens_of(case, batch), dtype]}
     key = (backend, json.dumps(spec))
     if key not in GEMM_RATES:
@@ -53,19 +49,19 @@ def gemm_of(backend, case, batch, dtype):
 
 
 def side_of(entrant, case, task, batch):
-    """Seconds and megabytes of one side, built and run in a child process."""
+    """Measures seconds and megabytes of one side in a child process."""
     spec = {"entrant": dataclasses.asdict(entrant), "case": dataclasses.asdict(case)}
     return run_child({**spec, "task": task, "batch": batch})
 
 
 def measure_gemm(sizes, tokens, dtype):
-    """In a child process: the best rate of the matrix products."""
+    """In a child process: returns the best rate of the matrix products."""
     products = MatrixProducts(sizes, tokens, dtype)
     return max(products.rate() for _ in range(8))
 
 
 def measure_side(spec):
-    """In a child process: seconds and megabytes of one side."""
+    """In a child process: returns seconds and megabytes of one side."""
     options = tuple(map(tuple, spec["entrant"].pop("options")))
     entrant, case = Entrant(**spec["entrant"], options=options), Case(**spec["case"])
     IMPORTS[entrant.peer]()

@@ -1,9 +1,8 @@
-"""CIFAR-10 from scratch with a small hybrid, on one GPU: the test accuracy after the last epoch.
+"""CIFAR-10 from scratch with a small hybrid on one GPU: test accuracy after the last epoch.
 
-The 50,000 training images alone, no other weights. The model is a hybrid (arXiv 2010.11929, section 3.1), whose ResNet
-stem gives a ViT the nearness of pixels that 50,000 images are too few to learn. Images are mirrored, shifted by up to
-four pixels and erased in one square; NumPy does it, so that a machine needs neither tf.data nor TFDS. No epoch and no
-setting of a run is chosen by its test images: the curve is drawn with them, the result is the last point.
+Uses only the 50,000 training images. The hybrid's ResNet stem (arXiv 2010.11929, section 3.1) adds the locality that a
+ViT cannot learn from so few images. Augmentation is flip, shift and random erasing in NumPy. The test images are used
+only for the curve and the result, never to choose an epoch or setting.
 
     KERAS_BACKEND=jax python benchmarks/cifar10.py --data cifar10.npz
     KERAS_BACKEND=jax python benchmarks/cifar10.py --data ~/tensorflow_datasets
@@ -27,7 +26,7 @@ from keras_vit.training import WarmupDecay, adamw
 
 
 class Batches(keras.utils.PyDataset):
-    """Augmented batches of (images, one-hot labels), which follow from the seed alone."""
+    """Augmented batches of (images, one-hot labels), determined by the seed."""
 
     def __init__(self, images, labels, args, **kwargs):
         super().__init__(**kwargs)
@@ -67,7 +66,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def read(path):
-    """CIFAR-10 as {split: (images, labels)}, from an .npz file or from a folder of TFDS datasets."""
+    """Reads CIFAR-10 as {split: (images, labels)}, from an .npz file or a TFDS folder."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             return {split: (file[f"{split}_images"], file[f"{split}_labels"]) for split in ("train", "test")}
@@ -78,7 +77,7 @@ def read(path):
 
 
 def build(args):
-    """The hybrid on 32 x 32 images, which it sees `scale` times as large: its stem divides each side by four."""
+    """Builds the hybrid for 32 x 32 images, upscaled by `scale` as the stem divides each side by four."""
     hybrid = keras_vit.ViT(
         "R+Ti/16",
         image_size=32 * args.scale,
@@ -179,7 +178,7 @@ def main():
         content["curve"].append({"epoch": end, "loss": loss, "accuracy": accuracy})
         content["seconds"] = time.perf_counter() - start
         print(f"epoch {end}: loss {loss:.4f}, accuracy {accuracy:.4f}, {content['seconds']:.0f} s", flush=True)
-        # After each point, so that a run that is stopped leaves what it reached.
+        # Written after each point, so that an interrupted run keeps its results.
         with replacing(args.out) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         draw(args.out.with_suffix(".png"), content["curve"], args.epochs)

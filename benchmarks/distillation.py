@@ -1,11 +1,10 @@
-"""What a stronger teacher gives a small DeiT-style student on Fashion-MNIST, over three seeds.
+"""Measures how much a stronger teacher helps a small DeiT-style student on Fashion-MNIST, over several seeds.
 
-A convolutional network is trained on all 60,000 images. Then, for each seed, a small Vision Transformer with a
-distillation token learns from a part of the images: once from the labels alone, and once from the labels and the
-teacher. Both start from the same weights and see the same batches, as many steps, with the same optimizer. Accuracies
-are those of the 10,000 test images after the last step, by the mean of the heads; no step is chosen by them.
+A convolutional teacher is trained on all 60,000 images. For each seed, a small ViT with a distillation token is trained
+on fewer images, with and without the teacher, from the same initial weights, on the same batches and with the same
+optimizer. Test accuracy is that of the mean of the heads after the last step.
 
-After each run the JSON and the curves are written; started again with the same settings, it goes on where it was.
+Results are written after each run; with the same settings, an interrupted benchmark resumes.
 
     KERAS_BACKEND=tensorflow python benchmarks/distillation.py --data-dir ~/tensorflow_datasets --teacher teacher.keras
 """
@@ -29,15 +28,14 @@ from keras_vit.files import replacing
 
 STUDENT = {"image_size": 28, "patch_size": 4, "in_channels": 1, "num_classes": 10, "distillation_token": True}
 STUDENT |= {"hidden_dim": 64, "num_layers": 4, "num_heads": 4, "mlp_dim": 128}
-# Of the labels alone, and with the teacher.
 KINDS = ("without", "with")
 BATCH = 128
-# Not part of the settings by which a run is known again.
+# Not settings: runs may resume with other values.
 PLACES = ("data_dir", "out", "teacher", "seeds")
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches shuffled, mirrored and shifted by up to two pixels, which follow from the seed alone."""
+    """Shuffled batches with random flips and shifts of up to two pixels, determined by the seed."""
 
     def __init__(self, images, labels, seed):
         super().__init__()
@@ -66,7 +64,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def load(split, data_dir):
-    """Fashion-MNIST in [-1, 1] and its labels, from a folder of TFDS datasets or from an .npz file."""
+    """Returns Fashion-MNIST images in [-1, 1] and labels, from a TFDS folder or an .npz file."""
     if data_dir.endswith(".npz"):
         with np.load(data_dir, allow_pickle=False) as file:
             images, labels = file[f"{split}_images"], file[f"{split}_labels"]
@@ -98,7 +96,7 @@ def build_teacher():
 
 
 def train_teacher(args, train, test):
-    """Trains the teacher, or reads it where that has been done, and returns it with what is to be told of it."""
+    """Trains the teacher, or loads it if it exists; returns it with its results."""
     facts = args.teacher.with_suffix(".json")
     if args.teacher.exists() and facts.exists():
         return keras.saving.load_model(args.teacher), json.loads(facts.read_text(encoding="utf-8"))

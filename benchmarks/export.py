@@ -1,12 +1,11 @@
-"""Exports a model in every format, from every backend, in every precision, and says which of them answer as it does.
+"""Exports a model to every format, from every backend, in every precision, and compares the outputs with the model's.
+
+Each cell of the table is one call of keras_vit.export. Results go to results/export_<backend>.json after each cell, so
+an interrupted run resumes. --table prints them as the README's table, --readme writes it there.
 
     python benchmarks/export.py --weights ViT-B_16-224.npz --images ViT-B_16-224.reference.npz
     python benchmarks/export.py --table
     python benchmarks/export.py --readme
-
-Each cell is one call of keras_vit.export, which runs the file in its format's own runtime beside the model. The
-results go to results/export_<backend>.json, one cell after the other, so that a run that was ended goes on; --table
-prints what is there as the table of the README, and --readme writes it there.
 """
 
 import argparse
@@ -33,10 +32,10 @@ PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "onnx", "on
 PACKAGES += ("ai-edge-litert", "numpy")
 RESULTS = pathlib.Path(__file__).parent / "results"
 README = pathlib.Path(__file__).parents[1] / "README.md"
-# In Markdown nobody sees them.
+# Invisible in rendered Markdown.
 MARKS = ("<!-- What benchmarks/export.py --readme wrote: -->", "<!-- The end of it. -->")
 ONLY_FLOAT32 = "its weights are stored as TensorFlow computes with them"
-# For the table, by how a refusal begins.
+# Reasons in the table, by the start of the message.
 SHORT_REASONS = {
     ONLY_FLOAT32: "A SavedModel's weights are stored as TensorFlow computes with them.",
     "Invalid value received for argument `precision`. Expected, for .tflite files": (
@@ -63,7 +62,7 @@ def versions():
 
 
 def load(args):
-    """The model, images as it takes them, and their labels."""
+    """Returns the model, images as it takes them, and labels."""
     import keras
     import numpy as np
 
@@ -81,7 +80,7 @@ def load(args):
 
 
 def run_cell(model, images, labels, format, precision, folder):
-    """One cell of the table: what the export's report says, or why there is none."""
+    """Runs one cell of the table: returns the export report, or the reason for a failure."""
     import keras_vit.export
 
     path = pathlib.Path(folder, f"{format}_{precision}{FORMATS[format][1]}")
@@ -118,7 +117,7 @@ def saved_model_cell(model, images, labels, precision, path):
 
 
 def run_backend(args):
-    """Runs the cells of this process' backend that have no result yet."""
+    """Runs the missing cells of the current backend."""
     import keras
 
     from keras_vit.files import replacing
@@ -150,7 +149,7 @@ def run_backend(args):
 
 
 def table(folder):
-    """The table in Markdown, and under it why cells are refused. A format and precision that nothing ran has no row."""
+    """Returns the Markdown table and the reasons for refused cells; combinations without results have no row."""
     results = {}
     for backend in BACKENDS:
         path = folder / f"export_{backend}.json"
@@ -177,7 +176,7 @@ def table(folder):
 
 
 def _difference(cell, reasons):
-    """What a backend's column says, and where it is refused the number of the reason, which is noted."""
+    """Returns a cell's text for one backend; notes the reason if the export is refused."""
     if cell is None:
         return "not run"
     if "refused" not in cell:
@@ -188,11 +187,7 @@ def _difference(cell, reasons):
 
 
 def with_table(text, table):
-    """A README with the table between its two marks.
-
-    Raises:
-        ValueError: If it has not each mark once.
-    """
+    """Returns a README with the table between its two marks; raises ValueError unless each occurs once."""
     if [text.count(mark) for mark in MARKS] != [1, 1]:
         raise ValueError(f"Expected a README with {MARKS[0]!r} and {MARKS[1]!r} once each.")
     before, rest = text.split(MARKS[0])
@@ -227,7 +222,7 @@ def main():
             run_backend(args)
             return
         for backend in args.backends:
-            # A process is of one backend.
+            # Each process has one backend.
             environment = {**os.environ, "KERAS_BACKEND": backend, "KERAS_VIT_EXPORT_CHILD": "1"}
             subprocess.run([sys.executable, *sys.argv], check=True, env=environment)
     print(table(args.out))

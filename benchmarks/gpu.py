@@ -1,11 +1,10 @@
-"""ViTs on one GPU in bfloat16, beside their peers: forward pass, training step and share of the matrix peak.
+"""ViTs on one GPU in bfloat16, compared with peers: forward pass, training step and share of the matrix peak.
 
-On JAX the peers are keras-hub and, where --big-vision names its `models/vit.py`, big_vision's Flax model; on PyTorch
-timm and transformers, eager and compiled, and keras-hub. Inputs lie on the GPU. Every side trains with AdamW on the
-same batch, in mixed precision (float32 weights), without dropout; in the forward pass torch's modules are bfloat16
-throughout. Each figure is the median over rounds in which the sides take turns, so that a ratio belongs to one run. A
-model's FLOPs are two a multiply-add of the forward pass, three times that for a training step; their share is of the
-fastest of some bfloat16 matrix products in the same process.
+Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and
+keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without
+dropout; torch modules run inference fully in bfloat16. Figures are medians over rounds in which the sides take turns.
+FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are relative to the fastest
+bfloat16 matrix product in the same process.
 
     KERAS_BACKEND=jax python benchmarks/gpu.py --models B/16 L/16
     KERAS_BACKEND=torch python benchmarks/gpu.py --models B/16 L/16
@@ -31,12 +30,12 @@ from sides import Case, Entrant
 import keras_vit
 from keras_vit.files import replacing
 
-# Images in a training step and in a forward pass, by model and side.
+# Images per training step and per forward pass.
 BATCHES = {"Ti/16": (1024, 2048), "S/16": (512, 1024), "B/16": (256, 512), "L/16": (128, 256), "H/14": (64, 128)}
 
 
 def entrants_of(args):
-    """{label: entrant}, ours first."""
+    """Returns {label: entrant}, ours first."""
     names = [f"{OURS} compiled", OURS] if keras.backend.backend() == "torch" else [OURS]
     entrants = {}
     for name in (*names, *PEERS[keras.backend.backend()]):
@@ -47,7 +46,9 @@ def entrants_of(args):
 
 
 def matrix_peak():
-    """Multiply-adds a second of some bfloat16 matrix products: a large square one, and those of two MLPs."""
+    """Returns the rates of bfloat16 matrix products, in multiply-adds per second: a large square one and those of two
+    MLPs.
+    """
     best = {}
     for rows, inner, columns in ((8192, 8192, 8192), (50176, 768, 3072), (25088, 1024, 4096)):
         if keras.backend.backend() == "jax":
@@ -84,7 +85,7 @@ def matrix_peak():
 
 
 def time_side(run, repeats):
-    """Seconds of each of some runs, after two that compile and warm up; and those of the first."""
+    """Returns the seconds of each run after two warm-up runs, and of the first."""
     start = time.perf_counter()
     result = run()
     first = time.perf_counter() - start
@@ -100,7 +101,7 @@ def time_side(run, repeats):
 
 
 def measure(args, case, peak):
-    """The rates of all sides of one model, each task with sides of its own."""
+    """Measures the rates of all sides for one model; each task builds its own sides."""
     batches = [max(1, round(size * (224 / case.image_size) ** 2)) for size in BATCHES[case.variant]]
     batches = dict(zip(("train", "forward"), batches, strict=True))
     forward = keras_vit.profile(keras_vit.ViT(case.variant, image_size=case.image_size)).multiply_adds
@@ -115,7 +116,7 @@ def measure(args, case, peak):
                 failures[name] = why
                 continue
             start = time.perf_counter()
-            # A peer that is not installed or does not run is told in the results.
+            # Failures of peers are recorded in the results.
             try:
                 side = make(entrant, case, task)
                 built[name] = time.perf_counter() - start

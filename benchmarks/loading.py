@@ -1,8 +1,7 @@
-"""Time and memory of loading a checkpoint, beside NumPy's own read of the same arrays.
+"""Time and peak memory of loading a checkpoint, compared with reading the same arrays with `np.load`.
 
-One side reads every array of the .npz with `np.load` and drops it; the other loads the file into a ViT that is built
-already. The sides take turns, and each round gives one ratio. The peak is of the process' memory while the first load
-runs, with the model's own weights, in multiples of them; 1 is the least that any load could take.
+The two take turns; each round gives one ratio. Peak memory of the process includes the model's own weights and is in
+multiples of them; 1 is the minimum.
 
     KERAS_BACKEND=torch python benchmarks/loading.py ViT-B_16-224.npz
 """
@@ -27,7 +26,7 @@ from keras_vit.files import replacing
 
 
 def resident():
-    """Bytes of the process that are in memory, with what is free in its heap given back first."""
+    """Returns the resident memory of this process in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -38,7 +37,7 @@ def trim():
 
 
 def peak_of(run):
-    """The most memory that a function's run takes, sampled each 2 ms."""
+    """Returns the peak memory while a function runs, sampled every 2 ms."""
     peak, done = [resident()], threading.Event()
 
     def sample():
@@ -78,13 +77,13 @@ def main():
     backend = keras.backend.backend()
     out = args.out or pathlib.Path(__file__).parent / "results" / f"loading_{backend}.json"
 
-    # The backend's own start is not what is measured.
+    # Excludes the backend's startup.
     keras_vit.ViTTi16(num_layers=1)(np.zeros((1, 224, 224, 3), "float32"))
     trim()
     model = keras_vit.ViTB16()
     size = 4 * model.count_params()
     trim()
-    # What a model of that size adds to the process; the rest that building it took is not the load's.
+    # Counts the model's weights, but not other memory from building it.
     before = resident() - size
 
     def load():

@@ -1,4 +1,4 @@
-"""Measuring sides against each other: turns, ratios with intervals, matrix products, memory, and a file of rows."""
+"""Helpers to compare sides: turns, ratios with intervals, matrix products, memory, and a results file."""
 
 import json
 import math
@@ -13,28 +13,18 @@ import numpy as np
 from keras_vit.files import replacing
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-# What tells rows apart: a run replaces those that it measured again and leaves the others.
+# Rows with the same key are replaced.
 KEY = ("task", "model", "dtype", "batch", "options")
-# A product is repeated for so long, since the first ones after another side's turn are slower.
+# Products are repeated this long, as the first ones after another side are slower.
 PRODUCT_SECONDS = 0.05
 
 
 def take_turns(runs, work, rounds, warm_up=0, turn_seconds=0.0, rulers=()):
-    """Runs each side once a round, or as often as fits into `turn_seconds`, the first to run another one each round.
+    """Runs the sides in turns, each once or for `turn_seconds` per round, with a rotating start.
 
-    Args:
-        runs: Dictionary of the sides' functions, which return numbers.
-        work: Int, what one call does, as its images.
-        rounds: Int, timed rounds.
-        warm_up: Int, untimed rounds before them.
-        turn_seconds: Float, the least seconds of a turn.
-        rulers: Dictionary of functions that tell a rate themselves, called once a round.
-
-    Returns:
-        {clock: {side: work a second of each round}}, and {ruler: its rate of each round}.
-
-    Raises:
-        RuntimeError: If a side returns NaN or infinity.
+    `work` is the number of images per call; `rulers` return a rate themselves and run once per round. Returns {clock:
+    {side: work per second of each round}} and {ruler: rate of each round}. Raises RuntimeError if a side returns NaN or
+    infinity.
     """
     samples = {clock: {name: [] for name in runs} for clock in CLOCKS}
     rates = {name: [] for name in rulers}
@@ -57,11 +47,10 @@ def take_turns(runs, work, rounds, warm_up=0, turn_seconds=0.0, rulers=()):
 
 
 def spread(values):
-    """The median of a sample with its quartiles and an interval that covers the true median.
+    """Returns the median, quartiles and a 95% interval of the median, with its actual `coverage`.
 
-    The interval lies between two of the sorted values, of which the binomial distribution says how likely the median
-    is between them, whatever the values' own distribution: the narrowest that is symmetric and covers 95%, or all
-    values where there are too few for that. `coverage` tells what it covers.
+    The interval uses order statistics and the binomial distribution, and makes no assumption on the distribution of the
+    values; small samples use all values.
     """
     values = sorted(values)
     n = len(values)
@@ -85,7 +74,7 @@ def spread(values):
 
 
 def compare(samples, subject):
-    """{side: the spread of subject / side in each round} of every other side."""
+    """Returns {side: spread of subject / side per round} for every other side."""
     return {
         name: spread([ours / theirs for ours, theirs in zip(samples[subject], values, strict=True)])
         for name, values in samples.items()
@@ -98,13 +87,7 @@ def medians(samples):
 
 
 class MatrixProducts:
-    """The four matrix products of a transformer block, and how fast the backend computes them.
-
-    Args:
-        sizes: Dictionary with `hidden_dim` and `mlp_dim`.
-        tokens: Int, rows of the left matrix: those of all images of the batch.
-        dtype: "float32" or "bfloat16".
-    """
+    """The matrix products of a transformer block; `sizes` has `hidden_dim` and `mlp_dim`, `tokens` is per batch."""
 
     def __init__(self, sizes, tokens, dtype):
         width, mlp = sizes["hidden_dim"], sizes["mlp_dim"]
@@ -120,7 +103,7 @@ class MatrixProducts:
         self.products = {name: [way(lefts[shape[0]], tensor(*shape)) for way in ways] for name, shape in shapes.items()}
 
     def rate(self):
-        """FLOPs a second of the four together, each in the backend's fastest way and at its best."""
+        """Returns the FLOPs per second of the four together, each at its best."""
         return sum(self.flops.values()) / sum(
             min(self._seconds(product) for product in products) for products in self.products.values()
         )
@@ -138,7 +121,7 @@ class MatrixProducts:
 def _tensorflow_ways():
     import tensorflow as tf
 
-    # It would warn that one function is traced for each shape.
+    # Hides warnings about one trace per shape.
     tf.get_logger().setLevel("ERROR")
 
     def way(jit_compile):
@@ -196,17 +179,14 @@ WAYS = {"tensorflow": _tensorflow_ways, "jax": _jax_ways, "torch": _torch_ways}
 
 
 def memory():
-    """The megabytes of this process: now, and at most so far.
-
-    Not `resource`'s ru_maxrss: a child process starts with its parent's there, even after exec.
-    """
+    """Returns the current and peak megabytes of this process; ru_maxrss would start with the parent's peak."""
     lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return tuple(int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
 
 
 def processor():
-    """The processor's name, family and model, for products run at other rates on others of the same name."""
+    """Returns the processor's name, family and model."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -216,13 +196,13 @@ def processor():
 
 
 def read_rows(path):
-    """The rows of a results file; none where there is no file."""
+    """Returns the rows of a results file; none if it does not exist."""
     path = pathlib.Path(path)
     return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 
 
 def add_rows(path, rows):
-    """Adds rows to a results file, in the place of those with the same key, and writes it whole or not at all."""
+    """Adds rows to a results file, replacing those with the same key, in one atomic write."""
     path = pathlib.Path(path)
 
     def key(row):

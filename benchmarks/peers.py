@@ -1,8 +1,6 @@
-"""The models that ours are measured beside, each built and run as its users do, in the sizes of one of our variants.
+"""Builds the peers in the sizes of our variants: keras-hub, timm, transformers and big_vision.
 
-keras-hub runs on every backend; timm and transformers, eager and compiled, on PyTorch; big_vision's Flax model, the
-official one, on JAX, where the path of its `models/vit.py` is given. `make` builds any of them, or ours; with
-`weights`, those of ours, they all compute the same function.
+With `weights`, those of our model, all compute the same function.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ PEERS = {
 
 
 def read_big_vision(path, activation):
-    """big_vision's models/vit.py with the given GELU. It needs nothing of its other files to build and run a model."""
+    """Imports big_vision's models/vit.py with the given GELU, without the package's other files."""
     import flax.linen
 
     missing = ("big_vision", "big_vision.utils", "big_vision.models", "big_vision.models.common")
@@ -49,7 +47,7 @@ def read_big_vision(path, activation):
 
 
 def our_side(entrant, case, task, weights):
-    """Ours. How it runs in a dtype is said here and nowhere else."""
+    """Builds our side."""
     options = dict(entrant.options)
     jit_compile = options.pop("jit_compile", True if entrant.compiled else case.jit_compile)
     model = keras_vit.ViT(
@@ -58,7 +56,7 @@ def our_side(entrant, case, task, weights):
         num_layers=case.num_layers,
         num_classes=NUM_CLASSES,
         activation=case.activation,
-        # Not left at zero, so that the outputs of the sides can be compared.
+        # Not zeros, so that outputs can be compared.
         head_init="glorot_uniform",
         **options,
     )
@@ -149,7 +147,7 @@ def big_vision_side(entrant, case, task, weights):
         num_classes=NUM_CLASSES,
         variant=None,
         pool_type="tok",
-        # Its matrix products alone, as its authors train it.
+        # Only matrix products, as its authors train it.
         dtype_mm=entrant.dtype,
         patch_size=(sizes["patch_size"],) * 2,
         width=sizes["hidden_dim"],
@@ -166,10 +164,10 @@ def big_vision_side(entrant, case, task, weights):
 
 
 def why_not(entrant, case):
-    """The reason why a side cannot run here, or None."""
+    """Returns the reason why a side cannot run here, or None."""
     if entrant.peer == "big_vision" and not case.big_vision:
         return "no --big-vision, the path of its models/vit.py"
-    # On a GPU inductor writes Triton's code, not C++.
+    # Inductor needs a C++ compiler on the CPU only.
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if entrant.compiled and case.device == "cpu" and not any(map(shutil.which, compilers)):
         return "torch.compile finds no C++ compiler"
@@ -178,7 +176,7 @@ def why_not(entrant, case):
 
 @contextlib.contextmanager
 def dtype_policy(dtype):
-    """Sets Keras' dtype policy for the layers built meanwhile; theirs stays."""
+    """Sets Keras' dtype policy while layers are built."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
     try:
@@ -188,21 +186,21 @@ def dtype_policy(dtype):
 
 
 def parts_of(weights):
-    """Embedding, blocks and head of our plain model's weights, each a list in the order of its variables."""
+    """Splits our model's weights into embedding, blocks and head."""
     return weights[:4], [weights[i : i + 12] for i in range(4, len(weights) - 4, 12)], weights[-4:]
 
 
 def query_key_value(kernel, bias):
-    """The fused projection as six arrays: kernel and bias of query, key and value."""
+    """Splits the fused projection into kernel and bias of query, key and value."""
     pairs = zip(np.split(kernel, 3, axis=-1), np.split(bias, 3), strict=True)
     return [array for pair in pairs for array in pair]
 
 
 def load_torch(module, values):
-    """Copies arrays of Keras' layouts into a module's parameters, in their order."""
+    """Copies arrays in Keras layouts to a module's parameters, in order."""
     import torch
 
-    # torch stores a dense kernel as (outputs, inputs), a convolution's as (outputs, inputs, height, width).
+    # torch layouts: (outputs, inputs) for dense, (outputs, inputs, height, width) for convolutions.
     axes = {2: (1, 0), 4: (3, 2, 0, 1)}
     with torch.no_grad():
         for parameter, value in zip(module.parameters(), values, strict=True):
@@ -211,7 +209,7 @@ def load_torch(module, values):
 
 
 def flax_weights(weights, num_heads):
-    """Our weights as the tree of big_vision's model."""
+    """Converts our weights to big_vision's parameter tree."""
     (kernel, bias, token, positions), blocks, (scale, shift, head_kernel, head_bias) = parts_of(weights)
 
     def dense(kernel, bias):
@@ -235,7 +233,7 @@ def flax_weights(weights, num_heads):
     encoder = {f"encoderblock_{i}": block(*arrays) for i, arrays in enumerate(blocks)}
     tree = {
         "embedding": dense(kernel, bias),
-        # The class token is joined after the positions are added.
+        # big_vision adds no position to the class token.
         "cls": token + positions[:, :1],
         "pos_embedding": positions[:, 1:],
         "Transformer": {**encoder, "encoder_norm": {"scale": scale, "bias": shift}},
@@ -245,9 +243,8 @@ def flax_weights(weights, num_heads):
 
 
 def import_timm():
-    """Imports timm's ViT, with an empty torchvision where there is none: timm imports it, but its ViT has no use of it.
-
-    The empty one is gone afterwards, since transformers asks whether there is one.
+    """Imports timm, with an empty torchvision if it is missing; removes it again, as transformers checks for
+    torchvision.
     """
     stubs = [] if importlib.util.find_spec("torchvision") else ["", "datasets", "ops", "ops.misc", "transforms"]
     stubs += ["transforms.functional"] if stubs else []

@@ -1,9 +1,8 @@
-"""Images a second of the input pipeline: decode JPEGs, crop to 224 at random, flip; beside two others.
+"""Images per second of the input pipeline (decode JPEG, random crop to 224, flip), compared with two others.
 
-One is what Keras offers: `keras.utils.image_dataset_from_directory`, which decodes and resizes whole images, with
-Keras' layers RandomCrop and RandomFlip mapped over its batches. The other is a tf.data loop written by hand around
-`decode_and_crop_jpeg`, with nothing of this package in it. The three take turns in one process, and each round gives
-one ratio, so that other load on the machine hits all; the median of the ratios is the result.
+These are `keras.utils.image_dataset_from_directory` with RandomCrop and RandomFlip on batches, and a hand-written
+tf.data pipeline around `decode_and_crop_jpeg`. The three take turns in one process; the result is the median of the
+ratios.
 
     python benchmarks/pipeline.py --data flowers17
 """
@@ -26,7 +25,7 @@ from keras_vit import data
 from keras_vit.files import replacing
 
 SIZE, BATCH = 224, 64
-# Batches of each round.
+# Batches per round.
 WARM_UP, TIMED = 10, 40
 
 
@@ -35,7 +34,7 @@ def ours(folder):
 
 
 def by_keras(folder):
-    """Resized to 256, as the crop of the paper's fine-tuning has it."""
+    """Keras' pipeline; images are resized to 256, as for the crop in the paper's fine-tuning."""
     images = keras.utils.image_dataset_from_directory(
         folder, image_size=(256, 256), batch_size=BATCH, seed=0, verbose=False
     )
@@ -74,7 +73,7 @@ def by_hand(folder):
 
 
 def rate(dataset):
-    """Images a second of a running epoch; setting a pipeline up takes each side a tenth of a second or more."""
+    """Returns the images per second of a running epoch, without the setup time."""
     iterator = iter(dataset)
     for _ in range(WARM_UP):
         next(iterator)
@@ -95,7 +94,7 @@ def main():
     loads, rates = [os.getloadavg()[0]], {name: [] for name in sides}
     names = list(sides)
     for i in range(args.rounds):
-        # Each side comes first, second and last in turn.
+        # The order rotates.
         for name in names[i % 3 :] + names[: i % 3]:
             rates[name].append(rate(sides[name]))
         loads.append(os.getloadavg()[0])

@@ -1,13 +1,12 @@
-"""What self-supervised pre-training costs and brings: a step of MAE beside a supervised one, and a few labels.
+"""Cost and gain of self-supervised pre-training: the MAE step time, and accuracy with few labels.
 
-`--what step` times MAE's training step at 75% masking and the supervised step of the same encoder (ViT-B/16 at 224)
-in turn, so that other load on the machine hits both; each round gives one ratio, the median of which is the result.
+`--what step` compares MAE's training step at 75% masking with the supervised step of the same encoder (ViT-B/16 at
+224); the two take turns, and the result is the median of the ratios.
 
-`--what labels` pre-trains a small ViT on the 60,000 images of Fashion-MNIST without their labels, fine-tunes it on
-1,000 labels, balanced, and tests it on the 10,000 test images, for each method and seed. Beside it, the same model
-is trained from scratch on the same labels with the same settings ("scratch"), and for --scratch-factor times as many
-epochs ("scratch_long"). A seed chooses the initial weights, the labels, the order and the augmentation. Each run is
-written to the JSON file as it ends, and runs that the file holds are not done again.
+`--what labels` pre-trains a small ViT on Fashion-MNIST without labels, fine-tunes it on 1,000 balanced labels, and
+tests it on the 10,000 test images, for each method and seed. The baselines are trained from scratch with the same
+settings ("scratch"), and for --scratch-factor times as many epochs ("scratch_long"). Results are written after each
+run, so an interrupted benchmark resumes.
 
     python benchmarks/pretraining.py --what step
     python benchmarks/pretraining.py --what labels --data-dir ~/tensorflow_datasets
@@ -48,14 +47,14 @@ def describe():
 
 
 def write_json(path, content):
-    """Writes the file whole or not at all."""
+    """Writes a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def measure_steps(args):
-    """Times the two steps in turn; returns what the JSON file holds."""
+    """Times the two steps in turns; returns the results."""
     keras.utils.set_random_seed(0)
     size = {"image_size": args.image_size, "num_layers": args.num_layers}
     supervised = keras_vit.ViT(args.variant, num_classes=1000, **size)
@@ -101,7 +100,7 @@ def measure_steps(args):
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches in a new order each epoch, each image mirrored at random and shifted by up to two pixels."""
+    """Shuffled batches with random flips and shifts of up to two pixels."""
 
     def __init__(self, images, labels, batch_size, seed):
         super().__init__()
@@ -129,7 +128,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def read_images(data_dir):
-    """Fashion-MNIST as arrays: {split: (images, labels)}, from a folder of TFDS datasets or from an .npz file."""
+    """Reads Fashion-MNIST as {split: (images, labels)}, from a TFDS folder or an .npz file."""
     if str(data_dir).endswith(".npz"):
         with np.load(data_dir, allow_pickle=False) as file:
             return {split: (file[f"{split}_images"], file[f"{split}_labels"]) for split in ("train", "test")}
@@ -164,7 +163,7 @@ def optimizer_for(learning_rate, steps):
 
 
 def pretrain(model, method, images, settings, seed):
-    """Pre-trains the model in place and returns the wrapper and the loss of each epoch."""
+    """Pre-trains the model in place; returns the wrapper and the loss per epoch."""
     if method == "masked_patch":
         wrapper = MaskedPatchPrediction(model, seed=seed)
     elif method == "simmim":
@@ -178,7 +177,7 @@ def pretrain(model, method, images, settings, seed):
 
 
 def finetune(model, labelled, test, epochs, settings, seed):
-    """Trains the model on the labelled images and returns its test accuracy as it went."""
+    """Fine-tunes the model; returns its test accuracies during training."""
     batches = Batches(*labelled, settings["batch_size"], seed)
     model.compile(
         optimizer_for(settings["learning_rate"], epochs * len(batches)),
@@ -186,7 +185,7 @@ def finetune(model, labelled, test, epochs, settings, seed):
         metrics=["accuracy"],
     )
     curve, done = [], 0
-    # The test images are ten times as many as the labelled ones, so they are not looked at each epoch.
+    # Tested at four points only, as there are ten times as many test images as labelled ones.
     for end in sorted({max(1, epochs * quarter // 4) for quarter in range(1, 5)}):
         model.fit(batches, initial_epoch=done, epochs=end, verbose=0)
         curve.append((end, model.evaluate(*test, batch_size=500, verbose=0)[1]))
@@ -219,7 +218,7 @@ def run(method, seed, data, settings, picture):
 
 
 def summarize(runs):
-    """Mean and spread over the seeds of each method, and each seed's gain over the better of its two scratches."""
+    """Returns mean and spread over seeds per method, and the gain per seed over the better baseline."""
     summary = {}
     for method in METHODS:
         accuracies = {k.split("/")[1]: v["test_accuracy"] for k, v in runs.items() if k.startswith(f"{method}/")}
@@ -239,7 +238,7 @@ def summarize(runs):
 
 
 def draw(runs, path):
-    """The test accuracy of each method as fine-tuning goes on: mean over the seeds, and their range."""
+    """Plots the mean and range of test accuracy over seeds during fine-tuning."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")

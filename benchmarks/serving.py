@@ -1,9 +1,8 @@
-"""Requests a second, and what they leave in memory, of an exported model asked by many threads at once.
+"""Requests per second and memory growth of an exported model under concurrent requests.
 
-A ViT-Ti/16 for 96 x 96 pixels is exported with `postprocess="classify"` and loaded by a process without Keras. There 16
-threads ask its three signatures in turn, with a few inputs whose answers are known; each answer must be the same as
-before. Memory is that of the process after the first 1,000 requests, which fill TensorFlow's and malloc's pools, and
-after 10,000 more. The export is of the backend that KERAS_BACKEND names; the result is results/serving_<backend>.json.
+A ViT-Ti/16 for 96 x 96 pixels is exported with `postprocess="classify"` and loaded in a process without Keras. 16
+threads call its three signatures in turn; each response must equal the first one. Memory growth is from 1,000 requests,
+after which memory pools are filled, to 10,000 more. Results go to results/serving_<backend>.json.
 
     KERAS_BACKEND=torch python benchmarks/serving.py
 """
@@ -31,7 +30,7 @@ WARM_UP = 1000
 
 
 def resident():
-    """Bytes of the process that are in memory, with what is free in its heap given back first."""
+    """Returns the resident memory of this process in bytes, after freeing unused heap."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -39,7 +38,7 @@ def resident():
 
 
 def inputs(tf):
-    """For each signature a few inputs."""
+    """Returns a few inputs per signature."""
     rng = np.random.default_rng(0)
     pictures = [np.kron(rng.integers(0, 255, (6, 8, 3)), np.ones((40, 40, 1))).astype("uint8") for _ in range(4)]
     jpegs = [tf.io.encode_jpeg(picture).numpy() for picture in pictures]
@@ -53,7 +52,7 @@ def inputs(tf):
 
 
 def serve(folder, count, threads):
-    """Asks the model; returns what was measured. Runs in a process without Keras."""
+    """Runs the requests in a process without Keras; returns the results."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(folder)

@@ -1,7 +1,4 @@
-"""What a benchmark of models runs: a case, an entrant, and the sides, which run a model as its users do.
-
-`prepare`, untimed, makes the arguments of a side's `forward` and `train` from NumPy arrays. peers.py builds the models.
-"""
+"""Cases, entrants, and the sides that run a model; `prepare`, untimed, converts NumPy arrays to a side's inputs."""
 
 import dataclasses
 
@@ -13,16 +10,11 @@ from keras_vit.variants import decode_variant
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What all sides have in common.
+    """Settings shared by all sides.
 
-    Args:
-        model: String, a variant, or a variant and an image size, as in "B/16@384".
-        num_layers: Int, the blocks, or None for the variant's own.
-        activation: "gelu" (exact, which keras-hub, timm and transformers have) or "gelu_tanh" (the official code's).
-        optimizer: "sgd" (momentum 0.9) or "adamw".
-        jit_compile: Bool or "auto", as in `model.compile`, for all Keras sides.
-        big_vision: String, the path of big_vision's `models/vit.py`, or None.
-        device: String, where the torch modules that are not Keras' run.
+    `model` is a variant with an optional image size, such as "B/16@384". `activation` is "gelu" (exact, as in
+    keras-hub, timm and transformers) or "gelu_tanh" (the official code). `optimizer` is "sgd" (momentum 0.9) or
+    "adamw". `device` is for torch modules outside Keras.
     """
 
     model: str
@@ -50,13 +42,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Entrant:
-    """Who runs, and how.
+    """A model implementation and its options.
 
-    Args:
-        peer: String, a key of `MAKERS` of peers.py.
-        dtype: "float32" or "bfloat16".
-        compiled: Bool, whether torch.compile is asked for: of a module, or through Keras' `jit_compile=True`.
-        options: Pairs of a name and a value, more arguments of our builder; `jit_compile` goes to `model.compile`.
+    `peer` is a key of `MAKERS` in peers.py. `compiled` is for torch.compile, directly or by Keras' `jit_compile=True`.
+    `options` are (name, value) pairs for our builder, except `jit_compile`, which is for `model.compile`.
     """
 
     peer: str
@@ -75,7 +64,7 @@ class Entrant:
 
 
 class KerasSide:
-    """A Keras model through predict_on_batch and train_on_batch, whose functions predict and fit use too."""
+    """A Keras model, run by predict_on_batch and train_on_batch."""
 
     def __init__(self, model, case, jit_compile):
         self.model = model
@@ -87,7 +76,7 @@ class KerasSide:
         model.compile(
             optimizer=optimizers[case.optimizer](),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            # keras-hub would add an accuracy of its own otherwise.
+            # Otherwise keras-hub adds an accuracy metric.
             metrics=None,
             jit_compile=jit_compile,
         )
@@ -99,12 +88,12 @@ class KerasSide:
         return np.asarray(self.model.predict_on_batch(images), "float32")
 
     def train(self, images, labels):
-        # The loss comes back as a NumPy number, so the step is over.
+        # A NumPy number: the step has finished.
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
 
 
 class TorchSide:
-    """A torch module: in bfloat16 throughout for inference, under autocast in training."""
+    """A torch module; inference is fully in bfloat16, training uses autocast."""
 
     def __init__(self, module, entrant, case, task):
         import torch
@@ -115,9 +104,9 @@ class TorchSide:
         self.device = case.device
         self.inputs_dtype = self.dtype if task == "forward" else torch.float32
         self.module = module.to(self.device, self.inputs_dtype)
-        # Static shapes: a second batch size would make it compile for any.
+        # Static shapes, or a second batch size would trigger dynamic ones.
         self.call = torch.compile(self.module, dynamic=False) if entrant.compiled else self.module
-        # The outputs of a side that trains are only compared.
+        # A training side's forward pass is not timed.
         self.call_forward = self.call if task == "forward" else self.module
         optimizers = {
             "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
@@ -127,7 +116,7 @@ class TorchSide:
 
     def prepare(self, images, labels):
         images = self.torch.tensor(images).to(self.device, self.inputs_dtype).permute(0, 3, 1, 2)
-        # Convolutions of a GPU want the channels last, those of a CPU the usual order of torch.
+        # Convolutions are faster with channels last on a GPU, channels first on a CPU.
         return images.contiguous() if self.device == "cpu" else images, self.torch.tensor(labels).to(self.device)
 
     def _logits(self, call, images):
@@ -152,13 +141,13 @@ class TorchSide:
 
 
 class FlaxSide:
-    """big_vision's ViT, with one jitted training step."""
+    """big_vision's ViT, with a jitted training step."""
 
     def __init__(self, module, parameters, case):
         import jax
         import optax
 
-        # Its class token has no position of its own.
+        # Ours has a position for the class token too.
         self.num_parameters = sum(p.size for p in jax.tree.leaves(parameters)) + module.width
         optimizers = {
             "sgd": lambda: optax.sgd(1e-3, momentum=0.9),
@@ -177,8 +166,7 @@ class FlaxSide:
         def step(parameters, state, images, labels):
             value, gradients = jax.value_and_grad(loss)(parameters, images, labels)
             updates, state = optimizer.update(gradients, state, parameters)
-            # Ours is a token plus a position, which both move so: their sum takes two such steps. (AdamW's decay of it
-            # is doubled too, which is 4e-7 of the value.)
+            # Ours is a token plus a position that both take this step. (AdamW's decay doubles too: 4e-7 of the value.)
             updates["params"]["cls"] *= 2
             return optax.apply_updates(parameters, updates), state, value
 

@@ -1,21 +1,17 @@
-"""Our ViTs beside those of others on this CPU: forward pass, training step, first call and peak memory.
+"""Compares our ViTs with peers on this CPU: forward pass, training step, first call and peak memory.
 
-The peers are keras-hub on each backend; timm and transformers on torch, eager and compiled; big_vision's official Flax
-model on JAX, where --big-vision names its `models/vit.py` (`pip install keras-hub timm transformers flax optax`). All
-sides get the same weights, GELU, loss and optimizer (SGD, momentum 0.9), no dropout and, in Keras, the same
-jit_compile; inputs are tensors of their framework. Their outputs and the losses of two training steps are compared
-before anything is timed. The sides take turns, and each round gives one ratio ours / peer, so that other load on the
-machine hits both; the results are the median of the ratios, its quartiles and an interval of at least 95% for the
-median, for wall time and for CPU time. First calls and memory are those of fresh child processes, which take turns
-too: first_* the seconds to build the model and to run it once, memory_* the most memory after the imports.
+Peers are keras-hub on each backend; timm and transformers, eager and compiled, on torch; big_vision's Flax model
+(--big-vision) on JAX (`pip install keras-hub timm transformers flax optax`). All sides have the same weights, GELU,
+loss, optimizer (SGD, momentum 0.9) and, in Keras, jit_compile, without dropout; outputs and losses are compared first.
+The sides take turns, and each round gives one ratio ours / peer of wall and CPU time; results are the median, quartiles
+and an interval of at least 95% for the median. First calls (first_*, seconds to build and run once) and peak memory
+after imports (memory_*) are from fresh child processes.
 
-Each round also times the matrix products of a block at that batch; a side's share is of their rate, in its own dtype,
-the model's FLOPs being those of `keras_vit.profile`, three times that in training. --gemm-all measures them on the
-three backends before, and the share of the best of them is told too.
+Each round also times the matrix products of a block; shares relate the model's FLOPs, from `keras_vit.profile` (3 times
+that in training), to their rate. --gemm-all also uses the best rate of the three backends.
 
---ours-option adds ours with more builder arguments, measured against ours without; then peers only run where --peers
-names them. Results go to results/throughput_<backend>.json, where a run replaces the rows that it measured again whole,
-with all their sides.
+--ours-option compares ours with builder options to ours without; then only peers in --peers run. Rows in
+results/throughput_<backend>.json are replaced as a whole when measured again.
 
     KERAS_BACKEND=torch python benchmarks/throughput.py --gemm-all
     KERAS_BACKEND=jax python benchmarks/throughput.py --tasks forward train --ours-option token_merging=8
@@ -43,19 +39,19 @@ import keras_vit
 RESULTS = pathlib.Path(__file__).parent / "results"
 JIT_COMPILE = {"auto": "auto", "on": True, "off": False}
 TASKS = ("forward", "train", "first_forward", "first_train", "memory_forward", "memory_train")
-# The numbers of a child process that make a row, the one that counts first.
+# Measures of a child process per row, the main one first.
 CHILD_MEASURES = {
     "first": ("s", ("build_and_first_call", "build", "first_call", "next_call")),
     "memory": ("MB", ("peak", "peak_after_build", "built")),
 }
-# Of logits of about 1 and losses of about 7. Sums in another order; in bfloat16 also other layers that stay in float32.
+# For logits of about 1 and losses of about 7; in bfloat16 the sides keep different layers in float32.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
 FRAMEWORKS = ("tensorflow-cpu", "tensorflow", "jax", "torch", "numpy")
 PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", *FRAMEWORKS)
 
 
 def labels_of(entrants, dtype):
-    """{label: entrant}; those of another dtype than the row's say so."""
+    """Returns {label: entrant}; labels name dtypes that differ from the row's."""
     return {e.label if e.dtype == dtype else f"{e.label} {e.dtype}": e for e in entrants}
 
 
@@ -64,7 +60,7 @@ def reason(error):
 
 
 def build_sides(entrants, case, task):
-    """({label: side}, {label: why it does not run}), ours first and the others with its weights."""
+    """Returns ({label: side}, {label: why it does not run}), ours first; all have its weights."""
     sides, skipped, weights = {}, {}, None
     for label, entrant in entrants.items():
         why = why_not(entrant, case)
@@ -83,7 +79,7 @@ def build_sides(entrants, case, task):
 
 
 def run_once(runs, entrants, skipped):
-    """{label: what its run returns}. A peer whose run fails, as torch.compile's may, goes to `skipped`."""
+    """Returns {label: result}; peers that fail are added to `skipped`."""
     results = {}
     for label, run in runs.items():
         if label in skipped:
@@ -98,11 +94,7 @@ def run_once(runs, entrants, skipped):
 
 
 def check_same(what, outputs, entrants):
-    """The largest difference of each side's outputs from ours; options of ours may change what it computes.
-
-    Raises:
-        RuntimeError: If outputs are not finite, or those of a peer are not ours.
-    """
+    """Returns the largest difference of each side's outputs from ours; raises RuntimeError if peers differ."""
     ours = next(iter(outputs))
     differences = {}
     for label, values in outputs.items():
@@ -110,21 +102,21 @@ def check_same(what, outputs, entrants):
             raise RuntimeError(f"Expected finite {what} of {label}. Received: NaN or infinity")
         differences[label] = float(np.abs(np.subtract(values, outputs[ours])).max())
         tolerance = max(TOLERANCES[entrants[name].dtype] for name in (ours, label))
-        # Written so that NaN fails too.
+        # `not <=` so that NaN fails too.
         if entrants[label].peer != OURS and not differences[label] <= tolerance:
             raise RuntimeError(f"Expected the {what} of {label} to be ours. Received: {differences[label]} apart")
     return differences
 
 
 def check_parameters(sides):
-    """Raises a RuntimeError unless all sides have as many parameters as the first."""
+    """Raises RuntimeError unless all sides have as many parameters as the first."""
     numbers = {label: side.num_parameters for label, side in sides.items()}
     if len(set(numbers.values())) > 1:
         raise RuntimeError(f"Expected as many parameters in each side. Received: {numbers}")
 
 
 def measure_rates(args, case, dtype, task, batches, entrants):
-    """The rows of a forward pass or a training step, one a batch and subject."""
+    """Returns the rows of a forward pass or training step, one per batch and subject."""
     sides, skipped = build_sides(entrants, case, task)
     flops = 2 * keras_vit.profile(next(iter(sides.values())).model).multiply_adds * (3 if task == "train" else 1)
     check_parameters(sides)
@@ -133,7 +125,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
         data = make_data(case, batch)
         inputs = {label: side.prepare(*data) for label, side in sides.items() if label not in skipped}
         runs = {label: functools.partial(getattr(sides[label], task), *inputs[label]) for label in inputs}
-        # The first batch size alone: the weights of a second one have been trained.
+        # Only for the first batch size: later ones use trained weights.
         if not differences:
             forward = {label: functools.partial(sides[label].forward, *inputs[label]) for label in inputs}
             differences["outputs"] = check_same("outputs", run_once(forward, entrants, skipped), entrants)
@@ -157,7 +149,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
                 best[kind][backend] = max(rate, best[kind].get(backend, 0.0))
         shares, best_shares = {}, {}
         for label, rates in samples["wall"].items():
-            if not entrants[label].options:  # which may leave out some of the work
+            if not entrants[label].options:  # options may skip some of the work
                 kind = entrants[label].dtype
                 shares[label] = spread([r * flops / g for r, g in zip(rates, gemm[kind], strict=True)])
                 best_shares[label] = spread([r * flops / max(best[kind].values()) for r in rates])
@@ -176,7 +168,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
 
 
 def make_rows(task, case, dtype, batch, unit, samples, entrants, more):
-    """A row for ours beside the peers, and one for ours with each of the options beside ours without and the peers."""
+    """Returns a row of ours against the peers, and one per option of ours."""
     first = next(iter(samples.values()))
     with_options = [label for label in first if entrants[label].options]
     peers = [label for label in first if label not in with_options]
@@ -222,7 +214,7 @@ def print_row(row):
 
 
 def measure_children(args, case, dtype, kinds, task, batch, entrants):
-    """The rows of first calls and peak memory of one task, both from the same child processes."""
+    """Returns the rows of first calls and peak memory of one task."""
     if args.quick:
         entrants = dict(list(entrants.items())[:2])
     skipped = {label: why_not(e, case) for label, e in entrants.items() if why_not(e, case)}
@@ -274,7 +266,7 @@ def describe_run(args, case):
 
 
 def parse_option(text):
-    """ "token_merging=8, remat=True" as pairs of names and Python values."""
+    """Parses "token_merging=8, remat=True" to (name, value) pairs."""
     try:
         keywords = ast.parse(f"dict({text})", mode="eval").body.keywords
         pairs = tuple((keyword.arg, ast.literal_eval(keyword.value)) for keyword in keywords)
@@ -326,7 +318,7 @@ def parse_arguments():
 
 
 def entrants_of(args, dtype):
-    """Ours, ours with each of the options, and the peers in each of their dtypes."""
+    """Returns ours, ours with each option, and the peers in each dtype."""
     ours = [Entrant(OURS, dtype), *(Entrant(OURS, dtype, options=options) for options in args.ours_option)]
     everyone = () if args.ours_option else PEERS[keras.backend.backend()]
     names = everyone if args.peers is None else args.peers
@@ -357,7 +349,7 @@ def main():
             for task, batches in (("forward", args.batch_sizes), ("train", args.train_batch_sizes)):
                 entrants = entrants_of(args, dtype)
                 rows = []
-                # Children first: they have the machine's memory for themselves.
+                # Children first, while this process uses little memory.
                 kinds = [kind for kind in CHILD_MEASURES if f"{kind}_{task}" in args.tasks]
                 for batch in batches if kinds else ():
                     rows += measure_children(args, case, dtype, kinds, task, batch, entrants)

@@ -1,4 +1,4 @@
-"""Draws what throughput.py has written: each ratio of ours to another with its interval."""
+"""Plots the ratios and intervals written by throughput.py."""
 
 import matplotlib
 
@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from measure import KEY, read_rows
 
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-# Title, the tasks of the panel, whether its rows are those with options, and where ours is better.
+# Title, tasks, whether rows have options, and the side on which ours is better.
 PANELS = (
     ("images a second: ours / peer", ("forward", "train"), False, "right"),
     ("images a second: ours with an option / ours without, or peer", ("forward", "train"), True, "right"),
@@ -24,7 +24,7 @@ PANELS = (
 
 
 def points_of(rows):
-    """[(label, backend, spread)] of the measure that counts first in each row."""
+    """Returns [(label, backend, spread)] of the main measure per row."""
     points = []
     for row in sorted(rows, key=lambda row: [row[name] for name in KEY]):
         ratios = next(iter(row["ratios_subject_to_side"].values()))
@@ -35,7 +35,7 @@ def points_of(rows):
 
 
 def draw(folder):
-    """Writes throughput.png from the files throughput_<backend>.json of a folder. Returns its path."""
+    """Writes throughput.png from the throughput_<backend>.json files of a folder; returns its path."""
     rows = [row for backend in BACKENDS for row in read_rows(folder / f"throughput_{backend}.json")]
     panels = []
     for title, tasks, options, better in PANELS:
@@ -63,7 +63,7 @@ def draw(folder):
                 medians = [ratio["median"] for _, ratio in own]
                 ax.errorbar(
                     medians,
-                    # A little apart, so that the backends' intervals can be told.
+                    # Offset, so that intervals do not overlap.
                     [place + 0.22 * (number - 1) for place, _ in own],
                     xerr=[
                         [ratio["median"] - ratio["low"] for _, ratio in own],
