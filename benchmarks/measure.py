@@ -47,11 +47,7 @@ def take_turns(runs, work, rounds, warm_up=0, turn_seconds=0.0, rulers=()):
 
 
 def spread(values):
-    """Returns the median, quartiles and a 95% interval of the median, with its actual `coverage`.
-
-    The interval uses order statistics and the binomial distribution, and makes no assumption on the distribution of the
-    values; small samples use all values.
-    """
+    """Returns the median, quartiles, and a distribution-free 95% interval of the median with its `coverage`."""
     values = sorted(values)
     n = len(values)
     below = 0.5**n

@@ -1,7 +1,4 @@
-"""Builds the peers in the sizes of our variants: keras-hub, timm, transformers and big_vision.
-
-With `weights`, those of our model, all compute the same function.
-"""
+"""Builds keras-hub, timm, transformers and big_vision models in our sizes, optionally with our weights."""
 
 import contextlib
 import enum
@@ -243,9 +240,7 @@ def flax_weights(weights, num_heads):
 
 
 def import_timm():
-    """Imports timm, with an empty torchvision if it is missing; removes it again, as transformers checks for
-    torchvision.
-    """
+    """Imports timm, with an empty torchvision in the meantime if none is installed."""
     stubs = [] if importlib.util.find_spec("torchvision") else ["", "datasets", "ops", "ops.misc", "transforms"]
     stubs += ["transforms.functional"] if stubs else []
 

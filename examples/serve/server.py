@@ -51,9 +51,7 @@ class Model:
         self.signatures = dict(self.loaded.signatures)
 
     def parse(self, body, max_rows):
-        """Checks a JSON body, {"instances" or "inputs": ..., "signature_name": ...}; returns a function that computes
-        the response.
-        """
+        """Checks a JSON body with "instances" or "inputs"; returns a function that computes the response."""
         try:
             request = json.loads(body)
         except ValueError as error:

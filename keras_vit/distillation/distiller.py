@@ -117,9 +117,7 @@ class Distiller(TrainingWrapper):
 
     @property
     def non_trainable_variables(self):
-        """Adds the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` does not have
-        them.
-        """
+        """Adds the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` omits them."""
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):

@@ -1,6 +1,4 @@
-"""DeiT's distillation losses ([arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4), as functions and Keras
-losses.
-"""
+"""DeiT's distillation losses (arXiv 2012.12877, section 4), as functions and Keras losses."""
 
 import keras
 from keras import ops
@@ -9,18 +7,17 @@ from keras_vit import arguments
 
 
 def hard_distillation(teacher_logits, logits):
-    """Returns the cross-entropy with the teacher's top-1 class per image, float32, (batch,).
+    """Returns the cross-entropy with the teacher's top-1 class per image, float32 (batch,).
 
     Args:
-        teacher_logits: Floats, (batch, num_classes).
-        logits: The student's, of the same shape.
+        teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.
 
     Example:
 
     >>> round(float(hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))[0]), 4)
     0.6931
 
-    Reference: equation 3.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 3.
     """
     teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
     # One-hot product, as gathering by index is slow in XLA.
@@ -29,12 +26,10 @@ def hard_distillation(teacher_logits, logits):
 
 
 def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
-    """Returns the KL divergence of softened distributions per image, in nats x temperature^2 / num_classes, float32,
-    (batch,).
+    """Returns the KL divergence from the teacher per image, in nats x temperature^2 / num_classes, float32 (batch,).
 
     Args:
-        teacher_logits: Floats, (batch, num_classes).
-        logits: The student's, of the same shape.
+        teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.
         temperature: Float above 0, by which both logits are divided.
 
     Example:
@@ -42,8 +37,8 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
     >>> float(soft_distillation(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]]))[0])
     0.0
 
-    Reference: equation 2; [arXiv 1503.02531](https://arxiv.org/abs/1503.02531). Only the official code divides by the
-    number of classes.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2. As in the official code, but not in the
+    paper, the result is divided by the number of classes.
     """
     teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
     student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
@@ -59,7 +54,8 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
-    Reference: equation 2, where alpha is lambda; equation 3 has 0.5.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, where alpha is lambda; equation 3 has
+    0.5.
     """
     return (1 - alpha) * base_loss + alpha * distillation_loss
 
@@ -67,10 +63,6 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
 @keras.saving.register_keras_serializable(package="keras_vit")
 class HardDistillation(keras.losses.Loss):
     """The mean of `hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`.
-
-    Args:
-        name: String.
-        **kwargs: Other arguments of `keras.losses.Loss`.
 
     Example:
 
@@ -91,8 +83,6 @@ class SoftDistillation(keras.losses.Loss):
 
     Args:
         temperature: Float above 0; else raises ValueError.
-        name: String.
-        **kwargs: Other arguments of `keras.losses.Loss`.
 
     Example:
 

@@ -18,9 +18,7 @@ from keras_vit.files import draft_folder
 
 
 class Format(NamedTuple):
-    """An export format: its `backend`, `write(model, path, precision)`, `run(path, batches, names)` and default
-    tolerances by precision.
-    """
+    """A format: `write(model, path, precision)` needs `backend`; `run(path, batches, names)` returns the outputs."""
 
     suffix: str
     backend: str

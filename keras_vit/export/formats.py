@@ -104,21 +104,19 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportRe
 
 
 def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
+    """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`; set sizes by
+    `resize_tensor_input`.
 
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
-    tolerance for "float16" is 5e-3. `resize_tensor_input` sets the batch size, and the image size if the model allows
-    any.
+    tolerance for "float16" is 5e-3.
     """
     return write_checked(FORMATS["litert"], model, path, **options)
 
 
 def torch_export(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Exports a model to a PyTorch exported program, which `torch.export.load` reads without Keras.
+    """Exports a model to a PyTorch program from images to a tuple of outputs, which `torch.export.load` reads without
+    Keras.
 
-    The program takes the images and returns a tuple of outputs. Arguments and errors as in `export.onnx`; `path` ends
-    in ".pt2".
-
-    Reference: [torch.export](https://docs.pytorch.org/docs/stable/export.html).
+    Arguments and errors as in `export.onnx`; `path` ends in ".pt2".
     """
     return write_checked(FORMATS["torch_export"], model, path, **options)

@@ -19,9 +19,7 @@ PARALLEL = 4
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Decodes and resizes files, strings (batch,): float32 images (batch, height, width, channels) in [0, 255], black
-    for bad files, and int32 indices in `STATUSES`, (batch,).
-    """
+    """Decodes files, (batch,), to float32 images in [0, 255], black if bad, and indices in `STATUSES`, (batch,)."""
 
     image_size: tuple[int, int]
     channels: int = 3

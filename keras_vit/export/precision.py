@@ -12,9 +12,7 @@ PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Copies a model with its weights rounded to float16 or bfloat16, or its dense kernels quantized to int8 with one
-    scale per column; "float32" returns the model itself.
-    """
+    """Returns a model with rounded weights, or for "int8" quantized dense kernels; for "float32" the model itself."""
     if arguments.one_of("precision", precision, PRECISIONS) == "float32":
         return model
     copy = keras.models.clone_model(model)
@@ -61,9 +59,7 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyChange:
-    """Largest and mean absolute change of the outputs, images with the same top-1 class, and the accuracies in [0, 1]
-    of the model and the export (None without labels).
-    """
+    """The largest and mean absolute change of outputs, and the accuracies in [0, 1], None without labels."""
 
     num_images: int
     largest: float

@@ -110,10 +110,7 @@ def prediction_log():
 
 
 def describe(path):
-    """Describes the signatures of a SavedModel, one per line and sorted, without loading the model.
-
-    Args:
-        path: The SavedModel's folder.
+    """Describes the signatures of the SavedModel in the folder `path`, one per line and sorted, without loading it.
 
     Example:
 

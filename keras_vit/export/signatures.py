@@ -8,9 +8,7 @@ from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
 
 
 class Server(tf.Module):
-    """The model and its signatures as they are saved; arguments as in `saved_model`, `postprocess` maps the output to a
-    dict.
-    """
+    """The model and its signatures as saved; arguments as in `saved_model`, `postprocess` maps the output to a dict."""
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
@@ -98,9 +96,7 @@ class Server(tf.Module):
 
 
 class Classify(tf.Module):
-    """Returns probabilities and the `top` classes, scores and labels, most probable first; also saves `labels_path` as
-    an asset. `activation` is "softmax", "sigmoid" or None for outputs that are probabilities.
-    """
+    """Returns probabilities and the top classes, scores and labels; `labels_path` is copied to the assets."""
 
     def __init__(self, activation, labels, labels_path, top):
         super().__init__()

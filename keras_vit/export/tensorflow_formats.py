@@ -79,9 +79,7 @@ def _save_plain(model, folder):
 
 
 def _shrink(converted, precision):
-    """Stores the constants of an OpenVINO model in a precision if that is exact; OpenVINO's own compression rounds
-    others too, such as epsilons.
-    """
+    """Stores constants in a precision only if that is exact; OpenVINO's own compression also rounds epsilons."""
     import openvino
     from openvino import opset13
 

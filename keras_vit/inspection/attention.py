@@ -64,16 +64,9 @@ def attention_maps(
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
     """Returns the mean attention distance of each head in pixels, (num_blocks, num_heads), weighted by attention.
 
-    Prefix tokens have no position in the image and are left out as queries and keys; the remaining rows are normalised.
-    Queries that attend only to prefix tokens are skipped; a head with only such queries gets 0.
-
-    Args:
-        model: As in `attention_maps`, with the same number of heads in each block.
-        images: As in `attention_maps`. The mean is over all images and patches.
-        batch_size: Int, the number of images per batch.
-
-    Raises:
-        ValueError: As in `attention_maps`, or if the numbers of heads differ.
+    Prefix tokens have no position and are left out as queries and keys; the remaining rows are normalised. Queries that
+    attend only to prefix tokens are skipped; a head with only such queries gets 0. Arguments and errors are as in
+    `attention_maps`; all blocks need the same number of heads.
 
     Example:
 
@@ -123,21 +116,15 @@ def attention_rollout(
 
     In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised; the
     matrices of all blocks are multiplied. The result is the class token's row, or the mean of the patch rows if the
-    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Maps sum to 1
-    together with the prefix tokens' part.
+    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Each map and the
+    prefix tokens' part sum to 1.
 
     Args:
-        model: As in `attention_maps`.
-        images: As in `attention_maps`.
+        model, images, batch_size: As in `attention_maps`, and so are the errors.
         head_fusion: "mean", "max" or "min", over the heads.
-        discard_ratio: Float in [0, 1), the fraction of the smallest weights in each fused matrix to set to 0 before the
-            identity is added.
-        batch_size: Int, the number of images per batch.
+        discard_ratio: Float in [0, 1), the fraction of the smallest weights in each fused matrix to set to 0.
         readout: "token" if the head reads the first token, "gap" for the mean of all patches. None takes it from the
             ViT's config; set it if a custom head reads something else.
-
-    Raises:
-        ValueError: As in `attention_maps`, or if an argument is out of range.
 
     Example:
 

@@ -14,8 +14,7 @@ from keras_vit.pictures import finish, new_figure, new_panels, show
 def plot_attention_rollout(
     images, attention, path: str | os.PathLike | None = None, titles: Sequence[str] | None = None
 ):
-    """Plots each image, its `attention_overlay` and its attention per patch, and returns the
-    `matplotlib.figure.Figure`.
+    """Plots each image, its `attention_overlay` and its attention per patch, and returns the figure.
 
     Args:
         images: As in `attention_overlay`.
@@ -128,11 +127,9 @@ def _square(num_tokens):
 
 
 def plot_attention_distance(distance, path: str | os.PathLike | None = None):
-    """Plots the mean attention distance of each head and of each block against depth, and returns the figure.
+    """Plots `attention_distance` per head, and its mean per block, against depth, and returns the figure.
 
-    Args:
-        distance: (num_blocks, num_heads), in pixels, from `attention_distance`.
-        path: As in `plot_attention_rollout`; the same errors are raised.
+    `path` and the errors are as in `plot_attention_rollout`.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 right.
     """

@@ -18,14 +18,10 @@ def gradient_rollout(
     `attention_rollout`. Needs the memory of a training step on `batch_size` images.
 
     Args:
-        model: As in `attention_maps`, with one output, (batch, classes), and no quantized attention.
-        images: As in `attention_maps`.
+        model: As in `attention_maps`, with one output, (batch, classes), and no quantized attention; else raises
+            ValueError.
+        images, batch_size, readout: As in `attention_rollout`.
         classes: Int or ints, (batch,), the class to explain. None takes the top-1 class of each image.
-        batch_size: Int, the number of images per batch.
-        readout: As in `attention_rollout`.
-
-    Raises:
-        ValueError: As in `attention_maps`, or if the model or the classes are not as described.
 
     Example:
 

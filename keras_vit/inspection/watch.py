@@ -34,14 +34,7 @@ class PatchLayout(NamedTuple):
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:
-    """Returns the `PatchLayout` of a model for some images. The model runs once, on one image.
-
-    Args:
-        model: As in `attention_maps`.
-        images: The model's input, a batch of at least one image.
-
-    Raises:
-        ValueError: As in `attention_maps`.
+    """Returns the `PatchLayout` of a model for images, for which it runs on the first one; see `attention_maps`.
 
     Example:
 
@@ -65,10 +58,7 @@ def pictures_of(model, images):
 
 
 class Watch:
-    """Runs a model in inference mode layer by layer, to read the input of each block or replace its output.
-
-    Nested models and layers are expanded to the layers they call; a custom `call` is traced with symbolic tensors.
-    """
+    """Runs a model layer by layer in inference mode, to read inputs of blocks or replace their outputs."""
 
     def __init__(self, model, readout=None):
         self.model = model
@@ -88,10 +78,7 @@ class Watch:
         self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
 
     def run(self, inputs, on_block: Callable | None = None) -> list:
-        """Runs the model on a batch and returns a list of outputs; sets `layout`, `images` and `pooled`.
-
-        `on_block(index, block, tokens)` is called before each block and replaces its output, unless it returns None.
-        """
+        """Returns a list of outputs; `on_block(index, block, tokens)` may return a replacement of a block's output."""
         self.layout = self.images = self.pooled = None
         ran = []
 
@@ -131,9 +118,7 @@ class Watch:
         return PatchLayout(image_size, grid_size, pixels, self.config.num_prefix_tokens)
 
     def read_out(self, rows, fuse=np.mean):
-        """Returns the rows that the head reads of (batch, num_tokens, num_tokens): the first, or the mean over patches,
-        as (batch, num_tokens). Attention pooling weights the mean by its attention, with heads joined by `fuse`.
-        """
+        """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
         num_prefix = self.layout.num_prefix_tokens
         readout = self.readout or ("map" if self.pooled else self.config.pooling)
         if readout == "token" and not num_prefix:

@@ -56,15 +56,10 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
 
 
 def position_similarity(model: keras.Model) -> np.ndarray:
-    """Returns the cosine similarities of position embeddings, (rows, columns, rows, columns), float32.
+    """Returns the cosine similarities of a model's position embeddings, (rows, columns, rows, columns), float32.
 
-    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out.
-
-    Args:
-        model: As in `attention_maps`, with position embeddings "learned", "learned2d" or "sincos2d".
-
-    Raises:
-        ValueError: If the model does not have exactly one position embedding.
+    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out. Raises ValueError
+    for a model without position embeddings of type "learned", "learned2d" or "sincos2d".
 
     Example:
 
@@ -115,11 +110,9 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
 
 
 def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
-    """Plots the position similarities as a grid of maps, one per patch, and returns the figure.
+    """Plots `position_similarity` as a grid of maps, one per patch, and returns the figure.
 
-    Args:
-        similarity: (rows, columns, rows, columns), from `position_similarity`.
-        path: As in `plot_attention_rollout`; the same errors are raised.
+    `path` and the errors are as in `plot_attention_rollout`.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 centre.
     """

@@ -11,9 +11,7 @@ from keras_vit.record import config_of
 
 
 class Encoder:
-    """Runs the layers of a ViT in order, so that tokens can be changed in between; not a layer, so weights are saved
-    once.
-    """
+    """Runs the layers of a ViT one by one; not a layer, so that its weights are saved once."""
 
     def __init__(self, backbone):
         layers = list(getattr(backbone, "layers", ()))

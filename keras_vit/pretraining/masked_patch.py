@@ -90,9 +90,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """Returns int32 classes of mean colours, (batch, num_patches, classifications); for 3 channels 64 * red + 8 *
-        green + blue.
-        """
+        """Returns int32 classes of the mean colours, (batch, num_patches, classifications)."""
         encoder = self.encoder
         patches = encoder.cut(encoder.raw(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))
