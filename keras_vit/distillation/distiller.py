@@ -27,7 +27,7 @@ class Distiller(TrainingWrapper):
     Compile and fit this model. In training, the loss given to `compile` compares the class head with the labels, and
     the distillation loss compares the distillation head with the teacher. Build a student with two heads with
     `distillation_token=True`; any other classifier uses its one head for both. `evaluate`, `predict` and calls use only
-    the student, whose output is the mean of its heads.
+    the student; two heads are averaged.
 
     `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
     write only the student; `save_weights` also keeps the optimizer. The teacher is not changed or saved: its weights

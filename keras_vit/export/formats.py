@@ -104,19 +104,17 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportRe
 
 
 def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`; set sizes by
-    `resize_tensor_input`.
+    """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
-    tolerance for "float16" is 5e-3.
+    tolerance for "float16" is 5e-3. Set sizes with `resize_tensor_input`.
     """
     return write_checked(FORMATS["litert"], model, path, **options)
 
 
 def torch_export(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
-    """Exports a model to a PyTorch program from images to a tuple of outputs, which `torch.export.load` reads without
-    Keras.
+    """Exports a model to a PyTorch program, which maps images to a tuple of outputs.
 
-    Arguments and errors as in `export.onnx`; `path` ends in ".pt2".
+    Arguments and errors as in `export.onnx`; `path` ends in ".pt2". `torch.export.load` reads the file without Keras.
     """
     return write_checked(FORMATS["torch_export"], model, path, **options)

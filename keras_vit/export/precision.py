@@ -3,7 +3,7 @@
 import dataclasses
 
 import keras
-import ml_dtypes  # noqa: F401, teaches NumPy bfloat16; Keras depends on it
+import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
 
 from keras_vit import arguments
@@ -49,7 +49,7 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision; None if values change or it has fewer than 64."""
+    """Casts a float32 constant to a precision; None if that changes values, or there are fewer than 64."""
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -59,7 +59,7 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyChange:
-    """The largest and mean absolute change of outputs, and the accuracies in [0, 1], None without labels."""
+    """Change of outputs on `num_images` images; the accuracies in [0, 1] are None without labels."""
 
     num_images: int
     largest: float

@@ -101,7 +101,7 @@ def _of_images(watch, paths, arrays, top):
         yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
-        # With two outputs, `output_shape` would be a list of length 2 too.
+        # Only one output of shape (batch, classes) can be shown as a table.
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
         if is_vector and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))

@@ -34,7 +34,7 @@ class PatchLayout(NamedTuple):
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:
-    """Returns the `PatchLayout` of a model for images, for which it runs on the first one; see `attention_maps`.
+    """Returns the `PatchLayout` of a model for images; arguments and errors as in `attention_maps`.
 
     Example:
 
