@@ -11,7 +11,7 @@ except ModuleNotFoundError as _error:
         raise
     _message = (
         f'Keras is set to the backend {_backend}, which is not installed: pip install "keras-vit[{_backend}]", or set '
-        "the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is."
+        "the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is installed."
     )
     # The command line imports this file before its own error handling runs.
     if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):

@@ -125,5 +125,5 @@ def class_names(names, num_classes):
         wrong = f"{len(names)} names" + (f", {unnamed[0]!r} among them" if unnamed else "")
     count = f"{num_classes} strings" if num_classes else "strings"
     raise ValueError(
-        f"Invalid value received for argument `class_names`. Expected {count}, one a class. Received: {wrong}"
+        f"Invalid value received for argument `class_names`. Expected {count}, one per class. Received: {wrong}"
     )

@@ -90,7 +90,7 @@ def _export(args):
     options, path = {"overwrite": args.overwrite}, args.out
     if args.to != "saved_model":
         if args.labels:
-            raise ValueError(f"Expected --labels with --to saved_model alone. Received: --to {args.to}")
+            raise ValueError(f"Expected --labels only with --to saved_model. Received: --to {args.to}")
         options["precision"] = args.precision
         path = args.out / f"model{keras_vit.export.formats.FORMATS[args.to].suffix}"
     elif args.precision != "float32":

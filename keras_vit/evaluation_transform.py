@@ -202,6 +202,9 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3) -> np.ndarray
         # For bytes, Pillow's message has the address of a buffer.
         reason = re.sub(r" <_io.*?>", "", str(error))
         raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
+    if image.mode.startswith("I"):
+        # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
+        return (np.asarray(image) >> 8).astype("uint8")[..., None]
     return keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8")
 
 

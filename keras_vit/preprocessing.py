@@ -144,7 +144,7 @@ def _constants(name, value):
     plain = value.tolist() if hasattr(value, "tolist") else value
     values = _numbers(plain if isinstance(plain, (tuple, list)) else (plain,))
     if not values:
-        raise arguments.invalid(name, "a number, or one a channel", value)
+        raise arguments.invalid(name, "a number, or one per channel", value)
     return values
 
 

@@ -217,7 +217,7 @@ def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_p
     "arguments, message",
     [
         (["train", "--data", "nowhere.csv"], "nowhere.csv"),
-        (["train", "--data", ".", "--images", "."], "`images` with a CSV file alone"),
+        (["train", "--data", ".", "--images", "."], "`images` only with a CSV file"),
         (["recipes", "nothing"], "Expected a recipe"),
         (["train", "--recipe", "deit_tiny", "--data", "./nowhere"], "nowhere"),
         (["weights", "show", "nowhere.npz"], "nowhere.npz"),

@@ -166,7 +166,7 @@ class Crop:
             return tf.abs(tf.stack([height, width, self.channels]))
 
         def unknown():
-            message = "Expected a JPEG, PNG, GIF or BMP. Received bytes that start"
+            message = "Expected a JPEG, PNG, GIF or BMP. Received bytes starting with"
             with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[message, start])]):
                 return tf.zeros(3, "int32")
 

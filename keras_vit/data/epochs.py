@@ -1,5 +1,6 @@
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -25,18 +26,17 @@ class Epochs:
         else:
             self.num_batches = self.size // batch_size if drop_remainder else math.ceil(self.size / batch_size)
             if not self.num_batches:
-                raise ValueError(
-                    f"Expected at most {self.size} images a batch with `drop_remainder`. Received: {batch_size}"
-                )
+                raise ValueError(f"Expected `batch_size` <= {self.size} with `drop_remainder`. Received: {batch_size}")
             self.first, batch = divmod(skip_batches, self.num_batches)
             self.start = batch * batch_size
-        self.number = self.first
+        # Apart, since TensorFlow keeps the Python functions below, and what they refer to, for ever.
+        self._next = SimpleNamespace(number=self.first)
 
     def set(self, number: int) -> None:
         """Sets the epoch of the next iteration, an integer from 0."""
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
             raise ValueError(f"Expected an epoch as an integer of at least 0. Received: {number!r}")
-        self.number = int(number)
+        self._next.number = int(number)
 
     def parts(self):
         """Dataset of (epoch, begin, end), the image ranges of an iteration."""
@@ -46,9 +46,10 @@ class Epochs:
         # From a position in one epoch to the same position in the next.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
+        upcoming = self._next
 
         def number(_):
-            return tf.ensure_shape(tf.numpy_function(lambda: np.int64(self.number), [], "int64"), ())
+            return tf.ensure_shape(tf.numpy_function(lambda: np.int64(upcoming.number), [], "int64"), ())
 
         epoch = tf.data.Dataset.range(1).map(number)
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
@@ -71,6 +72,13 @@ class Epochs:
 
     def watched(self, data, broken, num_batches):
         """Dataset of the batches of (index, missing, batch); reports broken images and counts finished epochs."""
+        upcoming = self._next
+
+        def end(number):
+            # Of concurrent iterations, or after `set`, only one counts.
+            if number == upcoming.number:
+                upcoming.number += 1
+            return np.True_
 
         def watch(state, batch):
             count, *met = state
@@ -90,15 +98,9 @@ class Epochs:
             if not self._repeat:
                 # In the second part of an iteration, the epoch it began in is the previous one.
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
-                end = functools.partial(tf.numpy_function, self._end, [epoch], "bool")
-                with tf.control_dependencies([tf.cond(count == num_batches, end, lambda: False)]):
+                ended = functools.partial(tf.numpy_function, end, [epoch], "bool")
+                with tf.control_dependencies([tf.cond(count == num_batches, ended, lambda: False)]):
                     batch = tf.nest.map_structure(tf.identity, batch)
             return (count, *met), batch
 
         return data.scan((tf.zeros((), "int64"), tf.zeros(0, "int64"), tf.zeros(0, "string")), watch)
-
-    def _end(self, number):
-        # Of concurrent iterations, or after `set`, only one counts.
-        if number == self.number:
-            self.number += 1
-        return np.True_

@@ -74,7 +74,7 @@ def read_folder(path, class_names, validation_split, subset, seed, options, may_
         groups = {name: _files(path / name) for name in names}
         empty = [name for name, files in groups.items() if not files]
         if empty and not may_lack:
-            raise ValueError(f"Expected images of each class. There is none in {str(path / empty[0])!r}")
+            raise ValueError(f"Expected images of each class. None found in {str(path / empty[0])!r}")
     elif class_names is not None:
         raise ValueError(f"Expected no `class_names` with labels='none'. Received: {list(class_names)[:10]}")
     else:
@@ -84,7 +84,7 @@ def read_folder(path, class_names, validation_split, subset, seed, options, may_
     labels = [label for label, members in enumerate(groups.values()) for _ in members]
     if not files:
         of_classes = f" of the classes {names[:10]}" if labelled else ""
-        raise ValueError(f"Expected images{of_classes} in {str(path)!r}. There is none")
+        raise ValueError(f"Expected images{of_classes} in {str(path)!r}. None found")
     validation = held_out({name: len(members) for name, members in groups.items()}, validation_split, seed)
 
     def part(for_validation):
@@ -108,6 +108,8 @@ def _class_folders(path, class_names, may_lack):
     """Returns the class names of a folder."""
     found = folders_in(path)
     names = found if class_names is None else [str(name) for name in class_names]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"Expected `class_names` without repetition. Received twice: {repeated}")
     if (unknown := sorted(set(names) - set(found))) and not may_lack:
         raise ValueError(f"Expected a folder for each of `class_names` in {str(path)!r}. There is none for: {unknown}")
     parts = [[name for name in found if name.lower() in of] for of in (TRAIN_FOLDERS, TEST_FOLDERS)]
@@ -143,7 +145,7 @@ def held_out(groups, share, seed):
         if share is not None:
             count = max(1, round(size * share))
             if count >= size:
-                raise ValueError(f"Expected two images or more of each class to split. {name!r} has {size}")
+                raise ValueError(f"Expected enough images of each class to split. {name!r} has {size}")
             chosen[rng.permutation(size)[:count]] = True
         flags += chosen.tolist()
     return flags

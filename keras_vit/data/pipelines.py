@@ -114,6 +114,7 @@ def pipeline(
         value_range=value_range,
     )
     channels, record = inputs["channels"], inputs["preprocessing"]
+    record.check_channels(channels)
     image_size = _pair(inputs["image_size"])
     policy = policy_of(policy)
     labels = labels_of(source, labels, policy)
@@ -173,7 +174,12 @@ def pipeline(
             drop_remainder=drop_remainder,
         )
         steps = Steps(cut, policy, source, labels, record if inputs["normalize"] else None, files, root)
-        broken = BrokenImages(steps.try_decode, epochs.num_distinct, policy.repeats)
+
+        # It holds no more than it needs: TensorFlow keeps Python functions of a dataset for ever.
+        def try_decode(record):
+            cut.decode(read(record, files)["image"], (0, 0))
+
+        broken = BrokenImages(try_decode, epochs.num_distinct, policy.repeats)
         sound = broken.first_sound(shard, lambda record: cut(read(record, source.files)["image"], (0, 0)))
         stand_in = read(sound, source.files and not files)
 

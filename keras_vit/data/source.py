@@ -81,7 +81,7 @@ def _check_arrays(files):
         except (OSError, ValueError, EOFError):
             # Broken files are skipped and reported later, like any other.
             continue
-        channels.setdefault(shape[-1] if len(shape) == 3 else f"no, of shape {shape}", file)
+        channels.setdefault(shape[-1] if len(shape) == 3 else f"shape {shape}", file)
     if len(channels) > 1:
         received = ", ".join(f"{count} in {file!r}" for count, file in channels.items())
-        raise ValueError(f"Expected arrays of one number of channels. Received: {received}")
+        raise ValueError(f"Expected arrays with equal channel counts. Received: {received}")

@@ -100,7 +100,7 @@ def splits(
     if not 0 < holdout < 1:
         raise ValueError(f"Expected `holdout` in (0, 1). Received: {holdout!r}")
     if images is not None and not is_table:
-        raise ValueError(f"Expected `images` with a CSV file alone. Received: {str(images)!r} with {str(data)!r}")
+        raise ValueError(f"Expected `images` only with a CSV file. Received: {str(images)!r} with {str(data)!r}")
     if path.is_dir():
         return _of_folder(path, holdout)
     if path.is_file() and is_table:
@@ -139,7 +139,9 @@ def _of_folder(path, holdout):
 def _two_folders(train, test):
     names, found = folders_in(train), folders_in(test)
     if others := sorted(set(found) - set(names)):
-        raise ValueError(f"Expected in {str(test)!r} the classes of {str(train)!r}, {names[:10]}. Received: {others}")
+        raise ValueError(
+            f"Expected {str(test)!r} to have only the classes of {str(train)!r}, {names[:10]}. Received: {others}"
+        )
     if missing := sorted(set(names) - set(found)) if found else []:
         logger.warning(
             "%r has no images of %d of the %d classes: %s", str(test), len(missing), len(names), missing[:10]
@@ -161,13 +163,13 @@ def _of_table(path, directory, holdout, columns):
     for row, label in enumerate(table[column]):
         rows[label].append(row)
     if alone := [label for label, members in rows.items() if len(members) == 1]:
-        raise ValueError(f"Expected two images or more of each class to split. Received: one of {alone[:10]}")
+        raise ValueError(f"Expected at least two images per class to split. Received: a single one for {alone[:10]}")
 
     def make(part, seed=0, **options):
         flags = held_out({label: len(rows[label]) for label in sorted(rows)}, holdout, seed)
         by_label = (row for label in sorted(rows) for row in rows[label])
         wanted = sorted(row for row, held in zip(by_label, flags, strict=True) if held == (part == "test"))
-        return from_dataframe(_rows(table, wanted), directory=directory, seed=seed, **columns, **options)
+        return from_dataframe(_rows(table, wanted), directory=directory, seed=seed, **{**columns, **options})
 
     return make
 

@@ -25,10 +25,6 @@ class Steps:
             for f in (self._decode, self._prepare)
         )
 
-    def try_decode(self, record):
-        """Raises an error if the record's image is broken."""
-        self._cut.decode(read(record, self._files)["image"], (0, 0))
-
     def _seed(self, index):
         """Returns the seed of an image from its index over all epochs."""
         return tf.stack([self._root, index])

@@ -93,7 +93,7 @@ class Distiller(TrainingWrapper):
             )
         self.temperature = arguments.positive_number("temperature", temperature)
         self.student = student
-        heads, distilled = _heads(student)
+        heads = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
         # Hidden from Keras, which would track and save the teacher.
         self._hidden = SimpleNamespace(heads=heads, teacher=teacher)
@@ -106,7 +106,7 @@ class Distiller(TrainingWrapper):
             )
         self._distillation = HardDistillation() if kind == "hard" else SoftDistillation(self.temperature)
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
-        names = ("class", "distillation") if distilled else ()
+        names = ("class", "distillation") if heads else ()
         self._accuracies = {n: keras.metrics.SparseCategoricalAccuracy(name=f"{n}_accuracy") for n in names}
         self._running = _Running()
         self.built = True
@@ -123,7 +123,10 @@ class Distiller(TrainingWrapper):
     def call(self, inputs, training=None):
         if self._running.step is None:
             return self.student(inputs, training=training)
-        class_logits, distillation_logits, output = self._hidden.heads(inputs, training=training)
+        if self._hidden.heads is None:
+            class_logits = distillation_logits = output = self.student(inputs, training=training)
+        else:
+            class_logits, distillation_logits, output = self._hidden.heads(inputs, training=training)
         return {"output": output, "class": class_logits, "distillation": distillation_logits}
 
     def fit(self, *args, **kwargs):
@@ -180,10 +183,10 @@ class Distiller(TrainingWrapper):
 
 
 def _heads(student):
-    """Returns a model from images to [class logits, distillation logits, output], and whether there are two heads."""
+    """Returns a model from images to [class logits, distillation logits, output]; None for a student with one head."""
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
         raise ValueError(
-            f"Expected a student with a distillation head itself, and not within another model. Received: {student!r}"
+            f"Expected the student itself, not a model nested in it, to have the two heads. Received: {student!r}"
         )
     distilled = _has_two_heads(student)
     if len(student.outputs) > 1 and not distilled:
@@ -195,7 +198,7 @@ def _heads(student):
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"
         )
-    return keras.Model(student.inputs[0], [*logits, output]), distilled
+    return keras.Model(student.inputs, [*logits, output]) if distilled else None
 
 
 def _has_two_heads(model):

@@ -58,7 +58,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     """
     predictions, labels = checked_features("predictions", predictions), integer_labels(labels)
     if len(predictions) != len(labels):
-        raise invalid("labels", f"one a prediction, {len(predictions)}", len(labels))
+        raise invalid("labels", f"one per prediction, {len(predictions)}", len(labels))
     num_classes = predictions.shape[1]
     _check_highest(labels.max(), num_classes)
     if arguments.positive_int("k", k) > num_classes:
@@ -126,11 +126,11 @@ def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> fl
     """
     predictions, labels = checked_features("predictions", predictions), _checked_labels("labels", labels)
     if len(predictions) != len(labels):
-        received = f"{len(labels)}. Where images are fewer, or in another order, pass `file_names`."
+        received = f"{len(labels)}. For a subset or another order, `imagenet_real_accuracy` takes `file_names`."
         raise invalid("labels", f"one list a prediction, {len(predictions)}", received)
     highest = max((max(classes) for classes in labels if classes), default=None)
     if highest is None:
-        raise invalid("labels", "a class of any image", "none")
+        raise invalid("labels", "at least one image with a class", "none")
     _check_highest(highest, predictions.shape[1])
     chosen = predictions.argmax(axis=1)
     return float(np.mean([c in classes for c, classes in zip(chosen.tolist(), labels, strict=True) if classes]))

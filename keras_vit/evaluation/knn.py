@@ -24,7 +24,7 @@ def knn_accuracy(
 ) -> float:
     """Measures the accuracy, in [0, 1], of a k-nearest-neighbor classifier on a model's frozen features.
 
-    The k training images of the highest cosine similarity vote, each with weight exp(similarity / temperature).
+    The k training images with the highest cosine similarity vote, each with weight exp(similarity / temperature).
 
     Args:
         model: A `keras.Model`, as in `extract_features`.

@@ -91,7 +91,7 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
     groups = {name: task if isinstance(task, str) else task.group for name, task in tasks.items()}
     missing, unknown = sorted(set(groups) - set(accuracies)), sorted(set(accuracies) - set(groups))
     if missing or unknown:
-        received = f"none for {', '.join(missing) or 'no task'}; not among the tasks: {', '.join(unknown) or 'none'}"
+        received = f"missing: {', '.join(missing) or 'none'}; not in `tasks`: {', '.join(unknown) or 'none'}"
         raise invalid("accuracies", f"one for each of {len(groups)} tasks", received)
     for name, value in accuracies.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:

@@ -19,7 +19,7 @@ START = (
     "from keras_vit.export.child import main; main(job)"
 )
 ADVICE = (
-    "Write it at the top level of a file, such as my_layers.py, and import it from there, or pass "
+    "Define custom code at the top level of a file, such as my_layers.py, and import it, or pass "
     'custom_module="my_layers.py".'
 )
 
@@ -99,12 +99,21 @@ def main(job):
     keras.config.set_image_data_format(job["image_data_format"])
     keras.config.set_floatx(job["floatx"])
     modules = {source: _import(source) for source in {source for source, _ in job["objects"].values()}}
-    objects = {registered: getattr(modules[source], name) for registered, (source, name) in job["objects"].items()}
+    objects = {
+        registered: keras.saving.get_registered_object(registered) or _found(modules[source], name)
+        for registered, (source, name) in job["objects"].items()
+    }
     # safe_mode=False allows Lambda layers; the parent process wrote the file, so it is trusted.
     model = keras.saving.load_model(job["model"], objects, compile=False, safe_mode=False)
     module, _, function = job["function"].partition(":")
     result = json.dumps(getattr(importlib.import_module(module), function)(model, **job["arguments"]))
     Path(job["result"]).write_text(result, encoding="utf-8")
+
+
+def _found(module, name):
+    if not hasattr(module, name):
+        raise ImportError(f"Expected {name!r} at the top of {module.__name__}. Received: a module without it. {ADVICE}")
+    return getattr(module, name)
 
 
 def _import(source):

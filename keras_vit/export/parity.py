@@ -48,8 +48,8 @@ def probes(model: keras.Model) -> list[np.ndarray]:
             f"{getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
         )
     (spec,) = inputs
-    dtype = "float32" if "float" in spec.dtype else spec.dtype
-    low, high = (range_of(model) or (-1, 1)) if dtype == "float32" else (0, 255)
+    dtype = "float32" if spec.dtype in ("bfloat16", "float16") else spec.dtype
+    low, high = (range_of(model) or (-1, 1)) if "float" in dtype else (0, 255)
     rng = np.random.default_rng(0)
     batches = []
     # Models are traced on the first batch; tracing would make a batch size of 1 constant.
@@ -111,7 +111,7 @@ def check(difference, model, outputs, tolerance, export):
     # `not <=` so that NaN fails too.
     if not difference <= allowed:
         raise ParityError(
-            f"Expected {export} to give the outputs of model {model.name!r}, to {allowed:.1e}. Received: outputs "
+            f"Expected {export} to match the outputs of model {model.name!r} within {allowed:.1e}. Received: outputs "
             f"{difference:.3g} apart. Nothing was written. A model that computes in float16 or bfloat16 may round "
             "differently there."
         )

@@ -22,7 +22,7 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
         return copy
     if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
         raise ValueError(
-            "Expected a Keras that quantizes kernels alone for precision='int8', as 3.13 and newer do. Received: "
+            "Expected Keras 3.13 or newer, which quantizes kernels alone, for precision='int8'. Received: "
             f"Keras {keras.__version__}"
         )
     copy.set_weights(weights)

@@ -108,7 +108,7 @@ def _of_images(watch, paths, arrays, top):
             best = classes[0][1]
             yield _predictions(classes)
         else:
-            yield "<p>The model has no head with one output, so its outputs are not taken for classes.</p>"
+            yield "<p>The model has no single classification output, so no classes are shown.</p>"
         yield _figure(
             plot_attention_rollout(array[None], attention_rollout(model, inputs)),
             "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "
@@ -123,7 +123,7 @@ def _of_images(watch, paths, arrays, top):
             )
         yield _figure(
             plot_attention_maps(array, attention_maps(model, inputs)[0], grid_size=layout.grid_size),
-            f"Attention in the last block, {len(watch.blocks) - 1} counted from 0, for each head on its own scale.",
+            f"Attention in the last block (index {len(watch.blocks) - 1}), each head on its own scale.",
         )
     yield "<h2>Attention distance</h2>"
     yield _figure(
@@ -146,7 +146,7 @@ def _of_model(model, notes):
     yield "<h2>Embedding filters</h2>"
     yield _figure(
         plot_embedding_filters(filters),
-        f"The first {len(filters)} principal components of the filters that see the pixels, "
+        f"The first {len(filters)} principal components of the first layer's filters, "
         f"{_size(filters.shape[1:3])} each.",
     )
     yield "<h2>Model</h2>"

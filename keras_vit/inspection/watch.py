@@ -1,6 +1,7 @@
 """Finds the ViT in a model and runs it block by block."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -9,12 +10,12 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbedding, TransformerBlock
+from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbedding, TokenPooling, TransformerBlock
 from keras_vit.models.graph import is_graph, replay
 from keras_vit.record import config_of
 
 # The layers that `Watch.run` handles.
-_SEEN = (ImageNormalization, PatchEmbedding, TransformerBlock, AttentionPooling)
+_SEEN = (ImageNormalization, PatchEmbedding, TransformerBlock, AttentionPooling, TokenPooling)
 
 
 class PatchLayout(NamedTuple):
@@ -80,6 +81,7 @@ class Watch:
     def run(self, inputs, on_block: Callable | None = None) -> list:
         """Returns a list of outputs; `on_block(index, block, tokens)` may return a replacement of a block's output."""
         self.layout = self.images = self.pooled = None
+        self.pooling = self.config.pooling
         ran = []
 
         def call(layer, *args, **kwargs):
@@ -91,6 +93,7 @@ class Watch:
                         "model.get_layer(...)."
                     )
                 ran.append(layer)
+                self._check_tokens(args[0])
                 y = None if on_block is None else on_block(len(ran) - 1, layer, args[0])
                 # Otherwise PyTorch keeps the activations of all blocks.
                 return ops.stop_gradient(layer(args[0], training=False)) if y is None else y
@@ -99,7 +102,9 @@ class Watch:
             elif isinstance(layer, PatchEmbedding):
                 self.layout = self._layout(args[0])
             elif isinstance(layer, AttentionPooling):
-                self.pooled = layer, args[0]
+                self.pooled, self.pooling = (layer, args[0]), "map"
+            elif isinstance(layer, TokenPooling):
+                self.pooling = layer.method
             elif isinstance(layer, keras.Layer) and sublayers(layer, _SEEN):
                 return _unfolded(layer, args, kwargs, call)
             if "training" in inspect.signature(layer.call).parameters:
@@ -108,6 +113,15 @@ class Watch:
             return layer(*args, **kwargs)
 
         return _unfolded(self.model, (keras.tree.map_structure(ops.convert_to_tensor, inputs),), {}, call)
+
+    def _check_tokens(self, tokens):
+        layout = self.layout
+        num_tokens = None if layout is None else layout.num_prefix_tokens + math.prod(layout.grid_size)
+        if num_tokens not in (None, tokens.shape[1]):
+            raise ValueError(
+                f"Expected blocks that take every patch, {num_tokens} tokens. Received: a block of {tokens.shape[1]} "
+                f"tokens in {_named(self.model)}"
+            )
 
     def _layout(self, feature_map):
         sides = tuple(feature_map.shape[1:3])
@@ -120,7 +134,7 @@ class Watch:
     def read_out(self, rows, fuse=np.mean):
         """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
         num_prefix = self.layout.num_prefix_tokens
-        readout = self.readout or ("map" if self.pooled else self.config.pooling)
+        readout = self.readout or self.pooling
         if readout == "token" and not num_prefix:
             raise ValueError(
                 "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "

@@ -71,7 +71,7 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     if not sublayers(model, PositionEmbedding):
         raise ValueError(
             'Expected a model with position embeddings ("learned", "learned2d" or "sincos2d"). Received: model '
-            f"{model.name!r} without, or with relative ones in its attention, which have no vector for each patch."
+            f"{model.name!r} with none, or with relative ones, which have no vector for each patch."
         )
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size

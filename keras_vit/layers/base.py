@@ -15,10 +15,12 @@ class Layer(keras.layers.Layer):
 
     def get_config(self):
         config = super().get_config()
+        # PyTorch keeps attributes that are layers, such as an activation, apart.
+        own = {**vars(self), **vars(self).get("_modules", {})}
         for kind in type(self).__mro__:
             if issubclass(kind, Layer) and "__init__" in vars(kind):
                 names = inspect.signature(kind.__init__).parameters
-                config.update({name: _plain(getattr(self, name)) for name in names if name in vars(self)})
+                config.update({name: _plain(own[name]) for name in names if name in own})
         return config
 
 

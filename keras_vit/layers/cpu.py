@@ -77,7 +77,10 @@ def min_rows():
     import torch
 
     # PyTorch's float32 matmul uses MKL, up to twice as slow on AMD; its convolutions use oneDNN.
-    info = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else ""
+    try:
+        info = CPU_INFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        info = ""
     if "AuthenticAMD" not in info or not torch.backends.mkldnn.is_available():
         return {}
     return {"float32": 64, "bfloat16": 1024} if "avx512_bf16" in info else {"float32": 64}

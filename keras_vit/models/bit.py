@@ -72,7 +72,7 @@ def BiT(
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
-    config = BiTConfig.from_variant(variant, **fields_from(BiTConfig, given, checkpoint))
+    config = BiTConfig.from_variant(variant, **fields_from(BiT, BiTConfig, given, checkpoint))
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **CONV_OPTIONS[True])(x)

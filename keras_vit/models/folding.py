@@ -71,7 +71,7 @@ def _layers_to_fold(model):
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(
-            "Expected a model whose patch embedding alone reads the scaled images. Received: model "
+            "Expected a model in which only the patch embedding reads the scaled images. Received: model "
             f"{model.name!r}, where {', '.join(others) or 'another output'} reads them too."
         )
     if embedding.compute_dtype != "float32":

@@ -92,7 +92,7 @@ def classes_of(model):
     if names := names_of(model):
         return [(str(i), name) for i, name in enumerate(names)]
     if gives_features(model):
-        raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which gives features.")
+        raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which outputs features.")
     if num_classes == len(imagenet_classes()):
         return imagenet_classes()
     return [(str(i), str(i)) for i in range(num_classes)]
@@ -105,7 +105,7 @@ def names_of(model):
         return None
     num_classes = model.outputs[0].shape[1]
     if names and len(names) != num_classes:
-        message = "Model %r carries the names of %d classes and has %d outputs: they are another head's, and ignored."
+        message = "Model %r carries the names of %d classes and has %d outputs: the names belong to another head and are ignored."
         logger.warning(message, model.name, len(names), num_classes)
         return None
     return names

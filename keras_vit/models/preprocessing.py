@@ -12,7 +12,7 @@ def preprocess_input(x, model: keras.Model | None = None):
     Args:
         x: Images, (..., height, width, channels), uint8 or float: a NumPy array, a backend tensor or, on any backend,
             a tf.data element. The result is of the same kind and shape.
-        model: A model of this package, for its constants. Without one, images become [-1, 1], as in the official
+        model: A model of this package, for its constants. If None, images become [-1, 1], as in the official
             checkpoints. With `include_preprocessing=True` they stay in 0..255.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -60,10 +61,11 @@ def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
     return build_in_dtype
 
 
-def fields_from(kind, given, checkpoint):
-    """Config fields from a builder's arguments, without those that are None, which the variant or the weights set."""
+def fields_from(builder, kind, given, checkpoint):
+    """Config fields from a builder's arguments, without those left at None, which the variant or the weights set."""
     names = [field.name for field in dataclasses.fields(kind)]
-    fields = {name: value for name, value in given.items() if name in names and value is not None}
+    unset = {name for name, parameter in inspect.signature(builder).parameters.items() if parameter.default is None}
+    fields = {name: given[name] for name in names if name in given and not (given[name] is None and name in unset)}
     changes = {name: given[name] for name in ("mean", "std", "interpolation", "crop_fraction")}
     fields["preprocessing"] = preprocessing_of(checkpoint, given["preprocessing"], given["in_channels"], **changes)
     return fields

@@ -148,7 +148,7 @@ def ViT(
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, architecture_of(variant)))
     # None is a value of `pooling`: all tokens.
-    fields = {**fields_from(ViTConfig, given, checkpoint), "pooling": pooling}
+    fields = fields_from(ViT, ViTConfig, given, checkpoint)
     if checkpoint is not None:
         fields.setdefault("activation", checkpoint.settings["activation"] or ViTConfig.activation)
         if arguments.image_size(image_size) == (None, None):

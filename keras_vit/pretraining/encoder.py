@@ -44,7 +44,7 @@ class Encoder:
         self.num_patches = math.prod(self.grid_size)
 
     def _check(self, config, has_patch_dropout):
-        each_patch = "which leaves no token for some patches. Its weights load into a ViT with another value"
+        each_patch = "which drops tokens of some patches. Its weights load into a ViT built as expected"
         checks = (
             (config.any_size, "for images of a fixed size", "for any size. Build it with an image_size"),
             (has_patch_dropout, "with patch_dropout_rate=0", each_patch),
@@ -53,7 +53,7 @@ class Encoder:
             (self.normalization.folded, "without folded preprocessing", "whose preprocessing is folded, for inference"),
             (
                 not config.any_size and any(side % config.stride for side in config.image_size),
-                "whose ResNet divides its images into equal parts",
+                "with image sides divisible by the ResNet's stride",
                 f"for images of {config.image_size} pixels, which it reduces by {config.stride}",
             ),
         )

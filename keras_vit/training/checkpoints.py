@@ -44,7 +44,9 @@ class CheckpointSlots:
     def save(self, step, facts, arrays):
         """Writes the checkpoint of a step, removes the oldest ones, and returns the new path."""
         path = self.folder / f"step_{step:012d}.npz"
-        header = np.frombuffer(json.dumps({"format": _FORMAT, "facts": facts}).encode(), "uint8")
+        header = np.frombuffer(
+            json.dumps({"format": _FORMAT, "arrays": sorted(arrays), "facts": facts}).encode(), "uint8"
+        )
         with replacing(path) as draft, open(draft, "wb") as file:
             np.savez(file, header=header, **{f"arrays/{name}": array for name, array in arrays.items()})
             file.flush()
@@ -71,6 +73,9 @@ def _read(path):
     if header["format"] != _FORMAT:
         raise ValueError(f"expected a {_FORMAT}, received {header['format']!r}")
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
+    # The checksums are of single arrays: damage to the archive's directory can hide one.
+    if sorted(arrays) != header.get("arrays", sorted(arrays)):
+        raise ValueError("arrays are missing")
     return Slot(path, header["facts"], arrays)
 
 

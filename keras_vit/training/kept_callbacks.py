@@ -105,7 +105,7 @@ class KeptCallbacks:
         twice = [name for name, callback in self._named() if callback.params is params]
         if twice:
             raise ValueError(
-                f"Expected {', '.join(twice)} to be given to Resume alone, which calls its callbacks itself. "
+                f"Expected {', '.join(twice)} to be given only to Resume, which calls its callbacks itself. "
                 "Received: also in the callbacks of fit."
             )
 
@@ -178,7 +178,9 @@ def _own_attributes(callback):
         if cls.__module__.startswith("keras."):
             codes = (getattr(method, "__code__", None) for method in vars(cls).values())
             of_keras.update(*(code.co_names for code in codes if code))
-    return {key: repr(value) for key, value in vars(callback).items() if key not in of_keras}
+    own = {key: value for key, value in vars(callback).items() if key not in of_keras}
+    # `repr` leaves out most of a large array.
+    return {key: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for key, value in own.items()}
 
 
 def _saved(slot):

@@ -23,7 +23,7 @@ _FINETUNE = Recipe(
 # 300 epochs, AdamW, strong augmentation, stochastic depth 0.1; the learning rate is 5e-4 per 512 images.
 _DEIT = Recipe(
     name="deit",
-    source="arXiv 2012.12877, table 9; the number is of its table 5, the cost of its section 6",
+    source="arXiv 2012.12877, table 9; accuracy from table 5, cost from section 6",
     cost="",
     expected="",
     dataset="imagenet2012",
@@ -52,8 +52,8 @@ RECIPES = {
         dataclasses.replace(
             _FINETUNE,
             name="finetune",
-            source=f"{_VIT} 4, for images of your own, 100 or 100,000, on one GPU: at least the 500 steps of Pets and "
-            "Flowers, and the 8 epochs of ImageNet; at 224; batch and warm-up, a tenth of the steps, are ours",
+            source=f"{_VIT} 4, for your own images on one GPU: 8 epochs as on ImageNet, at least 500 steps as on Pets "
+            "and Flowers; resolution 224, batch size and warm-up (10% of the steps) are ours",
             cost="not measured",
             expected="not measured; for images of your own",
             image_size=224,
@@ -67,7 +67,7 @@ RECIPES = {
         Recipe(
             name="pretrain_imagenet21k",
             source=f"{_VIT} 3, and section 4.1; the table has weight decay 0.03 here, the section 0.1 for all; "
-            "the data is not in TFDS: give a folder, or a dataset of that name with one label an image",
+            "the data is not in TFDS: give a folder, or a dataset of that name with one label per image",
             cost="230 TPUv3-core-days for L/16 (table 2)",
             expected="ImageNet top-1 0.8397 for B/16, fine-tuned at 384 (table 5)",
             dataset="imagenet21k",
@@ -211,7 +211,7 @@ RECIPES = {
         Recipe(
             name="scratch_cifar10_hybrid",
             source="keras_vit; a small hybrid (arXiv 2010.11929, section 3.1) for a CPU",
-            cost="45 minutes of 2 CPU cores by its steps' rate (TensorFlow, --set dtype=mixed_bfloat16)",
+            cost="45 minutes on 2 CPU cores, from the step rate (TensorFlow, --set dtype=mixed_bfloat16)",
             expected="test accuracy 0.8334",
             dataset="cifar10",
             variant="R+Ti/16",

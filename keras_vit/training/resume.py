@@ -111,7 +111,7 @@ class Resume(keras.callbacks.Callback):
         self.checkpoints.open()
         slot = self.checkpoints.newest()
         if self.callbacks is None:
-            print("Resume saves no state of callbacks beside it. Give them to it: Resume(folder, callbacks=[...]).")
+            print("Resume saves no state of callbacks given to fit. Give them to Resume(folder, callbacks=[...]).")
         if slot is None:
             self._kept.begin(self.params, None)
             return

@@ -113,15 +113,17 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     )
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "recipe.json", facts)
-    broken = [train.broken, test.broken]
+    # Names alone: the datasets are too large to keep.
+    broken, reading = set(), train
 
     # `fit` asks for the first epoch twice.
     @functools.lru_cache(maxsize=1)
     def epoch_of(epoch):
+        nonlocal reading
+        broken.update(reading.broken)
         first = epoch * length.epoch
-        dataset = training(skip_batches=first, num_batches=min(length.epoch, length.total - first))
-        broken.append(dataset.broken)
-        return dataset
+        reading = training(skip_batches=first, num_batches=min(length.epoch, length.total - first))
+        return reading
 
     logs = [keras.callbacks.CSVLogger(out / "history.csv")]
     # It does not come with TensorFlow.
@@ -154,7 +156,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "seed": seed,
         "test": {name: float(value) for name, value in scores.items()},
         "train_images": train.num_images,
-        "broken_images": sorted(set().union(*broken)),
+        "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
         # Of the last process only, which began at `first_step`.

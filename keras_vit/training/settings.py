@@ -107,7 +107,7 @@ class Recipe:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"Expected one of `steps` and `epochs`. Received: {self.steps!r} and {self.epochs!r}")
         if self.steps and self.min_steps:
-            raise ValueError(f"Expected `min_steps` with `epochs` alone. Received: steps={self.steps!r}")
+            raise ValueError(f"Expected `min_steps` only with `epochs`. Received: steps={self.steps!r}")
         warmups = [getattr(self, key) for key in _WARMUPS]
         if sum(map(bool, warmups)) > 1:
             raise ValueError(

@@ -86,7 +86,7 @@ class Checkpoint:
         found = names.recognise(self.file.entries, self.file.container, self.facts)
         if found is None:
             raise ValueError(
-                f"Cannot read weights from {self.path!r}: its keys are those of no known source. Expected keys like "
+                f"Cannot read weights from {self.path!r}: its keys match no known source. Expected keys like "
                 f"embedding/kernel or patch_embed.proj.weight. Received: {', '.join(list(self.file.entries)[:5])}"
             )
         return found

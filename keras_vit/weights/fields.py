@@ -107,7 +107,7 @@ def settings(checkpoint):
 def _known(checkpoint, key, value, table):
     if not isinstance(value, str) or value not in table:
         raise ValueError(
-            f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which no model here has. "
+            f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which is not supported. "
             f"Expected one of {', '.join(map(repr, table))}."
         )
     return table[value]
@@ -143,7 +143,7 @@ def stated(checkpoint):
     if sizes["num_layers"]:
         _add_arrays_of_vit(checkpoint, found.fields)
     elif not sizes["stages"]:
-        raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}, which has blocks of neither.")
+        raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}, which has no blocks of either.")
     if "config" in checkpoint.own:
         _add_own_record(checkpoint, found)
         return found
@@ -207,7 +207,7 @@ def _add_preprocessing(checkpoint, found):
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:
-        found.unknown["preprocessing"] = f"{source} has models with several"
+        found.unknown["preprocessing"] = f"{source} models differ in it"
 
 
 def _add_num_heads(checkpoint, found):

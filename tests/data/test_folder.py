@@ -79,7 +79,7 @@ def test_arrays_of_many_channels(tmp_path):
     images, _ = next(iter(from_directory(tmp_path, channels=5, image_size=8, normalize=False, batch_size=4)))
     assert images.shape == (4, 8, 8, 5)
     np.save(tmp_path / "a" / "2.npy", np.zeros((9, 9, 4)))
-    with pytest.raises(ValueError, match=r"arrays of one number of channels. Received: 5 in .*0.npy', 4 in .*2.npy'"):
+    with pytest.raises(ValueError, match=r"arrays with equal channel counts. Received: 5 in .*0.npy', 4 in .*2.npy'"):
         from_directory(tmp_path, channels=5)
 
 
@@ -202,7 +202,7 @@ def test_a_folder_without_labels(folder, tmp_path):
     np.testing.assert_allclose(found, [picture(90 * i).mean() for i in range(3)], atol=2.5)
     data = from_directory(folder, labels="none", image_size=8, batch_size=40)
     assert equal(batches(data), [[batches(from_directory(folder, image_size=8, batch_size=40, training=False))[0][0]]])
-    with pytest.raises(ValueError, match="Expected images in .* There is none"):
+    with pytest.raises(ValueError, match="Expected images in .* None found"):
         (tmp_path / "nothing").mkdir()
         from_directory(tmp_path / "nothing", labels="none")
 
@@ -235,15 +235,16 @@ def test_clear_errors_before_training(folder, tmp_path):
         from_directory(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".DS_Store").write_bytes(b"clutter")
-    with pytest.raises(ValueError, match="images of each class. There is none in '.*empty'"):
+    with pytest.raises(ValueError, match="images of each class. None found in '.*empty'"):
         from_directory(tmp_path)
     shutil.copy(folder / "class1" / "001.jpg", tmp_path / "empty")
-    with pytest.raises(ValueError, match="two images or more of each class to split. 'empty' has 1"):
+    with pytest.raises(ValueError, match="enough images of each class to split. 'empty' has 1"):
         from_directory(tmp_path, validation_split=0.2)
     for options, message in (
         ({"subset": "both"}, "Expected a `validation_split` for subset='both'"),
         ({"subset": "test"}, "`subset` to be 'training', 'validation' or 'both'"),
         ({"validation_split": 1.5}, r"`validation_split` in \(0, 1\)"),
+        ({"class_names": ["cat", "cat"]}, r"`class_names` without repetition. Received twice: \['cat'\]"),
         ({"class_names": ["cat", "dog"]}, r"There is none for: \['cat', 'dog'\]"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -166,7 +166,7 @@ def test_cached_on_disk(folder, tmp_path):
         ({"skip_batches": -1}, "`skip_batches` to be an integer of at least 0. Received: -1"),
         ({"num_shards": 2, "shard_index": 2}, "`shard_index` from 0 to 1. Received: 2"),
         ({"num_shards": 30}, "an image for each shard. Received: 24 for 30 shards"),
-        ({"drop_remainder": True, "batch_size": 25}, "at most 24 images a batch"),
+        ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
         ({"crop": "random"}, "`kind` to be one of"),
         ({"labels": "none", "policy": "deit"}, "one-hot labels for a policy that mixes"),
         ({"preprocessing": "deit"}, "a model that carries one, .* Received: 'deit', of str"),

@@ -70,9 +70,9 @@ def test_the_rows_of_a_table_are_split_by_class_and_seed(tmp_path):
     with pytest.raises(ValueError, match="the column 'label' of labels in .*train.csv.*'animal'"):
         data.splits(tmp_path / "train.csv")
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
-    with pytest.raises(ValueError, match="two images or more of each class to split. Received: one of .'lion'"):
+    with pytest.raises(ValueError, match="at least two images per class to split. Received: a single one for .'lion'"):
         data.splits(tmp_path / "train.csv")
-    with pytest.raises(ValueError, match="`images` with a CSV file alone"):
+    with pytest.raises(ValueError, match="`images` only with a CSV file"):
         data.splits(tmp_path / "images", images=tmp_path)
     with pytest.raises(FileNotFoundError, match="a folder, a CSV file or .*nowhere.csv"):
         data.splits("nowhere.csv")

@@ -126,6 +126,17 @@ def test_a_plain_student_learns_from_both_by_one_head():
         assert set(logs) == {"loss", "class_loss", "distillation_loss"}
 
 
+def test_a_student_with_a_call_of_its_own():
+    class Student(keras.Model):
+        def call(self, inputs, training=None):
+            return 0 * super().call(inputs, training=training)
+
+    inner = linear_student()
+    distiller = compiled(Student(inner.inputs, inner.outputs))
+    assert distiller.evaluate(IMAGES, LABELS, verbose=0) == pytest.approx(np.log(5))
+    assert step(distiller)["class_loss"] == pytest.approx(np.log(5))
+
+
 def test_a_student_that_returns_both_heads():
     student = deit(return_both_heads=True)
     distiller = compiled(student, metrics=["accuracy"])
@@ -252,7 +263,7 @@ def test_bad_arguments():
         Distiller(linear_student(activation="softmax"), teacher)
     with pytest.raises(ValueError, match="`student` to give logits"):
         Distiller(deit(classifier_activation="softmax"), teacher)
-    with pytest.raises(ValueError, match="not within another model"):
+    with pytest.raises(ValueError, match="not a model nested in it"):
         Distiller(keras.Sequential([keras.Input((6, 6, 3)), deit()]), teacher)
     with pytest.raises(ValueError, match="`student` to be a functional or sequential"):
         Distiller(keras.Sequential([keras.layers.Dense(5)]), teacher)

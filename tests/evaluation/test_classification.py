@@ -44,7 +44,7 @@ def test_bad_input():
         top_k_accuracy(scores, [0, 1, 3])
     with pytest.raises(ValueError, match="`k`. Expected at most 3, .*Received: 4"):
         top_k_accuracy(scores, [0, 1, 2], k=4)
-    with pytest.raises(ValueError, match="`labels`. Expected one a prediction, 3. Received: 2"):
+    with pytest.raises(ValueError, match="`labels`. Expected one per prediction, 3. Received: 2"):
         top_k_accuracy(scores, [0, 1])
     with pytest.raises(ValueError, match="`predictions`. Expected finite"):
         top_k_accuracy(scores * np.nan, [0, 1, 2])
@@ -117,5 +117,5 @@ def test_no_file_and_no_json(tmp_path):
 def test_labels_that_do_not_fit():
     with pytest.raises(ValueError, match="Expected classes below 5, .*Received: 5"):
         real_accuracy(PREDICTIONS, [[5]] * 6)
-    with pytest.raises(ValueError, match="a class of any image"):
+    with pytest.raises(ValueError, match="at least one image with a class"):
         real_accuracy(PREDICTIONS, [[]] * 6)

@@ -72,7 +72,7 @@ def test_means_of_nineteen_tasks():
 
 def test_bad_accuracies():
     tasks = {"a": "natural", "b": "natural"}
-    with pytest.raises(ValueError, match="each of 2 tasks. Received: none for b; not among the tasks: c"):
+    with pytest.raises(ValueError, match="each of 2 tasks. Received: missing: b; not in `tasks`: c"):
         vtab_mean({"a": 0.5, "c": 0.5}, tasks)
     for value in (55.0, float("nan"), "0.5", True):
         with pytest.raises(ValueError, match=r"numbers in \[0, 1\]. Received: .* for 'b'"):

@@ -124,7 +124,7 @@ def leave_one_class(folder):
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [(empty_class, r"There is none in .*violet"), (leave_one_class, r"two classes or more in .*\['blue'\]")],
+    [(empty_class, r"None found in .*violet"), (leave_one_class, r"two classes or more in .*\['blue'\]")],
 )
 def test_faulty_folders_are_refused_before_anything_is_built(damage, message, finetune, weights, folder, tmp_path):
     damage(folder)

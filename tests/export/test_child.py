@@ -88,6 +88,9 @@ def test_a_file_can_define_the_layers(tmp_path):
         run_in_child(shapes, model, backend=backend)
     arguments = {"backend": backend, "custom_module": tmp_path / "my_layers.py"}
     assert run_in_child(shapes, model, **arguments)[:2] == [[None, 12], backend]
+    (tmp_path / "empty.py").touch()
+    with pytest.raises(RuntimeError, match="(?s)ImportError: Expected 'Head' at the top of empty"):
+        run_in_child(shapes, model, backend=backend, custom_module=tmp_path / "empty.py")
     (tmp_path / "ends.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(
         RuntimeError, match="(?s)KERAS_BACKEND=.*ImportError: Cannot import the model's own layers from .*ends.py"

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_vit
 from keras_vit.inspection import attention_distance, attention_maps, attention_rollout, gradient_rollout
 from keras_vit.inspection.attention import discard_smallest
 from tests.inspection import reference
@@ -200,7 +201,7 @@ def test_attention_pooling_weighs_the_patches():
 
 
 def test_a_head_of_ones_own_is_named():
-    """A user's own layer that pools the tokens is not known, and the model has a class token."""
+    """Keras' layer that pools the tokens is not known, and the model has a class token; this package's is known."""
     vit, images = reference.build(num_registers=1)
     pooled = keras.layers.GlobalAveragePooling1D()(vit.get_layer("norm").output)
     model = keras.Model(vit.input, keras.layers.Dense(3)(pooled))
@@ -211,6 +212,9 @@ def test_a_head_of_ones_own_is_named():
     assert np.abs(of_token - expected).max() > 1e-3
     for readout in (None, "token"):
         np.testing.assert_allclose(attention_rollout(model, images, readout=readout)[0], of_token, atol=1e-5)
+    pooled = keras_vit.layers.TokenPooling("gap", num_prefix_tokens=2)(vit.get_layer("norm").output)
+    model = keras.Model(vit.input, keras.layers.Dense(3)(pooled))
+    np.testing.assert_allclose(attention_rollout(model, images)[0], expected, atol=1e-5)
     gap, images = reference.build(pooling="gap")
     of_gap = gradient_rollout(gap, images, classes=1)
     np.testing.assert_array_equal(gradient_rollout(gap, images, classes=1, readout="gap"), of_gap)

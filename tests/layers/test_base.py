@@ -71,3 +71,10 @@ def test_files_that_tell_beside_the_config_what_was_quantized_still_open():
     layer = keras_vit.layers.MLP(8)
     layer.build_from_config({"input_shape": (None, 3, 4), "quantized": {"dense_1": {"mode": "int8", "config": None}}})
     assert (layer.dense_1.quantization_mode, layer.dense_2.quantization_mode) == ("int8", None)
+
+
+def test_an_activation_that_is_a_layer_comes_back(tmp_path):
+    model = build(activation=keras.layers.LeakyReLU(0.3))
+    again = saved_and_loaded(model, tmp_path / "model.keras")
+    x = np.random.default_rng(0).uniform(-1, 1, (2, *model.input_shape[1:]))
+    np.testing.assert_array_equal(ops.convert_to_numpy(again(x)), ops.convert_to_numpy(model(x)))

@@ -80,9 +80,9 @@ def test_constants_survive_a_round_trip():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"mean": "half"}, "`mean`. Expected a number, or one a channel. Received: 'half'"),
-        ({"mean": None}, "`mean`. Expected a number, or one a channel. Received: None"),
-        ({"mean": (0.5, None)}, "`mean`. Expected a number, or one a channel. Received: "),
+        ({"mean": "half"}, "`mean`. Expected a number, or one per channel. Received: 'half'"),
+        ({"mean": None}, "`mean`. Expected a number, or one per channel. Received: None"),
+        ({"mean": (0.5, None)}, "`mean`. Expected a number, or one per channel. Received: "),
         ({"std": 0}, "`std`. Expected positive numbers. Received: 0"),
         ({"std": (0.5, -0.5, 0.5)}, "`std`. Expected positive numbers. Received: "),
         ({"interpolation": "cubic"}, "`interpolation`. Expected one of 'bilinear', .* Received: 'cubic'"),

@@ -155,6 +155,8 @@ def test_a_new_head_is_zero_and_probabilities_are_uniform():
     [
         ({"image_size": (16, None)}, "`image_size`"),
         ({"in_channels": 0}, "`in_channels`"),
+        ({"image_size": None}, "`image_size`"),
+        ({"num_classes": None}, "`num_classes`"),
         ({"num_classes": -1}, "`num_classes`"),
         ({"stages": 3}, "`stages`. Expected the number of units of each stage, as in (3, 4, 9). Received: 3"),
         ({"stages": (2, 0)}, "`stages`. Expected an integer of at least 1. Received: 0"),

@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_vit
 from keras_vit.models.classify import classify, read_image, table
@@ -139,3 +140,10 @@ def test_a_table_has_a_line_a_class():
         ["25.0%", "dog"],
         ["long", "name.png", "100.0%", "dog"],
     ]
+
+
+def test_grey_pictures_of_16_bits_keep_their_upper_byte(tmp_path):
+    values = np.arange(0, 256 * 256, 64, "uint16").reshape(32, 32)
+    Image.fromarray(values).save(tmp_path / "grey.png")
+    image = read_image(tmp_path / "grey.png", build(image_size=(None, None), in_channels=1))
+    np.testing.assert_array_equal(image[..., 0], values >> 8)

@@ -101,3 +101,13 @@ def test_a_failed_save_leaves_the_others(tmp_path, monkeypatch):
 def test_bad_slots_are_named(tmp_path, slots):
     with pytest.raises(ValueError, match="`slots`"):
         CheckpointSlots(tmp_path, slots)
+
+
+def test_an_array_that_the_archive_lost_is_damage(tmp_path, capsys):
+    checkpoints, paths = saved(tmp_path, (1, 2))
+    with np.load(paths[1]) as archive:
+        members = dict(archive)
+    del members["arrays/b"]
+    np.savez(paths[1], **members)
+    assert checkpoints.newest().facts == {"step": 1}
+    assert "is damaged (arrays are missing)" in capsys.readouterr().out

@@ -65,7 +65,7 @@ def test_a_callback_beside_resume_is_not_kept_and_a_notice_says_so(tmp_path, cap
         history = model.fit(X, Y, 2, epochs=4, callbacks=callbacks, verbose=0)
         assert history.epoch == [0, 1]
     said = capsys.readouterr().out
-    assert said.count("saves no state of callbacks beside it. Give them to it: Resume(folder, callbacks=") == 2
+    assert said.count("saves no state of callbacks given to fit. Give them to Resume(folder, callbacks=") == 2
     assert "was stopped by a callback that was not given to Resume, in epoch 2" in said
 
 
@@ -109,10 +109,10 @@ def test_a_checkpoint_without_states_is_loaded(tmp_path, capsys):
 def test_what_cannot_be_kept_is_refused(tmp_path):
     stopping = keras.callbacks.EarlyStopping("loss")
     for outer in ([stopping], [Lists(), stopping]):
-        with pytest.raises(ValueError, match=r"Expected EarlyStopping\('loss'\) to be given to Resume alone"):
+        with pytest.raises(ValueError, match=r"Expected EarlyStopping\('loss'\) to be given only to Resume"):
             train(tmp_path, [stopping], outer)
     resume = Resume(tmp_path, callbacks=[stopping])
-    with pytest.raises(ValueError, match="to be given to Resume alone"):
+    with pytest.raises(ValueError, match="to be given only to Resume"):
         train(tmp_path, [], [resume, stopping])
     with pytest.raises(ValueError, match="no BackupAndRestore"):
         Resume(tmp_path, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])

@@ -30,7 +30,7 @@ def test_settings_can_be_changed_from_text():
         ({"optimizer": "lion"}, "`optimizer`"),
         ({"weight_decay": 0.1}, "no `weight_decay` with sgd"),
         ({"steps": 3, "epochs": 3}, "Expected one of `steps` and `epochs`"),
-        ({"steps": 3, "min_steps": 3}, "Expected `min_steps` with `epochs` alone"),
+        ({"steps": 3, "min_steps": 3}, "Expected `min_steps` only with `epochs`"),
         ({"epochs": 3, "min_steps": -3}, "`min_steps` and a warm-up of 0 or more"),
         ({"warmup_steps": -3}, "a warm-up of 0 or more"),
         ({"warmup_percent": 100}, "less than 100 percent"),

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ViT and DeiT, DINOv2, and the image tower of SigLIP."""
+"""Hugging Face transformers: ViT and DeiT, DINOv2, and SigLIP's vision tower."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK

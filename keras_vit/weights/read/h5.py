@@ -26,7 +26,7 @@ class H5File(WeightsFile):
             if "layer_names" in file.attrs or "model_weights" in file:
                 raise refuse(
                     self.path,
-                    "it has the layout of Keras 2, which names no variables; load it with Keras 2 or tf_keras, and "
+                    "it has the legacy HDF5 layout of Keras 2; load it with Keras 2 or tf_keras, and "
                     "save the weights from Keras 3",
                 )
             links = []
@@ -51,6 +51,8 @@ class H5File(WeightsFile):
             raise refuse(self.path, f"{name!r} has several names")
         if isinstance(item, h5py.Group) or re.search(r"^optimizer/|(^|/)seed_generator(_\d+)?/", name):
             return
+        if not isinstance(item, h5py.Dataset):
+            raise refuse(self.path, f"{name!r} is no array")
         *layers, group, number = f"/{name}".split("/")
         if group != "vars":
             raise refuse(self.path, f"{name!r} is where Keras 3 keeps no arrays")

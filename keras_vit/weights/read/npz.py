@@ -2,6 +2,7 @@
 
 import json
 import math
+import tokenize
 import zipfile
 import zlib
 
@@ -53,7 +54,10 @@ class NpzFile(WeightsFile):
         if key == info.filename:
             raise refuse(self.path, f"its member {info.filename!r} is not an array")
         # NumPy parses the header as a Python literal, which may also fail on deep nesting.
-        with archive.open(info) as member, refusing_damage(self.path, also=(TypeError, LookupError, MemoryError)):
+        with (
+            archive.open(info) as member,
+            refusing_damage(self.path, also=(TypeError, LookupError, MemoryError, tokenize.TokenError)),
+        ):
             version = np.lib.format.read_magic(member)
             if version not in _HEADERS:
                 raise refuse(self.path, f"it is damaged: {info.filename!r} has the unknown format version {version}")

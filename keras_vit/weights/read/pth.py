@@ -51,7 +51,7 @@ class PthFile(WeightsFile):
             raise refuse(
                 self.path,
                 f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
-                "If you trust it, save its state dict alone",
+                "If you trust it, save only its state dict",
             ) from error
         # torch raises errors of any class for damaged files.
         except Exception as error:
