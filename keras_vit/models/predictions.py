@@ -105,7 +105,7 @@ def names_of(model):
         return None
     num_classes = model.outputs[0].shape[1]
     if names and len(names) != num_classes:
-        message = "Model %r carries the names of %d classes and has %d outputs: the names belong to another head and are ignored."
+        message = "Model %r has %d class names and %d outputs: the names belong to another head and are ignored."
         logger.warning(message, model.name, len(names), num_classes)
         return None
     return names
