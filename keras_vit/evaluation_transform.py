@@ -46,7 +46,6 @@ class EvaluationTransform:
 
         `size` is the image's (height, width), as integers of `xp`, NumPy or TensorFlow.
         """
-        # Rounds as timm and torchvision do; transformers differs only where the centre falls on half a pixel.
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
         mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
@@ -64,8 +63,9 @@ class EvaluationTransform:
             )
         new = xp.stack(new)
         margin = new - np.array(self.image_size, "int64")
-        # Crops round half to even, as Python does; of an odd padding, the smaller half comes first.
-        return new, xp.where(margin < 0, -(-margin // 2), (margin + margin // 2 % 2) // 2)
+        odd = margin // 2 % 2 if self.preprocessing.crop_rounding == "even" else 0
+        # Of an odd padding, the smaller half comes first.
+        return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     @property
     def fill(self):

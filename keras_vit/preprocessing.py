@@ -28,6 +28,8 @@ class Preprocessing:
         resize_mode: "squash" resizes to that size regardless of the aspect ratio; "crop" keeps the aspect ratio and
             matches the shorter side; "pad" matches the longer side and pads with the mean. The centre is then cropped.
             None: "squash" if `crop_fraction` is 1, else "crop".
+        crop_rounding: "even" or "down", for a crop whose corner falls on half a pixel: torchvision and timm round it to
+            the even pixel, transformers rounds it down.
 
     Raises:
         ValueError: If a value is out of range.
@@ -45,6 +47,7 @@ class Preprocessing:
     antialias: bool | None = None
     crop_fraction: float = 1.0
     resize_mode: str | None = None
+    crop_rounding: str = "even"
 
     def __post_init__(self):
         value_range = _numbers(self.value_range)
@@ -54,6 +57,7 @@ class Preprocessing:
         if min(std) <= 0:
             raise arguments.invalid("std", "positive numbers", self.std)
         arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        arguments.one_of("crop_rounding", self.crop_rounding, ("even", "down"))
         if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
             raise arguments.invalid("crop_fraction", "a number in (0, 1]", self.crop_fraction)
         if not isinstance(self.antialias, (bool, type(None))):

@@ -16,7 +16,8 @@ class ImageNormalization(keras.layers.Layer):
     `preprocess_input`, pipelines, predictions and exports read it here.
 
     Args:
-        mean, std, interpolation, crop_fraction, value_range, antialias, resize_mode: As in `keras_vit.Preprocessing`.
+        mean, std, interpolation, crop_fraction, value_range, antialias, resize_mode, crop_rounding: As in
+            `keras_vit.Preprocessing`.
         apply: Bool. True scales raw images of 0..255 to `(x / 255 - mean) / std`, adapted to `value_range`; False
             passes images through.
         folded: Bool. True passes raw images through because the next layer's kernel includes the scaling. See
@@ -52,6 +53,7 @@ class ImageNormalization(keras.layers.Layer):
         value_range=(0.0, 1.0),
         antialias=None,
         resize_mode=None,
+        crop_rounding="even",
         config=None,
         **kwargs,
     ):
@@ -70,6 +72,7 @@ class ImageNormalization(keras.layers.Layer):
                 antialias=antialias,
                 crop_fraction=crop_fraction,
                 resize_mode=resize_mode,
+                crop_rounding=crop_rounding,
             )
             # The constants are checked against the images in `build`.
             channels = max(len(preprocessing.mean), len(preprocessing.std))

@@ -89,6 +89,7 @@ def of_huggingface(path, preprocessor, config):
         **_by_pillow(interpolation),
         "crop_fraction": min(crop / size, 1.0) if cropped else 1.0,
         "resize_mode": "crop" if _keeps_shape(preprocessor) else "squash",
+        "crop_rounding": "down",
     }
 
 
