@@ -1,6 +1,7 @@
 """Export to ONNX, OpenVINO, LiteRT and torch.export."""
 
 import os
+from typing import TypedDict, Unpack
 
 import keras
 import numpy as np
@@ -43,6 +44,17 @@ FORMATS = {
         run=torch_formats.run_torch_export,
     ),
 }
+
+
+class Options(TypedDict, total=False):
+    """The options of each format, as in `onnx`."""
+
+    precision: str
+    images: np.ndarray | None
+    labels: np.ndarray | None
+    tolerance: float | None
+    overwrite: bool
+    custom_module: str | os.PathLike | None
 
 
 def onnx(
@@ -94,7 +106,7 @@ def onnx(
     return write_checked(fmt, model, path, precision, images, labels, tolerance, overwrite, custom_module)
 
 
-def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
+def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
     """Exports a model to OpenVINO's .xml and .bin files.
 
     Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
@@ -103,7 +115,7 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options) -> ExportRe
     return write_checked(FORMATS["openvino"], model, path, **options)
 
 
-def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
+def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
     """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
@@ -112,7 +124,7 @@ def litert(model: keras.Model, path: str | os.PathLike, **options) -> ExportRepo
     return write_checked(FORMATS["litert"], model, path, **options)
 
 
-def torch_export(model: keras.Model, path: str | os.PathLike, **options) -> ExportReport:
+def torch_export(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
     """Exports a model to a PyTorch program, which maps images to a tuple of outputs.
 
     Arguments and errors as in `export.onnx`; `path` ends in ".pt2". `torch.export.load` reads the file without Keras.
