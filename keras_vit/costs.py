@@ -120,10 +120,7 @@ def profile(model, image_size=None):
     (5717416, 1.25)
     """
     if not is_graph(model) or not model.built:
-        raise ValueError(
-            "Invalid value received for argument `model`. Expected a functional model, or a Sequential one with known "
-            f"input. Received: {model!r}"
-        )
+        raise arguments.invalid("model", "a functional model, or a Sequential one with known input", model)
     if image_size is not None:
         image_size = arguments.pair("image_size", image_size)
         if all(len(x.shape) != 4 for x in model.inputs):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.files import replacing
 
 
@@ -40,7 +41,7 @@ def finish(figure, path):
         return figure
     path = Path(path)
     if path.suffix.lower() != ".png":
-        raise ValueError(f"Invalid value received for argument `path`. Expected a .png file. Received: {str(path)!r}")
+        raise arguments.invalid("path", "a .png file", str(path))
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
     return figure

@@ -88,9 +88,7 @@ class Distiller(TrainingWrapper):
         self.kind = arguments.one_of("kind", kind, ("hard", "soft"))
         self.alpha = arguments.number("alpha", alpha)
         if not 0 <= self.alpha <= 1:
-            raise ValueError(
-                f"Invalid value received for argument `alpha`. Expected a number in [0, 1]. Received: {alpha!r}"
-            )
+            raise arguments.invalid("alpha", "a number in [0, 1]", alpha)
         self.temperature = arguments.positive_number("temperature", temperature)
         self.student = student
         heads = _heads(student)

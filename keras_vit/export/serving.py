@@ -101,9 +101,8 @@ def saved_model(
     """
     path = Path(path)
     if not (path.name.isascii() and path.name.isdigit()):
-        raise ValueError(
-            "Invalid value received for argument `path`. Expected a folder named by a number, the version, as "
-            f"{str(path.parent / '1')!r}. Received: {str(path)!r}"
+        raise arguments.invalid(
+            "path", f"a folder named by a number, the version, as {str(path.parent / '1')!r}", str(path)
         )
     height, width, channels = _input_of(model)
     arguments.one_of("postprocess", postprocess, (None, "classify", "multi_label"))

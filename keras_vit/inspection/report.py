@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.files import replacing
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
@@ -73,7 +74,7 @@ def write_report(
     """
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"Invalid value received for argument `path`. Expected a .html file. Received: {str(path)!r}")
+        raise arguments.invalid("path", "a .html file", str(path))
     if not images:
         raise ValueError("Expected `images` to hold at least one path. Received: none")
     watch = Watch(model)

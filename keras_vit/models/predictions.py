@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.models.backbone import gives_features
 from keras_vit.models.graph import call_of, is_graph
 from keras_vit.preprocessing import carrier_of
@@ -47,10 +48,7 @@ def decode_predictions(
     [[('1', 'dog', 0.75)]]
     """
     if model is not None and not isinstance(model, keras.Model):
-        raise ValueError(
-            "Invalid value received for argument `model`. Expected a keras.Model or None; the number of classes to "
-            f"name is top=. Received: {model!r}"
-        )
+        raise arguments.invalid("model", "a keras.Model or None; the number of classes to name is top=", model)
     classes = imagenet_classes() if model is None else classes_of(model)
     p = np.asarray(ops.convert_to_numpy(predictions), "float64")
     if p.ndim != 2 or p.shape[1] != len(classes):

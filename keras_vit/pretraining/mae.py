@@ -85,10 +85,7 @@ class MAE(MaskedImageModel):
         # 1 - 0.9 is slightly below 0.1 in floating point.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
-            raise ValueError(
-                "Invalid value received for argument `mask_ratio`. Expected at least one visible patch of "
-                f"{encoder.num_patches}. Received: {mask_ratio!r}"
-            )
+            raise arguments.invalid("mask_ratio", f"at least one visible patch of {encoder.num_patches}", mask_ratio)
         if decoder_hidden_dim is None:
             decoder_hidden_dim = 32 * math.ceil(encoder.hidden_dim / 64)
         width = arguments.positive_int("decoder_hidden_dim", decoder_hidden_dim)

@@ -47,9 +47,8 @@ class SimMIM(MaskedImageModel):
         self.mask_unit = arguments.pair("mask_unit", mask_unit)
         patch_size = self.encoder.patch_size
         if any(side % patch for side, patch in zip(self.mask_unit, patch_size, strict=True)):
-            raise ValueError(
-                "Invalid value received for argument `mask_unit`. Expected whole patches, which are "
-                f"{patch_size[0]} x {patch_size[1]} pixels. Received: {mask_unit!r}"
+            raise arguments.invalid(
+                "mask_unit", f"whole patches, which are {patch_size[0]} x {patch_size[1]} pixels", mask_unit
             )
         self.add_linear_head(self.encoder.patch_dim, "pixel_head")
 

@@ -57,9 +57,7 @@ def layer_multipliers(model, decay=0.75):
     [0.125, 0.25, 0.5, 1.0, 1.0]
     """
     if arguments.positive_number("decay", decay) > 1:
-        raise ValueError(
-            f"Invalid value received for argument `decay`. Expected a number in (0, 1]. Received: {decay!r}"
-        )
+        raise arguments.invalid("decay", "a number in (0, 1]", decay)
     depths = layer_depths(model)
     top = max(depths.values())
     return {name: float(decay) ** (top - depth) for name, depth in depths.items()}

@@ -87,10 +87,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = arguments.non_negative_int("warmup_steps", warmup_steps)
         self.decay = arguments.one_of("decay", decay, tuple(DECAYS))
         if self.warmup_steps >= self.total_steps:
-            raise ValueError(
-                "Invalid value received for argument `warmup_steps`. Expected less than total_steps="
-                f"{self.total_steps}. Received: {warmup_steps!r}"
-            )
+            raise arguments.invalid("warmup_steps", f"less than total_steps={self.total_steps}", warmup_steps)
         allowed = {"linear": ("end",), "cosine": ("end",), "rsqrt": ("timescale", "cooldown_steps")}.get(decay, ())
         if unknown := sorted(set(options) - set(allowed)):
             raise ValueError(

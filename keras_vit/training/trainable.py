@@ -58,10 +58,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
         raise ValueError(f"Expected a model without LoRA, which chose what to train. Received: model {model.name!r}")
     num_blocks = len(parts.blocks)
     if blocks is not None and arguments.non_negative_int("blocks", blocks) > num_blocks:
-        raise ValueError(
-            f"Invalid value received for argument `blocks`. Expected at most {num_blocks}, the model's depth. "
-            f"Received: {blocks!r}"
-        )
+        raise arguments.invalid("blocks", f"at most {num_blocks}, the model's depth", blocks)
     trained, frozen = list(parts.others), [*parts.below, *parts.blocks[:blocks]]
     (frozen if blocks is None else trained).extend(parts.above)
     trained += [] if blocks is None else parts.blocks[blocks:]

@@ -6,6 +6,7 @@ import math
 import numbers
 from typing import NamedTuple
 
+from keras_vit import arguments
 from keras_vit.weights import fields, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
@@ -78,10 +79,7 @@ class Checkpoint:
         if source is not None:
             if source not in names.SOURCES:
                 known = ", ".join(repr(name) for name in names.SOURCES)
-                raise ValueError(
-                    "Invalid value received for argument `source`. "
-                    f"Expected one of {known}, or None. Received: {source!r}"
-                )
+                raise arguments.invalid("source", f"one of {known}, or None", source)
             return names.SOURCES[source]
         found = names.recognise(self.file.entries, self.file.container, self.facts)
         if found is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.files import replacing
 from keras_vit.weights.read.file import check_is_no_stand_in
 from keras_vit.weights.read.file import sha256 as digest_of
@@ -43,9 +44,7 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
     """
     path = Path(path)
     if not url.lower().startswith(("https://", "http://")):
-        raise ValueError(
-            f"Invalid value received for argument `url`. Expected an http or https address. Received: {url!r}"
-        )
+        raise arguments.invalid("url", "an http or https address", url)
     with _writing(path):
         lock = _locked(path)
     with lock:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS, resize_matrix
 
 
@@ -18,11 +19,7 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 def check_method(method):
     """Raises ValueError unless `method` is in `POSITION_METHODS`."""
-    if method not in POSITION_METHODS:
-        raise ValueError(
-            "Invalid value received for argument `position_interpolation`. "
-            f"Expected one of {', '.join(map(repr, POSITION_METHODS))}. Received: {method!r}"
-        )
+    arguments.one_of("position_interpolation", method, POSITION_METHODS)
 
 
 def resize_patches(kernel, patch_size):

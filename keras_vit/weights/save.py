@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 from keras_vit.weights import names
@@ -100,11 +101,7 @@ def save_weights(
 
     >>> keras_vit.save_weights(keras_vit.ViTTi16(), "ViT-Ti_16.npz")  # doctest: +SKIP
     """
-    if format not in FORMATS:
-        raise ValueError(
-            "Invalid value received for argument `format`. "
-            f"Expected one of {', '.join(map(repr, FORMATS))}. Received: {format!r}"
-        )
+    arguments.one_of("format", format, FORMATS)
     sizes = sizes_of(model)
     row = FORMATS[format] if sizes["num_layers"] or format != "npz" else _BIT
     variables = weights_of(model)

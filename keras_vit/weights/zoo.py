@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from keras_vit import arguments
 from keras_vit.text_table import text_table
 from keras_vit.weights.download import DownloadError, confirm, download
 from keras_vit.weights.published import ROWS, Row, folder_and_file
@@ -36,9 +37,7 @@ def list_weights(architecture: str | None = None) -> list[Row]:
     rows = [row for row in ROWS.values() if row.architecture == architecture]
     if not rows:
         known = ", ".join(dict.fromkeys(repr(row.architecture) for row in ROWS.values()))
-        raise ValueError(
-            f"Invalid value received for argument `architecture`. Expected one of {known}. Received: {architecture!r}"
-        )
+        raise arguments.invalid("architecture", f"one of {known}", architecture)
     return rows
 
 

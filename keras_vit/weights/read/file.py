@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_vit import arguments
+
 # Errors of the standard library and NumPy for damaged files; each becomes a ValueError that names the file.
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -151,9 +153,7 @@ def sha256(path):
 def check_sha256(path, expected):
     """Raises unless the SHA-256 of a file is `expected`, 64 hexadecimal digits in any case."""
     if not _is_digest(expected):
-        raise ValueError(
-            f"Invalid value received for argument `sha256`. Expected 64 hexadecimal digits. Received: {expected!r}"
-        )
+        raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
         raise ValueError(
             "Invalid value received for argument `sha256`. Expected None with a folder: put <file>.sha256 beside each "
