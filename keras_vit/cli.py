@@ -151,7 +151,7 @@ MODEL = {
 }
 TABLE = {
     "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
-    "--path-column": {"help": "the CSV file's column of paths (default: path; predict: or the only one)"},
+    "--path-column": {"help": "the CSV file's column of paths (default: path; for predict, else the only column)"},
     "--extension": {"default": "", "help": "appended to the CSV file's paths, as .jpg"},
 }
 
@@ -223,7 +223,7 @@ def build_parser():
     add("--data-dir", help="the folder of prepared TFDS datasets (default: TFDS' own)")
     add("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
     add("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
-    add("--set", **SETTINGS, help="change a setting")
+    add("--set", **SETTINGS, help="change a recipe setting")
     add("--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)")
     add("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
     return parser

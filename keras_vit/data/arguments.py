@@ -74,7 +74,7 @@ def labels_of(source, labels, policy):
         return None
     if source.labels in ("multi_hot", "float"):
         if policy.label_smoothing or labels:
-            what = {"multi_hot": "multi-label data", "float": "numbers to predict"}[source.labels]
+            what = {"multi_hot": "multi-label data", "float": "regression targets"}[source.labels]
             raise ValueError(
                 f"Expected {what} without `labels` and without label smoothing, which spreads one label over "
                 f"the classes. Received: labels={labels!r}, {policy}"

@@ -30,7 +30,7 @@ def from_dataframe(
         directory: The folder that relative paths start from; None: the CSV file's folder, or the current one.
         path_column: The column of image paths.
         label_column: The column of labels: names, or integers counted from 0. A list of 0/1 columns, one per class,
-            gives multi-hot labels. With `labels="float"`: the column or columns of numbers to predict, as float32
+            gives multi-hot labels. With `labels="float"`: the column or columns of regression targets, as float32
             labels (batch, columns). None: unlabeled images, in the frame's order.
         label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one per
             cell.

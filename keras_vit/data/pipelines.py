@@ -131,7 +131,7 @@ def pipeline(
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
     if channels not in (1, 3, 4) and not source.arrays:
-        raise ValueError(f"Expected 1, 3 or 4 `channels` of pictures; others need npy files. Received: {channels}")
+        raise ValueError(f"Expected 1, 3 or 4 `channels` of images; other numbers need npy files. Received: {channels}")
     if num_shards > source.num_images:
         raise ValueError(f"Expected an image for each shard. Received: {source.num_images} for {num_shards} shards")
     cut = Crop(

@@ -37,7 +37,7 @@ class Source:
             order. "label" and "weight" (sample weights) are optional.
         num_images: Integer, the number of records.
         files: Bool, True if "image" is a path, False if it is an encoded image.
-        labels: "int": classes counted from 0; "multi_hot": 0 or 1 per class; "float": numbers to predict; None: no
+        labels: "int": classes counted from 0; "multi_hot": 0 or 1 per class; "float": regression targets; None: no
             labels.
         class_names: The class names in label order; empty: the class numbers.
         num_classes: Integer; with "float", how many numbers.

@@ -23,7 +23,7 @@ def folds(
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.
         k: Integer from 2 to the number of rows, or a ValueError is raised.
-        label_column: The column to stratify by: classes, or numbers to predict; None: random folds.
+        label_column: The column to stratify by: classes, or regression targets; None: random folds.
         seed: Integer; the same seed makes the same folds.
 
     Example:
@@ -45,7 +45,7 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # Many distinct values: numbers to predict.
+        # Many distinct values: regression targets.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]

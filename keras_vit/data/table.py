@@ -86,14 +86,14 @@ def several_classes(cells, first_line, class_names, num_classes, separator):
 
 def indicators(columns, label_columns, first_line):
     """Like `several_classes`, from one 0/1 column per class."""
-    hint = "; labels='float' takes numbers to predict"
+    hint = "; labels='float' takes regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, first_line, integer, lambda value: value in (0, 1), expected)
     return numbers, "multi_hot", tuple(label_columns), len(label_columns)
 
 
 def floats(columns, label_columns, first_line):
-    """Like `classes`, for numbers to predict."""
+    """Like `classes`, for regression targets."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, first_line, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
@@ -131,7 +131,7 @@ def _lookup(values, class_names, num_classes):
     if None not in map(real, values):
         raise ValueError(
             f"Expected labels that are names, or integers. Received: {values[integers.index(None)]!r}. "
-            "labels='float' takes numbers to predict, and `class_names` says that they are names"
+            "labels='float' takes regression targets; pass `class_names` if they are names"
         )
     index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}
     return (lambda v: index.get(str(v))), tuple(index), len(index)
@@ -141,7 +141,7 @@ def _count(integers):
     """Infers the number of classes from integer labels."""
     found = sorted({i for i in integers if i >= 0})
     count = found[-1] + 1 if found else 0
-    how = "`num_classes` says how many classes there are, and `class_names` which labels stand for them, in order"
+    how = "`num_classes` sets the number of classes; `class_names` lists their labels in order"
     if count > 2 * len(found):
         raise ValueError(
             f"Expected integers counted from 0 as labels. Received: {len(found)} different ones, {found[:5]} ... up to "

@@ -201,7 +201,7 @@ def _names_of_outputs(model):
     if isinstance(outputs, dict):
         names = [key.replace("/", "_") for key in sorted(outputs)]
     if "status" in names:
-        raise ValueError(f'Expected outputs of other names than "status". Received: {names}')
+        raise ValueError(f'Expected no output named "status". Received: {names}')
     return names
 
 

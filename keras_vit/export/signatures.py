@@ -88,7 +88,9 @@ class Server(tf.Module):
             if output.dtype.is_floating:
                 # JSON clients do not support bfloat16.
                 output = tf.cast(output, "float32")
-                output = tf.debugging.check_numerics(output, "The model's output overflowed: the images are too large.")
+                output = tf.debugging.check_numerics(
+                    output, "The model's output overflowed: the pixel values are too large."
+                )
             named[name] = output
         if self.postprocess is not None:
             named |= self.postprocess(*named.values())

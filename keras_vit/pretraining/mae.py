@@ -74,7 +74,7 @@ class MAE(MaskedImageModel):
         encoder = self.encoder
         if any(block.attention.max_relative_distance is not None for block in encoder.blocks):
             raise ValueError(
-                'Expected a `backbone` without position_embedding="relative", which would ignore the patches that '
+                'Expected a `backbone` without position_embedding="relative", which would ignore that patches '
                 f"are left out. Received: model {backbone.name!r}"
             )
         if encoder.is_hybrid:

@@ -65,12 +65,12 @@ class Findings:
         loss = self.loss or "not compiled"
         if self.initial_loss is not None:
             loss += f", {self.initial_loss:.4g} before training"
-            loss += f"; that of chance is {self.chance_loss:.4g}" if self.chance_loss else ""
+            loss += f"; chance level is {self.chance_loss:.4g}" if self.chance_loss else ""
         rows.append(("loss", loss))
         rows.append(("parameters", f"{self.trainable:,} trained, {self.frozen:,} frozen"))
         rows.append(("steps", f"{self.steps:,}" if self.steps else unknown))
         rows.append(
-            ("memory", f"about {costs.size_text(self.memory)}, by the layers' shapes" if self.memory else unknown)
+            ("memory", f"about {costs.size_text(self.memory)}, from the layer shapes" if self.memory else unknown)
         )
         guess = f"about {datetime.timedelta(seconds=round(self.seconds))}, three times that of batches without training"
         rows.append(("time", guess if self.seconds else unknown))
@@ -142,7 +142,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         problems += loss_problems(loss, graph, lambda: np.asarray(model.predict_on_batch(few), "float32"))
     if problems:
         listed = "".join(f"\n{i}. {text}" for i, text in enumerate(problems, 1))
-        raise ValueError(problems[0] if len(problems) == 1 else f"This training cannot be right:{listed}")
+        raise ValueError(problems[0] if len(problems) == 1 else f"The training setup has several mistakes:{listed}")
     for text in doubts:
         logger.warning("%s", text)
 

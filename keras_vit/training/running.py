@@ -140,7 +140,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     )
     if resume.diverged:
         raise FloatingPointError(
-            f"The run in {str(out)!r} came to numbers that are not finite, at step {resume.step} of {length.total}. "
+            f"The run in {str(out)!r} reached non-finite values at step {resume.step} of {length.total}. "
             "A lower learning_rate, a longer warm-up or a smaller clip may help."
         )
     if recipe.train == "lora":

@@ -109,7 +109,7 @@ def test_clear_errors_before_training(folder, tmp_path, table, options, message)
 @pytest.mark.parametrize("column", [[2010, 2101, 2011, 2010, 2050, 2101], [0, 255, 0, 255, 0, 0], [1.5, 2, 3, 4, 5, 6]])
 def test_numbers_that_are_no_classes_are_refused(folder, column):
     table = {"path": PATHS, "label": column}
-    with pytest.raises(ValueError, match="integers counted from 0 as labels|'float' takes numbers to predict"):
+    with pytest.raises(ValueError, match="integers counted from 0 as labels|'float' takes regression targets"):
         make(table, folder)
     names = sorted(set(column))
     data = make(table, folder, class_names=names)
@@ -136,7 +136,7 @@ def test_numbers_to_predict(folder):
     table["age"][2] = "nan"
     with pytest.raises(ValueError, match=r"a finite number in each of the columns \['age'\]. Received: row 2"):
         make(table, folder, label_column="age", labels="float")
-    with pytest.raises(ValueError, match="numbers to predict without `labels` and without label smoothing"):
+    with pytest.raises(ValueError, match="regression targets without `labels` and without label smoothing"):
         make(table, folder, label_column="size", labels="float", policy=Policy(label_smoothing=0.1))
 
 

@@ -53,8 +53,8 @@ def test_names_are_those_that_the_model_carries(caplog):
     features = keras.Model(named.input, named.get_layer("head").input)
     other = keras.Model(named.input, keras.layers.Dense(2)(features.output))
     assert [name for _, name, _ in keras_vit.decode_predictions([[0.6, 0.4]], other)[0]] == ["0", "1"]
-    assert "3 classes" in caplog.text
-    with pytest.raises(ValueError, match="gives features"):
+    assert "3 class names and 2 outputs" in caplog.text
+    with pytest.raises(ValueError, match="outputs features"):
         keras_vit.decode_predictions(np.eye(12)[:1], features)
 
 

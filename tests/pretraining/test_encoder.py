@@ -85,5 +85,5 @@ def test_refuses_what_it_cannot_walk_through():
         Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match=r"Received: 'B/16'"):
         Encoder("B/16")
-    with pytest.raises(ValueError, match="ResNet divides its images into equal parts"):
+    with pytest.raises(ValueError, match="image sides divisible by the ResNet's stride"):
         Encoder(tiny.build(stages=(1,), width_factor=0.5, image_size=(63, 32), patch_size=2))

@@ -155,7 +155,7 @@ def test_scaled_images_for_a_model_that_scales():
 
 def test_all_problems_are_named_at_once(model, tmp_path):
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(ValueError, match="(?s)cannot be right:\n1. Expected images.*\n2. .*labels.*\n3. .*is a file"):
+    with pytest.raises(ValueError, match="(?s)several mistakes:\n1. Expected images.*\n2. .*labels.*\n3. .*is a file"):
         look(model, (RAW, LABELS + 1), out=tmp_path / "run")
 
 
