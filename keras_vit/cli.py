@@ -76,7 +76,7 @@ def _inspect(args):
     import keras_vit
 
     model = _read_model(args, args.model)
-    # A model of any size has no fixed costs.
+    # A model of any image size has no fixed costs.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
     print(f"Wrote {path}")

@@ -37,7 +37,7 @@ class ViTConfig(ModelConfig):
     """The config of a Vision Transformer or hybrid: the arguments of `keras_vit.ViT` that determine its outputs.
 
     Args:
-        patch_size: Int or (height, width), in pixels; in cells of the feature map if there is a ResNet below.
+        patch_size: Int or (height, width), in pixels; for hybrids, in pixels of the feature map.
         hidden_dim: Int.
         num_layers: Int.
         num_heads: Int.
@@ -164,7 +164,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def grid(self):
-        """(rows, columns) of patches; for a model of any size, of its position table."""
+        """(rows, columns) of patches; if the model takes any size, of its position table."""
         if self.grid_size is not None:
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
@@ -172,7 +172,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def has_distillation_head(self):
-        """Whether the distillation token has, or is pooled for, a separate head."""
+        """Whether the distillation token is pooled by itself, with its own head if num_classes > 0."""
         return self.distillation_token and self.distillation_head
 
     @property

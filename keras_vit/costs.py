@@ -103,7 +103,7 @@ def profile(model, image_size=None):
     Args:
         model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
         image_size: Int or (height, width), in pixels, of the inputs of rank 4; may differ from the model's own size.
-            None: the model's own; required for a model of any size.
+            None: the model's own; required if the model takes any size.
 
     Returns:
         A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
@@ -199,7 +199,7 @@ class _Counter:
         tensors = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         inputs = [tuple(x.shape[1:]) for x in tensors]
         if isinstance(operation, keras.layers.Dense):
-            # Keras does not check this in shape inference. The kernel's shape does not tell if quantization packed it.
+            # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape is no guide.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
             if wants not in (None, inputs[0][-1]):
                 raise ValueError(

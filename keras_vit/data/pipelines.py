@@ -60,12 +60,12 @@ def pipeline(
     Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
     interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
     ones in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` if an epoch has only a few batches,
-    since your own `prefetch`, or the batch with which `fit` builds a model, may read it to its end.
+    since your own `prefetch`, or the batch that `fit` reads to build a model, may use it up.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
-    smaller. A batch without any valid image contains the first valid image of the shard. Remove the images listed,
-    since their batches are made twice.
+    smaller. A batch without any valid image contains the first valid image of the shard. Remove the listed images,
+    since each batch that contains one is made twice.
 
     Args:
         source: A `Source`.
@@ -82,7 +82,7 @@ def pipeline(
         policy: A `Policy`, or the name of one in `POLICIES`.
         labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless the policy mixes or smooths.
         normalize: Bool, True by default: `(x / 255 - mean) / std`, or as `value_range` says; False gives 0..255.
-        mean, std: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default, for images in [-1, 1].
+        mean, std: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default, which gives [-1, 1].
         channels: Integer, the channels of the images in a batch; 3 by default.
         value_range, resize_mode: As in `keras_vit.Preprocessing`.
         shuffle_buffer: Integer, the number of images in the shuffle buffer; files are fully shuffled.
@@ -92,7 +92,7 @@ def pipeline(
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
         num_shards, shard_index: Integers, the number of processes that share the images, and the index of this one.
             Shards differ by up to one image: to train in several processes, set `repeat=True` and `steps_per_epoch`.
-        skip_batches: Integer, batches of an interrupted run to start after, without reading them. Without `repeat` each
+        skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. Without `repeat` each
             iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
         num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
@@ -175,7 +175,7 @@ def pipeline(
         )
         steps = Steps(cut, policy, source, labels, record if inputs["normalize"] else None, files, root)
 
-        # It holds no more than it needs: TensorFlow keeps Python functions of a dataset for ever.
+        # Captures only what it needs, since TensorFlow never frees a dataset's Python functions.
         def try_decode(record):
             cut.decode(read(record, files)["image"], (0, 0))
 
@@ -221,9 +221,9 @@ def _options():
     options.deterministic = options.autotune.enabled = True
     # One private thread more than there are cores: a few percent faster than the shared pool when measured.
     options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
-    # By default each batch would start with at most 16.
+    # The default, until autotuning has run, is at most 16.
     options.autotune.initial_parallelism = options.threading.private_threadpool_size
-    # A prefetch after the counting of batches would make it run ahead.
+    # A prefetch after the batch counter would make it count ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

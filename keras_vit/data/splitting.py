@@ -17,13 +17,13 @@ def folds(
 ) -> Iterator[tuple[dict, dict]]:
     """Yields k pairs (training, validation) of a table for cross-validation, as dicts of columns for `from_dataframe`.
 
-    Relative paths need its `directory`. For validation, pass `class_names=data.class_names` of the training data, since
-    a fold may lack a rare class.
+    Pass it `directory` if paths are relative. For validation, pass `class_names=data.class_names` of the training data,
+    since a fold may lack a rare class.
 
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.
         k: Integer from 2 to the number of rows, or a ValueError is raised.
-        label_column: The column to stratify by: classes, or regression targets; None: random folds.
+        label_column: The column to stratify by: classes or regression targets; None: random folds.
         seed: Integer; the same seed makes the same folds.
 
     Example:
@@ -71,21 +71,21 @@ def splits(
     label_column: str = "label",
     extension: str = "",
 ) -> "Callable[..., tf.data.Dataset]":
-    """Returns a function of "train" or "test" and pipeline options that makes the dataset of that split.
+    """Returns a function that takes "train" or "test" and pipeline options, and makes that split's dataset.
 
     Args:
-        data: Path of a folder with one subfolder of images per class; of a folder of `train` (its subfolders are the
-            classes) and `test`, `val`, `valid` or `validation`; of a CSV file; or a name for `keras_vit.data.load`.
+        data: Path of a folder with one subfolder of images per class; of a folder with such folders
+            `train` and `test` (or `val`, `valid`, `validation`); of a CSV file; or a name for `keras_vit.data.load`.
         data_dir: The folder of TFDS datasets; None: the TFDS default.
         train_split, test_split: The TFDS splits to train and test on.
         holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
-            the option `seed` selects it.
+            the option `seed` selects the images.
         images: The folder that relative paths in the CSV file start from; None: the CSV file's folder.
         path_column, label_column, extension: As in `keras_vit.data.from_dataframe`, for a CSV file.
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If there is `train` but no test folder, a test class is not in `train`, or `images` has no CSV file.
+        ValueError: If `train` lacks a test class or a test folder beside it, or `images` is given without a CSV file.
 
     Example:
 

@@ -127,7 +127,7 @@ def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> fl
     predictions, labels = checked_features("predictions", predictions), _checked_labels("labels", labels)
     if len(predictions) != len(labels):
         received = f"{len(labels)}. For a subset or another order, `imagenet_real_accuracy` takes `file_names`."
-        raise invalid("labels", f"one list a prediction, {len(predictions)}", received)
+        raise invalid("labels", f"one list per prediction, {len(predictions)}", received)
     highest = max((max(classes) for classes in labels if classes), default=None)
     if highest is None:
         raise invalid("labels", "at least one image with a class", "none")

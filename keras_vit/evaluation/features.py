@@ -47,7 +47,7 @@ def extract_features(
     if features.ndim != 2:
         shape = ", ".join(map(str, features.shape[1:]))
         raise ValueError(
-            "Expected a model with one vector an image as output, or the name of such a layer in `layer`. "
+            "Expected a model with one vector per image as output, or the name of such a layer in `layer`. "
             f"Received: model {model.name!r}, layer={layer!r}, with output (batch, {shape})"
         )
     return features, labels
@@ -106,7 +106,7 @@ def _feature_model(model, layer):
     if not outputs:
         if is_graph and head_within(model):
             raise ValueError(
-                f"Expected a model with its own head. Received: model {model.name!r} with a head within a model in it: "
+                f"Expected a model with its own head. Received: model {model.name!r} whose head is in a nested model: "
                 "pass that one, model.get_layer(...)."
             )
         return model

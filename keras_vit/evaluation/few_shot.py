@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.features import train_and_test_features
 
-# As in the official code: from almost no regularization to little more than the bias.
+# As in the official code: from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 # A constant feature this large makes the bias almost free of the penalty.
 BIAS = 100.0
@@ -22,7 +22,7 @@ class FewShotResult:
 
     Args:
         accuracy: Float, the mean of `by_seed`.
-        by_seed: Mapping from each seed to its test accuracy, with the strength in `l2`.
+        by_seed: Mapping from each seed to its test accuracy at the strength in `l2`.
         l2: Mapping from each seed to the strength chosen: the one with the lowest leave-one-out squared error on the
             training images.
         by_l2: Mapping from each strength to its mean test accuracy over the seeds.
@@ -146,9 +146,9 @@ class _Factorisation:
         return (projected @ ((self.s / (self.s**2 + l2))[:, None] * self.rotated)).argmax(axis=1)
 
     def leave_one_out(self, l2):
-        """Returns the leave-one-out mean squared error; the accuracy would favor weak regularization."""
+        """Returns the leave-one-out mean squared error; choosing by accuracy would favor weak regularization."""
         shrink = l2 / (self.s**2 + l2)
-        # Residuals, and 1 - leverages, written so that neither cancels if the fit is almost exact.
+        # Residuals, and 1 - leverages, in a form without cancellation if the fit is almost exact.
         residual = self.outside + self.u @ (shrink[:, None] * self.rotated)
         squares = self.u**2
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink

@@ -76,7 +76,7 @@ def saved_model(
         warm_up: Batch sizes of the requests that the server sends itself on loading, for each signature; () for none.
         image_size: Int or (height, width) that `serving_bytes` resizes to if the model takes any size; default 224 x
             224.
-        normalization: Constants to scale images with, if the model has no `normalization` layer or changes images
+        normalization: The layer to scale images with, if the model has no `normalization` layer or changes images
             before it.
         images: Images as the model takes them, compared in addition to random ones, or None.
         custom_module: As in `export.onnx`.

@@ -8,7 +8,7 @@ from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
 
 
 class Server(tf.Module):
-    """The model and its signatures as saved; arguments as in `saved_model`, `postprocess` maps the output to a dict."""
+    """The model and signatures as saved; arguments as in `saved_model`, but `postprocess` maps the output to a dict."""
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
@@ -74,7 +74,7 @@ class Server(tf.Module):
         return _asserting((count > 0) & (count <= most), [message, count], rows)
 
     def _scaled(self, images):
-        """Scales images in [0, 255] as the model takes them."""
+        """Scales images in [0, 255] to what the model takes."""
         layer = self._normalization.value
         return images if layer.apply else layer.normalize(images)
 

@@ -22,8 +22,8 @@ def attention_maps(
             another model.
         images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. For a model
             with several inputs, the structure that it takes.
-        blocks: Int, the index of a block, negative from the last; a list of them; or None for all, which needs much
-            memory for long sequences. A list of arrays is returned unless it is an int.
+        blocks: Int, the index of a block (negative: from the end); a list of them; or None for all, which needs much
+            memory for long sequences. Returns a list of arrays unless `blocks` is an int.
         batch_size: Int, the number of images per batch.
 
     Returns:
@@ -116,13 +116,13 @@ def attention_rollout(
 
     In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised; the
     matrices of all blocks are multiplied. The result is the class token's row, or the mean of the patch rows if the
-    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Each map and the
-    prefix tokens' part sum to 1.
+    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Each map sums to
+    1 minus the prefix tokens' share.
 
     Args:
         model, images, batch_size: As in `attention_maps`, and so are the errors.
         head_fusion: "mean", "max" or "min", over the heads.
-        discard_ratio: Float in [0, 1), the fraction of the smallest weights in each fused matrix to set to 0.
+        discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
         readout: "token" if the head reads the first token, "gap" for the mean of all patches. None takes it from the
             ViT's config; set it if a custom head reads something else.
 
@@ -156,7 +156,7 @@ def attention_rollout(
 
 
 def discard_smallest(matrices, ratio):
-    """Returns a copy of (batch, rows, columns) with this fraction of each matrix, its smallest values, set to 0."""
+    """Returns a copy of (batch, rows, columns) with the fraction `ratio` of smallest values in each matrix set to 0."""
     flat = matrices.reshape(len(matrices), -1).copy()
     count = int(flat.shape[1] * ratio)
     if count:

@@ -112,7 +112,7 @@ def _of_images(watch, paths, arrays, top):
             yield "<p>The model has no single classification output, so no classes are shown.</p>"
         yield _figure(
             plot_attention_rollout(array[None], attention_rollout(model, inputs)),
-            "Attention rollout: how much of each patch reaches what the model's head reads, through all blocks. "
+            "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
             "In the middle the image, darkened where little does.",
         )
         if best is not None and quantization_of_attention(watch):
@@ -120,7 +120,7 @@ def _of_images(watch, paths, arrays, top):
         elif best is not None:
             yield _figure(
                 plot_attention_rollout(array[None], gradient_rollout(model, inputs)),
-                f"The same for the class {best} alone: attention weighted by that class' gradient.",
+                f"The same for the class {best} alone: attention weighted by the gradient of that class.",
             )
         yield _figure(
             plot_attention_maps(array, attention_maps(model, inputs)[0], grid_size=layout.grid_size),
@@ -142,7 +142,7 @@ def _of_model(model, notes):
             "At each patch's place in the grid: the cosine similarity of its position embedding to all others.",
         )
     else:
-        yield "<p>The model has no position embeddings to compare, or relative ones in its attention.</p>"
+        yield "<p>The model has no position embeddings to compare, or only relative ones.</p>"
     filters = embedding_filters(model)
     yield "<h2>Embedding filters</h2>"
     yield _figure(

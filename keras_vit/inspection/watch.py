@@ -155,7 +155,7 @@ class Watch:
 
 
 def _unfolded(layer, args, kwargs, call):
-    """Runs the graph of a model, or of a layer's traced `call`, with `call` for each layer; returns a list."""
+    """Runs a model's graph, or one traced from a layer, with the function `call` for each layer; returns a list."""
     tensors = [x for x in keras.tree.flatten((args, kwargs)) if ops.is_tensor(x)]
     if not is_graph(layer):
         inputs = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in tensors}

@@ -18,8 +18,8 @@ FIGURE_7 = 28
 def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
     """Returns the principal components of the patch embedding filters, (number, height, width, channels), float32.
 
-    In a hybrid they are of the ResNet's first convolution, standardized. Components have unit length, are sorted by
-    falling variance, and their largest absolute value is made positive.
+    For a hybrid, the filters are the standardized ones of the ResNet's first convolution. Components have unit length,
+    in order of decreasing variance; each one's sign makes its entry of largest magnitude positive.
 
     Args:
         model: As in `attention_maps`.
@@ -87,7 +87,7 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
 
     Args:
         filters: (number, height, width, channels), from `embedding_filters`. The first three channels are shown, or the
-            first of two. Each component is scaled to the full range, with 0 as middle grey.
+            first if fewer. Each component is scaled to the full range, with 0 as middle grey.
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.

@@ -67,7 +67,7 @@ def _layers_to_fold(model):
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
-    # The position embedding of a model of any size reads only the images' size.
+    # The position embedding of a model of any image size reads only that size.
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(

@@ -35,7 +35,7 @@ def operations_before(model, layer):
 def replay(model, inputs, call):
     """Passes `inputs` through a model's graph by `call(operation, *args, **kwargs)`; returns a list of outputs."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # clone_model builds a graph whatever `call` returns: here from these inputs to themselves.
+    # clone_model needs symbolic outputs, whatever `call` returns: here an identity of `sources`.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 

@@ -82,7 +82,7 @@ def from_pretrained(
     if "image_size" not in fields:
         fields["image_size"] = DEFAULT_IMAGE_SIZE if image_size is not None else _usual_size(checkpoint)
         if image_size is None:
-            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, which the file does not say"
+            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
     if build is ViT:
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
@@ -109,7 +109,7 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
         raise ValueError(f"Expected no {', '.join(options)} with {path!r}, which contains it.")
     if not Path(path).is_file():
         raise FileNotFoundError(f"Expected a .keras file. There is no file {path!r}")
-    damaged = f"Cannot read {path!r}: it is no .keras file, or damaged"
+    damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
     try:
@@ -158,7 +158,7 @@ def _check_unknown(checkpoint, fields, given):
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
         short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
         raise ValueError(
-            f"{checkpoint.path!r} does not tell {len(unknown)} of the settings that change the outputs of its weights. "
+            f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change the outputs of its weights. "
             f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
             f"the command line:{listed}"
         )
@@ -167,7 +167,7 @@ def _check_unknown(checkpoint, fields, given):
 def _usual_size(checkpoint):
     if "position_embedding/embeddings" in checkpoint.weights:
         raise ValueError(
-            f"The number of position embeddings in {checkpoint.path!r} is no square: pass grid_size=(rows, columns) of "
+            f"The number of position embeddings in {checkpoint.path!r} is not a square: pass grid_size=(rows, columns) of "
             "the file and, if it is to be another, image_size."
         )
     return DEFAULT_IMAGE_SIZE

@@ -96,11 +96,11 @@ def ViT(
         width_factor: Float, a multiple of 0.5, the width of that ResNet relative to the standard.
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
             in each attention), "sincos2d" (fixed) or "none".
-        position_interpolation: How a model of any size resizes its position table: "linear", "bicubic" or
+        position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic" or
             "bicubic_antialias", as in `PositionEmbedding`. None: as in the weights' code; "linear" without weights.
-        grid_size: (rows, columns) of the position table of a model of any size. None: as in the weights; that of
+        grid_size: (rows, columns) of the position table of a model of any image size. None: as in the weights; that of
             224 x 224 images without weights.
-        class_token: Bool, whether there is a class token; by default if `pooling` is "token" or None.
+        class_token: Bool, whether there is a class token; None: only if `pooling` is "token" or None.
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
         distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
             mean of both heads' logits.

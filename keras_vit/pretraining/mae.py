@@ -32,7 +32,7 @@ class MAE(MaskedImageModel):
     Args:
         backbone: A ViT of this package for a fixed image size. Hybrids, whose ResNet sees masked pixels, and relative
             positions are not supported.
-        mask_ratio: Float in (0, 1), the fraction of masked patches, rounded up.
+        mask_ratio: Float in (0, 1), the fraction of masked patches; their number is rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
         decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None takes half the encoder's, rounded up to a
             multiple of 32.
@@ -158,7 +158,7 @@ class MAE(MaskedImageModel):
     def predicted_pixels(self, images, outputs):
         patches = outputs["prediction"]
         if self.norm_pixels:
-            # The model does not predict these; the original's are used.
+            # Not predicted by the model: taken from the original patches.
             moments = _moments(self.encoder.cut(self.encoder.normalized(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean

@@ -26,7 +26,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     patch that replaces a swapped one.
 
     Args:
-        backbone: As in `SimMIM`. Colours are computed with its normalization undone.
+        backbone: As in `SimMIM`. Colours are those of its images before normalization.
         mask_ratio: Float in (0, 1), the fraction of corrupted patches; their number per image is rounded up or down at
             random.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
@@ -44,7 +44,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The 3 bits are the upper ones of
-    the mean of 8-bit pixels. The number of corrupted patches is fixed per image, as in BERT's code (arXiv 1810.04805).
+    the mean of 8-bit pixels. The number of corrupted patches is fixed but for rounding, as in BERT (arXiv 1810.04805).
     """
 
     def __init__(

@@ -40,9 +40,9 @@ class Findings:
     steps: int | None  # of the whole training
     memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated
     seconds: float | None  # of the whole training, estimated from a forward pass
-    out: str | None  # the folder
-    checkpoint: int  # bytes
-    free_disk: int | None  # bytes of the folder's disk
+    out: str | None  # the folder for checkpoints
+    checkpoint: int  # bytes of one
+    free_disk: int | None  # free bytes on the folder's disk
     warnings: tuple  # texts
 
     def __str__(self):
@@ -84,9 +84,9 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, out=None, verbose=1):
     """Checks a model and its data before training, estimates memory, time and disk space, and returns `Findings`.
 
-    It reads and computes a few batches; no weight changes. All mistakes are listed in one error; whatever may be
-    intended is a warning of the logger "keras_vit". `keras_vit.training.run` and `keras-vit train` call this first;
-    call it with the same arguments before `model.fit`.
+    It reads a few batches and runs the model; no weight changes. One error lists all mistakes; the logger "keras_vit"
+    warns of what may be intended. `keras_vit.training.run` and `keras-vit train` call this first; before your own
+    `model.fit`, call it with the same arguments.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.

@@ -66,7 +66,7 @@ class KeptCallbacks:
             return
         new = [name for name, callback in self._named() if name not in saved and get_state(callback)]
         if new:
-            print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: begun anew here.")
+            print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: starting afresh.")
         gone = sorted(name for name, state in saved.items() if state and name not in self.names)
         if gone:
             print(f"{str(slot.path)!r} holds the state of {', '.join(gone)}, not given to this Resume: it is dropped.")
@@ -121,7 +121,7 @@ class KeptCallbacks:
             if changed:
                 self._warned.add(name)
                 print(
-                    f"The callback {name} changes {', '.join(changed)} while it trains, which no checkpoint holds: a "
+                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: a "
                     "resumed run begins with it anew. Give it get_state() and set_state(state) to have it saved."
                 )
 

@@ -39,7 +39,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
 
     Args:
         recipe: A `Recipe`.
-        make_dataset: Function of "train" or "test" and options of `keras_vit.data.pipeline` that returns that dataset.
+        make_dataset: Function that takes "train" or "test" and `keras_vit.data.pipeline` options; returns that dataset.
         out: Path of the run's folder, which is created.
         weights: The checkpoint to start from instead of the recipe's; "none" for random weights.
         seed: Int, for the initial weights, the order and the augmentation.
@@ -126,7 +126,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         return reading
 
     logs = [keras.callbacks.CSVLogger(out / "history.csv")]
-    # It does not come with TensorFlow.
+    # TensorBoard does not come with TensorFlow.
     if importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     history = fit(
@@ -186,7 +186,7 @@ def _identity(recipe, train, test):
 
 
 def _refuse_another(out, facts, resume):
-    """Raises if the folder has checkpoints of a run with other facts."""
+    """Raises if the folder has checkpoints of a run with other settings or data."""
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
     if path.exists() and resume.checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ def set_generator_states(states):
 
 
 def check_one_process():
-    """Raises in one of several PyTorch processes, where Keras would silently train separate models."""
+    """Raises if this is one of several PyTorch processes, where Keras would silently train separate models."""
     if keras.backend.backend() != "torch":
         return
     import torch  # noqa: TID251

@@ -129,7 +129,7 @@ class Checkpoint:
         patches = {prefix: table[1] - prefix for prefix in dict.fromkeys(order)}
         said, where = grid_size, "argument `grid_size`"
         if said is None:
-            said, where = self.own.get("grid"), "the grid that the file says"
+            said, where = self.own.get("grid"), "the grid stated in the file"
         if said is None:
             said = self._grid_of_image(patches.values())
         self.says_grid = said is not None

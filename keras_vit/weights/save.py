@@ -112,7 +112,7 @@ def save_weights(
 
 
 def _fit_prefix_positions(values, sizes, wanted):
-    """Gives the position table a format's prefix rows: new ones are zero, dropped ones go to their tokens."""
+    """Gives the position table a format's prefix rows: new ones are zero, dropped ones are added to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return

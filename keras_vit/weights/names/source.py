@@ -25,7 +25,7 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A code base's checkpoint format and the settings of its models; None if its files do not tell."""
+    """A code base's checkpoint format and its models' settings; those that its files do not tell are None."""
 
     name: str
     # From weight path to Name; both may contain {block:02d}, {stage} and {unit:02d}.
@@ -33,7 +33,7 @@ class Source:
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
     position_interpolation: str = "linear"
-    # Whether the class token has a position embedding, if the length of a table fits both.
+    # Whether the class token has a position embedding, if a table's length allows both.
     class_token_position: bool = True
     preprocessing: dict = dataclasses.field(default_factory=OFFICIAL_PREPROCESSING.copy)
     # (regular expression, replacement) pairs for other spellings of keys.
