@@ -7,7 +7,7 @@ from keras_vit import arguments
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 RESIZE_MODES = ("crop", "squash", "pad")
-# These filters allow no choice.
+# The only value these filters allow.
 _ANTIALIAS = {"nearest": False, "area": True}
 
 

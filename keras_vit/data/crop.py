@@ -22,9 +22,9 @@ class Crop:
 
     Args:
         image_size: (height, width) of the result, in pixels.
-        kind: "pretrain": a random crop with a share `scale` of the area and an aspect ratio of 3/4 to 4/3. "finetune":
-            resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad each side with an eighth of
-            black, then a random crop, as is usual for 32-pixel images. "eval": as `keras_vit.Preprocessing` describes.
+        kind: "pretrain": a random crop of `scale` of the area, with an aspect ratio of 3/4 to 4/3, then resize.
+            "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all sides in
+            black by 1/8 of the size, then a random crop, as usual for 32-pixel images. "eval": see `Preprocessing`.
         flip: Bool, mirror half of the images.
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must match.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
@@ -81,7 +81,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes the window of the image, uint8, or float32 with `arrays`; raises for broken images."""
+        """Decodes the image, for "pretrain" only the crop: uint8, or float32 with `arrays`; raises if broken."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -99,7 +99,7 @@ class Crop:
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
-            # Before resizing, since bytes are a quarter of floats; `tf.image` would spend time on shape checks.
+            # Before resizing, as uint8 takes a quarter of float32's memory; `tf.image` would also check shapes.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
@@ -134,12 +134,12 @@ class Crop:
         if self.channels == 4:
             return whole()
         if self.kind == "eval":
-            # Slower, but with the pixels of exported graphs, and nearly those of Pillow.
+            # Slower, but gives the same pixels as exported graphs, and nearly Pillow's.
             decoders = [(JPEG, decode_jpeg), (PNG, decode_png)]
             cases = [(start == magic, lambda f=f: f(encoded, self.channels)) for magic, f in decoders]
             with tf.control_dependencies([self._allowed(self._header(encoded, start))]):
                 return tf.case(cases, default=pixels)
-        # A truncated JPEG (no end marker) always fails if decoded whole, but its windows only in some epochs.
+        # A truncated JPEG (no end marker) always fails if decoded whole, but only for some crops otherwise.
         complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
         if not tf.executing_eagerly():
             # One node, since each node of the branch not taken costs time too.

@@ -25,7 +25,7 @@ class Mix:
     [1.0, 1.0]
 
     Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
-    image; the official codes draw one per batch.
+    image, the official code one per batch.
     """
 
     def __init__(self, policy: Policy):
@@ -49,10 +49,10 @@ class Mix:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """Seeds derived from one seed tensor; Keras' own count up a variable, which depends on threads and restarts."""
+    """Derives seeds from one seed tensor; Keras' own increments a variable, so threads and restarts change it."""
 
     def __init__(self, seed):
-        # Does not call the parent's, which would create the variable.
+        # No `super().__init__`, which would create the variable.
         self.seed, self.drawn = seed, 0
 
     def next(self, ordered=True):

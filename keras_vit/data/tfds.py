@@ -81,7 +81,7 @@ def load(
     num_classes = task.num_classes or getattr(features[task.label], "num_classes", None)
     _check(records, name, split, num_classes)
     source = Source(records, num_images, False, "int", tuple(class_names), num_classes)
-    # TFDS makes the shards, so the pipeline does not know about them: each needs another seed.
+    # TFDS makes the shards, so the pipeline does not know about them: each needs its own seed.
     options = {"training": str(split).startswith("train"), **options, "seed": seed + 1_000_003 * shard_index}
     return pipeline(source, **options)
 

@@ -45,7 +45,7 @@ class Distiller(TrainingWrapper):
         temperature: Float above 0, only used with "soft".
         teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. By default, if
             both are models of this package, the student's normalization is undone and the teacher's applied; otherwise
-            the teacher gets the student's images, so a `keras.applications` teacher needs its `preprocess_input` of
+            the teacher gets the student's images: for `keras.applications`, apply its `preprocess_input` to
             `raw_images(images, student)`. By default, grey images are also repeated for a teacher with 3 channels.
             Images are always resized, bilinearly, if the teacher has a fixed input size.
         teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
@@ -115,7 +115,7 @@ class Distiller(TrainingWrapper):
 
     @property
     def non_trainable_variables(self):
-        """Adds the copies of the teacher's weights, as arguments of JAX's compiled step; `variables` omits them."""
+        """Includes the teacher's copied weights, for JAX to pass to the compiled step; `variables` omits them."""
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
@@ -204,7 +204,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """Returns the student's output from those of a step, or from a student that returns both heads."""
+    """Returns the student's output: from a step's dict, or the mean of two heads."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

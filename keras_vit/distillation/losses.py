@@ -26,7 +26,7 @@ def hard_distillation(teacher_logits, logits):
 
 
 def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
-    """Returns the KL divergence from the teacher per image, in nats x temperature^2 / num_classes, float32 (batch,).
+    """Returns KL(teacher || student) per image, times temperature^2 / num_classes, float32 (batch,).
 
     Args:
         teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.

@@ -10,7 +10,7 @@ from keras_vit.preprocessing import carrier_of
 
 
 def raw_images(images, model: keras.Model):
-    """Undoes a model's preprocessing: returns float32 images in [0, 255] of the same shape and type.
+    """Undoes a model's preprocessing: returns images in [0, 255] as float32, NumPy if given NumPy.
 
     Args:
         images: Images as the model takes them: a NumPy array or a tensor of the backend.

@@ -23,14 +23,13 @@ def accuracy(
 ) -> dict[str, float]:
     """Measures the top-k accuracy of a classifier, as {"top_1": 0.81, "top_5": 0.96}.
 
-    The model need not be compiled. Keras' metrics give the same unless outputs are equal, as with a zero head: Keras
-    counts all tied classes as correct, here the lower class ranks first. Raises as `top_k_accuracy` and
-    `extract_features` do.
+    The model need not be compiled. Keras' metrics give the same unless outputs tie, as with a zero head: Keras counts
+    all tied classes as correct; here the lower class ranks first. Raises as `top_k_accuracy` and `extract_features` do.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
-        data: The labeled test images, as in `extract_features`; `batch_size` and `verbose` too.
-        k: Int, or several.
+        data: Labeled test images; like `batch_size` and `verbose`, as in `extract_features`.
+        k: Int or ints.
 
     Example:
 
@@ -83,7 +82,7 @@ def imagenet_real_accuracy(
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes.
-        data: The validation images, as in `extract_features`, with any labels; `batch_size` and `verbose` too.
+        data: Validation images with any labels; like `batch_size` and `verbose`, as in `extract_features`.
         labels: Path of the labels' JSON file, or the result of `read_real_labels`.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
             `file_paths` of `keras_vit.data.from_directory`. None: `data` has all images in numerical order.

@@ -118,7 +118,7 @@ def _best(strengths, x, labels, validation_split, seed):
         raise invalid("train_features", "two images or more to choose `l2` on", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
-    # From strong to weak, each from the last optimum, which is close.
+    # From strong to weak; each fit starts at the last, nearby optimum.
     for value in sorted(strengths, reverse=True):
         kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, start)
         scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))

@@ -119,7 +119,7 @@ def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Option
     """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
-    tolerance for "float16" is 5e-3. Set sizes with `resize_tensor_input`.
+    tolerance for "float16" is 5e-3. Set the input size with `resize_tensor_input`.
     """
     return write_checked(FORMATS["litert"], model, path, **options)
 

@@ -58,7 +58,7 @@ def plot_attention_maps(
     grid_size: tuple[int, int] | None = None,
     query: int | None = None,
 ):
-    """Plots the attention of each head in one block from one token over the image, and returns the figure.
+    """Plots each head's attention from one token, in one block, over the image, and returns the figure.
 
     Each panel has its own scale, whose maximum is in its title.
 
@@ -67,8 +67,8 @@ def plot_attention_maps(
         attention: (num_heads, num_tokens, num_tokens), from `attention_maps` for one image.
         path: As in `plot_attention_rollout`; the same errors are raised.
         grid_size: (rows, columns) of patches, as in `patch_layout`; patches are the last tokens. None assumes a square
-            grid with at most a class token before it; pass it for other layouts, such as 9 tokens of a class token and
-            4 x 2 patches.
+            grid with at most a class token before it; pass it for other layouts: a class token and 4 x 2 patches would
+            be read as 3 x 3.
         query: Int, the index of the query token. None takes the first token if there are prefix tokens, else the mean
             over all patches.
 

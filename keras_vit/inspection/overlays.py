@@ -1,4 +1,4 @@
-"""Images darkened by attention, also as a TensorBoard callback."""
+"""Images darkened where attention is low, also as a TensorBoard callback."""
 
 import os
 
@@ -17,9 +17,9 @@ def attention_overlay(images, attention) -> np.ndarray:
     """Darkens images where attention is low; returns uint8 images, (number, height, width, 1 or 3).
 
     Args:
-        images: (number, height, width, channels), in [0, 255]. The first three channels are shown, or the first of two.
-        attention: (number, rows, columns), non-negative, from `attention_rollout`; resized bilinearly and divided by
-            the maximum of each image.
+        images: (number, height, width, channels), in [0, 255]. Shows the first three channels, or of two the first.
+        attention: (number, rows, columns), non-negative, from `attention_rollout`; divided by its maximum per image,
+            and resized bilinearly.
 
     Raises:
         ValueError: If the shapes do not match.

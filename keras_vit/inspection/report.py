@@ -57,7 +57,7 @@ def write_report(
         model: As in `attention_maps`, with images as its only input.
         images: Paths of image files, at least one, read with the model's evaluation transform.
         path: Path of the .html file to write. An existing file is replaced; a failed write leaves no file.
-        top: Int, the number of classes to show, at most all.
+        top: Int, the maximum number of classes to show.
         title: The page's title. None takes one with the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
 

@@ -33,7 +33,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             scores (ToMe).
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
-        num_queries: Int, the number of leading tokens to compute, which attend to all tokens; None for all.
+        num_queries: Int; only this many leading tokens are queries, which attend to all tokens; None for all.
 
     Returns:
         (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,

@@ -1,8 +1,8 @@
-"""Token merging (ToMe, arXiv 2210.09461, section 3): merges the most similar patches to their weighted mean."""
+"""Token merging (ToMe, arXiv 2210.09461, section 3): merges the most similar patches into their weighted mean."""
 
 from keras import ops
 
-# Places and one matrix product replace sort, gather and scatter, which are slow on some backends and formats.
+# Sort, gather and scatter are slow on some backends and formats: output places and a matrix product avoid them.
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
@@ -14,8 +14,8 @@ def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
 
 
 def match(keys, token_merging, num_prefix_tokens=0):
-    """Bipartite soft matching by the keys' cosine: each token's place after merging, (batch, num_tokens), int32."""
-    # Odd patches pick their most similar even one; the best pairs merge. Order: prefix, other odd patches, even ones.
+    """Bipartite soft matching by cosine similarity: each token's index after merging, (batch, num_tokens), int32."""
+    # Each odd patch picks its most similar even one; the best pairs merge. Order: prefix, odd patches left, even ones.
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
     targets, sources = keys[:, 0::2], keys[:, 1::2]
@@ -47,7 +47,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Averages tokens of one place by `sizes` (None: all 1); returns tokens and sizes, (batch, num_left), float32."""
+    """Averages tokens at one place, weighted by `sizes` (None: all 1); returns them and the summed sizes, float32."""
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")
     if sizes is not None:

@@ -98,7 +98,7 @@ def gives_features(model):
 
 
 def _last_with_weights(tensors):
-    """The last operation with weights before symbolic tensors."""
+    """The last operation with weights on the way to the tensors."""
     for operation, _ in nodes_before(tensors):
         if getattr(operation, "weights", None):
             return _last_with_weights(operation.outputs) if is_graph(operation) else operation

@@ -174,7 +174,7 @@ def _usual_size(checkpoint):
 
 
 def _fit_any_size(checkpoint, fields, given, position_interpolation):
-    """Keeps the file's grid in a model of any size, so that it is resized only once."""
+    """Keeps the file's grid in a model of any size, so that positions are resized only once."""
     any_size = (None, None)
     of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
     if of_any and fields["image_size"] != any_size:
@@ -183,7 +183,7 @@ def _fit_any_size(checkpoint, fields, given, position_interpolation):
         fields["position_interpolation"] = position_interpolation
     if not of_any:
         fields["grid_size"] = None
-    # Confirmed here, since the weights may have heads that do not divide hidden_dim.
+    # Set explicitly, since the number of heads may not divide hidden_dim.
     heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
     fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads
 

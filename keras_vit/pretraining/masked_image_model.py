@@ -32,7 +32,7 @@ class MaskedImageModel(TrainingWrapper):
         # Images must reach the `normalization` layer without a cast, as in the backbone.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
-        # Only what Keras tracks is trained and decayed: not the backbone's head.
+        # Tracked instead of the backbone, whose head is thus not trained or decayed.
         self.encoder_model = encoder.model
         self.mask_ratio = arguments.rate("mask_ratio", mask_ratio)
         if not self.mask_ratio:
@@ -91,7 +91,7 @@ class MaskedImageModel(TrainingWrapper):
         return Reconstruction(*(self._join(np.clip(part, 0, 255)) for part in parts))
 
     def _join(self, patches):
-        """Joins flattened patches to images, as NumPy."""
+        """Joins flattened patches into images, as NumPy."""
         (rows, columns), (ph, pw) = self.encoder.grid_size, self.encoder.patch_size
         x = patches.reshape(-1, rows, columns, ph, pw, self.encoder.channels).transpose(0, 1, 3, 2, 4, 5)
         return x.reshape(-1, rows * ph, columns * pw, self.encoder.channels).astype("float32")

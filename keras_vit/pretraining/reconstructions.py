@@ -14,8 +14,8 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     """Plots original, masked and predicted images side by side, one row per image, and returns the figure.
 
     Args:
-        reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels). The
-            first three channels are shown, or the first of two.
+        reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels).
+            Shows the first three channels, or of two the first.
         path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
 
     Raises:

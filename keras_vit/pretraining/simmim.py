@@ -9,7 +9,7 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel
 class SimMIM(MaskedImageModel):
     """Pre-trains a ViT by predicting the pixels of masked squares with a linear head.
 
-    60% of the squares of 32 x 32 pixels are masked: a learned mask token replaces their patch embeddings before
+    By default, 60% of the 32 x 32 pixel squares are masked: a learned mask token replaces their patch embeddings before
     positions are added. The loss is the mean absolute error of normalised pixels in masked patches. In hybrids the
     ResNet sees the masked pixels, so some information leaks to neighbouring patches. Training, saving and calls work as
     in `MAE`; calls return "prediction" and "mask".
@@ -32,7 +32,7 @@ class SimMIM(MaskedImageModel):
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
 
     Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in the official code, the loss is divided by the
-    number of masked pixels plus 1e-5, then by the channels. Squares that do not fit are an extension.
+    number of masked pixels plus 1e-5, then by the channels. Squares cut off at the edges are an extension.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ _ATTRIBUTES = {
 
 
 class KeptCallbacks:
-    """The callbacks given to `Resume`, by `names`; `stopper` is the name of the one that stopped the run, or None."""
+    """Callbacks given to `Resume`, with unique `names`; `stopper` names the one that stopped the run, or is None."""
 
     def __init__(self, callbacks):
         self.callbacks = keras.tree.flatten(list(callbacks))
@@ -45,7 +45,7 @@ class KeptCallbacks:
     def set_params(self, params):
         self._refuse_twice(params)
         for callback in self.callbacks:
-            # A copy: a callback with this very dict was also given to `fit`.
+            # A copy: holding `params` itself means it was also given to `fit`.
             callback.set_params(dict(params))
 
     def set_model(self, model):
@@ -113,7 +113,7 @@ class KeptCallbacks:
         self._first = [_own_attributes(callback) for callback in self.callbacks]
 
     def _warn_of_lost_state(self):
-        """Reports callbacks that have changed since training began but cannot save it."""
+        """Reports callbacks that changed since training began but cannot save their state."""
         for (name, callback), first in zip(self._named(), self._first, strict=True):
             if name in self._warned or _has_own_state(callback):
                 continue

@@ -35,14 +35,13 @@ class SAM(TrainingWrapper):
     """Trains a model by sharpness-aware minimization: with the gradient at the worst point nearby.
 
     Each step computes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||` (global norm), and
-    applies the latter at w, so a step costs two. Loss and metrics are those at w; both gradients use the same dropout.
+    applies the latter at w, doubling the cost. Loss and metrics are those at w; both gradients use the same dropout.
     Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is trained in place.
     `save`, `export` and `keras.callbacks.ModelCheckpoint` write only that; `save_weights` keeps the optimizer too.
 
     Args:
         model: The `keras.Model` to train.
-        rho: Float above 0, or a ValueError is raised: the radius of the neighborhood, 0.05 for ResNets, 0.1 to 0.2 for
-            ViTs.
+        rho: The radius of the neighborhood, above 0 (else a ValueError); 0.05 for ResNets, 0.1 to 0.2 for ViTs.
 
     Example:
 

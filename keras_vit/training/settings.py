@@ -24,7 +24,7 @@ class Recipe:
 
     Args:
         name: Its name on the command line.
-        source, cost, expected: Where it is from, with the time, the hardware and the result there.
+        source, cost, expected: Where it is from; the time and hardware, and the result, reported there.
         dataset: The TFDS name of the source's data.
         train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
@@ -42,7 +42,7 @@ class Recipe:
         batch_size: Images per batch; None for 16 to 64, by the number of training images.
         steps, epochs: Length in batches, or in passes over the training images with at least `min_steps` batches.
         min_steps: Only with `epochs`.
-        optimizer: "sgd", or "adamw" (DeiT's) or "adam" (the ViT paper's), which compute the same.
+        optimizer: "sgd", "adamw" or "adam"; the last two, DeiT's and the ViT paper's names, are the same.
         learning_rate: The peak of the schedule.
         sweep: The learning rates that the source tried; informational.
         weight_decay: On kernels only; 0 with "sgd".
@@ -167,7 +167,7 @@ class Recipe:
         """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
         `changes` maps fields, or "model." plus an argument of `keras_vit.ViT`, to values or their text as Python
-        literals. `steps` and `epochs` replace each other and `min_steps`, as do the three warm-ups.
+        literals. `steps` or `epochs` resets the other and `min_steps`; each warm-up resets the others.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model

@@ -166,9 +166,9 @@ class Checkpoint:
         return said or self.source.position_interpolation
 
     def positions_for(self, grid, num_prefix_positions):
-        """Returns (number of prefix positions, grid of the others) of the file for a model with such a table."""
-        # A square number is taken as a square grid even if the model's grid, such as 2 x 8, has as many. Only Keras'
-        # own files, which come from such models and state no grid, are taken to have the model's.
+        """Returns the file's (number of prefix positions, grid of the others), given those of the model."""
+        # 16 positions are read as 4 x 4 even if the model's grid is 2 x 8, say. Only Keras' own files are read with the
+        # model's grid, since they come from such models and do not state their grid.
         count = self.weights["position_embedding/embeddings"][1]
         same = grid and grid[0] * grid[1] == count - num_prefix_positions
         if same and self.source.name == "keras" and not self.says_grid:

@@ -85,7 +85,7 @@ def fetch(row):
     """Returns the path of a Row's file, verified, and downloaded if needed.
 
     It may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, to which downloads go. If no full hash
-    was published, the cache keeps that of the first use to check later ones.
+    was published, the cache keeps the first use's hash to check later uses.
     """
     folder = _cache()
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
