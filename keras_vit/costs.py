@@ -204,8 +204,8 @@ class _Counter:
             if wants not in (None, inputs[0][-1]):
                 raise ValueError(
                     f"Invalid value received for argument `image_size`. Expected a size whose images give {name!r} "
-                    f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} gets "
-                    f"{inputs[0][-1]}"
+                    f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} "
+                    f"gets {inputs[0][-1]}"
                 )
         # PatchDropout keeps all patches at inference, but its output spec does not say so.
         dropout = isinstance(operation, layers.PatchDropout)

@@ -158,7 +158,7 @@ def _check_unknown(checkpoint, fields, given):
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
         short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
         raise ValueError(
-            f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change the outputs of its weights. "
+            f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change its outputs. "
             f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
             f"the command line:{listed}"
         )
@@ -167,8 +167,8 @@ def _check_unknown(checkpoint, fields, given):
 def _usual_size(checkpoint):
     if "position_embedding/embeddings" in checkpoint.weights:
         raise ValueError(
-            f"The number of position embeddings in {checkpoint.path!r} is not a square: pass grid_size=(rows, columns) of "
-            "the file and, if it is to be another, image_size."
+            f"The number of position embeddings in {checkpoint.path!r} is not a square: pass grid_size=(rows, columns) "
+            "of the file and, for another size, image_size."
         )
     return DEFAULT_IMAGE_SIZE
 

@@ -121,8 +121,8 @@ class KeptCallbacks:
             if changed:
                 self._warned.add(name)
                 print(
-                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: a "
-                    "resumed run begins with it anew. Give it get_state() and set_state(state) to have it saved."
+                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
+                    "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
                 )
 
 

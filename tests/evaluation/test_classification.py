@@ -89,7 +89,7 @@ def test_images_in_another_order_and_fewer(tmp_path):
     names = [f"/data/n0/ILSVRC2012_val_{i + 1:08d}_n01440764.JPEG" for i in order]
     data = (images[order], np.zeros(4, int))
     assert imagenet_real_accuracy(model, data, write(tmp_path), file_names=names, verbose=0) == 2 / 3
-    with pytest.raises(ValueError, match="one list a prediction, 4. Received: 6.*file_names"):
+    with pytest.raises(ValueError, match="one list per prediction, 4. Received: 6.*file_names"):
         imagenet_real_accuracy(model, data, write(tmp_path), verbose=0)
 
 

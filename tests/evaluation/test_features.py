@@ -85,7 +85,7 @@ def test_features_below_a_head_of_the_users_own(nested):
 
 def test_a_head_within_a_nested_model_is_no_features():
     nested = keras.Sequential([keras.Input((16, 16, 3)), build()])
-    with pytest.raises(ValueError, match="a head within a model in it: pass that one"):
+    with pytest.raises(ValueError, match="whose head is in a nested model: pass that one"):
         extract_features(nested, (IMAGES, LABELS), verbose=0)
 
 
@@ -151,7 +151,7 @@ def test_endless_data():
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="one vector an image.*17, 12"):
+    with pytest.raises(ValueError, match="one vector per image.*17, 12"):
         extract_features(build(pooling=None, num_classes=0), (IMAGES, LABELS), verbose=0)
     with pytest.raises(ValueError, match="`layer`. Expected one of .*'block_00'.*Received: 'block_09'"):
         extract_features(build(), (IMAGES, LABELS), layer="block_09", verbose=0)

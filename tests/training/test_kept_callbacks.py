@@ -84,7 +84,7 @@ def test_a_callback_that_changes_and_cannot_be_saved_is_named_once(tmp_path, cap
     train(tmp_path, [Lists(), Mine("loss"), Stop(9)])
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
-    assert said[0].startswith("The callback Lists changes counts, seen while it trains, which no checkpoint holds")
+    assert said[0].startswith("The callback Lists changes counts, seen during training, which checkpoints do not save")
     assert said[1].startswith("The callback Mine('loss') changes mine while")
 
 
@@ -93,7 +93,7 @@ def test_states_that_are_missing_or_left_over_are_named(tmp_path, capsys):
     train(tmp_path, [stopping("loss"), stopping("loss")])
     train(tmp_path, [stopping("loss"), stopping("val_loss")])
     said = capsys.readouterr().out
-    assert "holds no state of EarlyStopping('val_loss'): begun anew here." in said
+    assert "holds no state of EarlyStopping('val_loss'): starting afresh." in said
     assert "holds the state of EarlyStopping('loss') 2, not given to this Resume: it is dropped." in said
 
 

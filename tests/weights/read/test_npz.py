@@ -104,7 +104,7 @@ def damages(tmp_path):
         [b"[3, 5]", b"[0, 0]", b"[1e300, 1]", b"[Infinity, 1]", b"[-4, -4]", b"[3000, 3000]", b"4"]
     ):
         text = b'{"keras_vit": {"grid": ' + comment + b"}}"
-        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "the grid that the file says"
+        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "the grid stated in the file"
     for name, value in (("activation", 3), ("layer_norm_epsilon", "x"), ("pooling", []), ("preprocessing", [0.5])):
         text = json.dumps({"keras_vit": {name: value}}).encode()
         yield f"comment_{name}", lambda d, c=text: with_comment(d, c), f"says {name}="
