@@ -71,7 +71,7 @@ def test_the_page_holds_all_and_asks_for_nothing(images, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "pictures", "words"),
     [
-        ({"num_classes": 0, "pooling": "gap"}, 5, "no head with one output"),
+        ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
         ({"position_embedding": "relative"}, 5, "no position embeddings to compare"),
         ({"image_size": (None, None), "grid_size": (4, 4)}, 6, "8 x 12 pixels"),
         ({"in_channels": 1, "distillation_token": True}, 6, "2 x 3 patches"),
@@ -98,7 +98,7 @@ def test_a_model_of_two_outputs_has_no_predictions(images, tmp_path):
     model, _ = reference.build()
     two = keras.Model(model.input, [model.output, model.get_layer("norm").output])
     page = Page(write_report(two, images[:1], tmp_path / "report.html"))
-    assert len(page.pictures) == 5 and "not taken for classes" in "".join(page.text)
+    assert len(page.pictures) == 5 and "no classes are shown" in "".join(page.text)
 
 
 def test_a_quantized_model_is_reported(images, tmp_path):

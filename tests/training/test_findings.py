@@ -123,7 +123,7 @@ def test_losses_and_labels_that_fit(model):
     assert found.initial_loss > 0 and found.images_per_class is None and "chance" not in str(found)
     ignoring = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
     found = look(model, (IMAGES, np.where(LABELS == 4, -1, LABELS)), ignoring)
-    assert found.images_per_class == (2, 2, 2, 2, 0) and f"chance is {np.log(5):.4g}" in str(found)
+    assert found.images_per_class == (2, 2, 2, 2, 0) and f"chance level is {np.log(5):.4g}" in str(found)
     one = build(num_classes=1)
     assert look(one, (IMAGES, LABELS * 0.5), "mse").steps == 3
     assert look(one, (IMAGES, LABELS % 2), keras.losses.BinaryCrossentropy(from_logits=True)).steps == 3

@@ -85,7 +85,7 @@ def test_a_callback_that_changes_and_cannot_be_saved_is_named_once(tmp_path, cap
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
     assert said[0].startswith("The callback Lists changes counts, seen during training, which checkpoints do not save")
-    assert said[1].startswith("The callback Mine('loss') changes mine while")
+    assert said[1].startswith("The callback Mine('loss') changes mine during")
 
 
 def test_states_that_are_missing_or_left_over_are_named(tmp_path, capsys):
