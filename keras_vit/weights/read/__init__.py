@@ -1,7 +1,6 @@
 """Reads checkpoint files safely: no code in a file is run, and damaged files raise errors that name them."""
 
 from keras_vit.weights.read.file import WeightsFile, check_sha256, sha256
-from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.open import open_checkpoint
 
-__all__ = ["NpzFile", "WeightsFile", "check_sha256", "open_checkpoint", "sha256"]
+__all__ = ["WeightsFile", "check_sha256", "open_checkpoint", "sha256"]

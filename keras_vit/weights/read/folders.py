@@ -4,7 +4,7 @@ import itertools
 import os
 from pathlib import PureWindowsPath
 
-from keras_vit.weights.read.file import WeightsFile, check_is_file, check_sidecar, read_json, refuse
+from keras_vit.weights.read.file import WeightsFile, checked, read_json, refuse
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
 
@@ -52,8 +52,7 @@ class ShardedFile(WeightsFile):
             raise refuse(self.path, f"it names the file {name!r}, expected {' or '.join(_SHARDS)}")
         if not os.path.exists(path):
             raise FileNotFoundError(f"{self.path!r} names the file {name!r}, which is not beside it.")
-        check_sidecar(path)
-        return reader(path)
+        return reader(checked(path))
 
     def read(self, keys):
         for name, some in itertools.groupby(keys, self._map.__getitem__):
@@ -95,19 +94,13 @@ class HuggingFaceFolder(WeightsFile):
 
     def _json(self, name):
         path = os.path.join(self.path, name)
-        if not os.path.exists(path):
-            return None
-        check_is_file(path)
-        check_sidecar(path)
-        return read_json(path)
+        return read_json(checked(path)) if os.path.exists(path) else None
 
     def _open_weights(self):
         for name, reader in _WEIGHTS.items():
             path = os.path.join(self.path, name)
             if os.path.exists(path):
-                check_is_file(path)
-                check_sidecar(path)
-                return reader(path)
+                return reader(checked(path))
         raise refuse(self.path, f"it is a folder that holds none of {', '.join(_WEIGHTS)}")
 
     def read(self, keys):

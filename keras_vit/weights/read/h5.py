@@ -5,7 +5,7 @@ import re
 
 import ml_dtypes
 
-from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
 
 class H5File(WeightsFile):
@@ -13,16 +13,13 @@ class H5File(WeightsFile):
 
     # The format has no checksums, and some damage makes HDF5 itself hang or crash.
     container = "h5"
-    # Raised for a damaged dtype or name.
-    damage = (TypeError, LookupError)
 
     def __init__(self, path):
         import h5py
 
         super().__init__(path)
-        check_is_file(self.path)
         self._places = {}
-        with refusing_damage(self.path, also=self.damage), self._open() as file:
+        with refusing_damage(self.path), self._open() as file:
             if "layer_names" in file.attrs or "model_weights" in file:
                 raise refuse(
                     self.path,

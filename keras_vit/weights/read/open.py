@@ -3,7 +3,7 @@
 import os
 import zipfile
 
-from keras_vit.weights.read.file import check_is_file, check_sidecar, refuse, refusing_damage
+from keras_vit.weights.read.file import checked, refuse, refusing_damage
 from keras_vit.weights.read.folders import HuggingFaceFolder, ShardedFile
 from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.npz import NpzFile
@@ -16,11 +16,9 @@ _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 def open_checkpoint(path):
     """Opens a checkpoint of any known format as a WeightsFile, checked against any `<path>.sha256`."""
-    path = os.fsdecode(path)
     if os.path.isdir(path):
         return HuggingFaceFolder(path)
-    check_is_file(path)
-    check_sidecar(path)
+    path = checked(path)
     with open(path, "rb") as file:
         head = file.read(32)
     return _reader(path, head)(path)

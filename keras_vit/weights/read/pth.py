@@ -1,6 +1,5 @@
 """PyTorch files, read only by torch's weights_only loader, which runs no code."""
 
-import contextlib
 import os
 import pickle
 import re
@@ -8,7 +7,7 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.file import Entry, WeightsFile, check_is_file, is_of_the_system, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
 _WRAPPERS = ("model", "state_dict")
 
@@ -20,7 +19,6 @@ class PthFile(WeightsFile):
 
     def __init__(self, path):
         super().__init__(path)
-        check_is_file(self.path)
         found = self._load()
         wrapped = [name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
         self.facts = {"wrapper": wrapped[0] if wrapped else None}
@@ -42,22 +40,18 @@ class PthFile(WeightsFile):
             zipped = file.read(2) == b"PK"
         if zipped:
             self._check_archive()
-        try:
-            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
-        except pickle.UnpicklingError as error:
-            # Drops torch's long advice on how to allow it.
-            found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
-            said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
-            raise refuse(
-                self.path,
-                f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
-                "If you trust it, save only its state dict",
-            ) from error
-        # torch raises errors of any class for damaged files.
-        except Exception as error:
-            if is_of_the_system(error):
-                raise
-            raise refuse(self.path, f"it is truncated or damaged ({error})") from error
+        with refusing_damage(self.path):
+            try:
+                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
+            except pickle.UnpicklingError as error:
+                # Drops torch's long advice on how to allow it.
+                found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
+                said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
+                raise refuse(
+                    self.path,
+                    f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
+                    "If you trust it, save only its state dict",
+                ) from error
 
     def _check_archive(self):
         """Checks the checksums, which torch does not, and keeps TorchScript from torch's other loader."""
@@ -80,9 +74,6 @@ class PthFile(WeightsFile):
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
             raise refuse(self.path, f"{key!r} of shape {tuple(tensor.shape)} is larger than its data")
         return Entry(tuple(tensor.shape), tensor.dtype)
-
-    def _open(self):
-        return contextlib.nullcontext()
 
     def _read(self, _, key):
         import torch

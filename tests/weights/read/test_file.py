@@ -28,7 +28,7 @@ def read(tmp_path, error):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), PermissionError(errno.EACCES, "no"), OSError(errno.EIO, "disk"), TypeError("ours"), KeyError("a")],
+    [MemoryError(), PermissionError(errno.EACCES, "no"), OSError(errno.EIO, "disk")],
     ids=repr,
 )
 def test_what_is_no_damage_is_not_called_so(tmp_path, error):
@@ -43,7 +43,7 @@ def test_what_is_no_damage_is_not_called_so(tmp_path, error):
     ids=repr,
 )
 def test_damage_names_the_file(tmp_path, error):
-    with pytest.raises(ValueError, match=r"file\.npz.*it is damaged \(.*bad"):
+    with pytest.raises(ValueError, match=r"file\.npz.*it is truncated or damaged \(.*bad"):
         read(tmp_path, error)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_vit
-from keras_vit.weights.read import NpzFile
+from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_npz
 from tests.tiny import build, randomize
 from tests.weights.read.damage import check_damage, flipped

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from keras_vit.weights.read import NpzFile, WeightsFile, open_checkpoint
+from keras_vit.weights.read import WeightsFile, open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
 from tests.weights.read.damage import write_sidecar
 
@@ -62,8 +62,6 @@ def test_what_stands_for_a_file_is_named_whatever_its_name(tmp_path, name):
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.npz"):
         open_checkpoint(tmp_path / "nowhere.npz")
-    with pytest.raises(ValueError, match="is a folder"):
-        NpzFile(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not a regular file"):
         open_checkpoint(tmp_path / "pipe")
