@@ -14,7 +14,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.files import replacing
-from keras_vit.weights.read.file import check_is_no_stand_in
+from keras_vit.weights.read.file import check_is_no_stand_in, digest_in
 from keras_vit.weights.read.file import sha256 as digest_of
 
 try:
@@ -42,21 +42,18 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
     A connection that breaks, or is silent for `timeout` seconds, is resumed or restarted, up to `attempts` times in a
     row without much progress; waits double from `delay` seconds.
     """
-    path = Path(path)
     if not url.lower().startswith(("https://", "http://")):
         raise arguments.invalid("url", "an http or https address", url)
-    with _writing(path):
-        lock = _locked(path)
-    with lock:
+    path = Path(path)
+    pin = path.with_name(f"{path.name}.sha256") if pin is None else Path(pin)
+    with _locked(path):
         if path.is_file():
             confirm(path, sha256=sha256, sha256_prefix=sha256_prefix, pin=pin)
             return
-        pin = _beside(path) if pin is None else Path(pin)
-        expected = _expected(sha256, sha256_prefix, [pin])
-        with _writing(path), replacing(path) as temporary:
+        expected = _expected(sha256, sha256_prefix, pin)
+        with replacing(path) as temporary:
             with open(temporary, "xb") as file:
-                transfer = _Transfer(url, file, timeout, bool(expected))
-                digest = _receive(transfer, expected, attempts, delay)
+                digest = _receive(_Transfer(url, file, timeout, bool(expected)), expected, attempts, delay)
                 os.fsync(file.fileno())
             if check is not None and not expected:
                 try:
@@ -66,43 +63,26 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
         _remember(pin, digest, expected)
 
 
-def confirm(path, *, sha256=None, sha256_prefix=None, pin=None):
+def confirm(path, *, sha256=None, sha256_prefix=None, pin):
     """Raises ValueError unless a file has every known SHA-256, or the known first digits of one.
 
-    `pin` is a `sha256sum` file that keeps the hash of the first use if none was published in full. None: the file's
-    name with ".sha256" appended, which is checked in any case.
+    `pin` is a `sha256sum` file that keeps the hash of the first use if none was published in full.
     """
-    path = Path(path)
     # Before its hash is pinned.
     check_is_no_stand_in(path)
-    pin = _beside(path) if pin is None else Path(pin)
-    expected = _expected(sha256, sha256_prefix, dict.fromkeys((pin, _beside(path))))
-    digest = digest_of(path)
+    expected, digest = _expected(sha256, sha256_prefix, Path(pin)), digest_of(path)
     if wrong := _difference(digest, expected):
         raise ValueError(
             f"{str(path)!r} {wrong}. It is damaged, or another file than before. Delete it to download it again."
         )
-    _remember(pin, digest, expected)
+    _remember(Path(pin), digest, expected)
 
 
-def _beside(path):
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _expected(sha256, sha256_prefix, pins):
+def _expected(sha256, sha256_prefix, pin):
     """Returns {origin: digits that the SHA-256 must start with}."""
-    expected = {}
-    if sha256:
-        expected["published for it"] = sha256.lower()
-    if sha256_prefix:
-        expected["in its published name"] = sha256_prefix.lower()
-    for pin in pins:
-        if pin.is_file():
-            found = re.match(rb"[0-9a-fA-F]{64}(?=\s|$)", pin.read_bytes())
-            if not found:
-                raise ValueError(f"Expected {str(pin)!r} to begin with a SHA-256, as sha256sum writes it. Delete it.")
-            expected[f"pinned in {str(pin)!r} (delete that file if the new hash is right)"] = found[0].decode().lower()
-    return expected
+    origin = f"pinned in {str(pin)!r} (delete that file if the new hash is right)"
+    known = {"published for it": sha256, "in its published name": sha256_prefix, origin: digest_in(pin, pin.stem)}
+    return {origin: digits.lower() for origin, digits in known.items() if digits}
 
 
 def _difference(digest, expected):
@@ -115,17 +95,6 @@ def _remember(pin, digest, expected):
     if digest not in expected.values():
         with contextlib.suppress(OSError), replacing(pin) as temporary:
             temporary.write_text(f"{digest}  {pin.stem}\n")
-
-
-@contextlib.contextmanager
-def _writing(path):
-    """Converts an OSError, such as a full disk, to a DownloadError that names the file."""
-    try:
-        yield
-    except DownloadError:
-        raise
-    except OSError as error:
-        raise DownloadError(f"Cannot write {str(path)!r}: {error}.") from None
 
 
 def _locked(path):

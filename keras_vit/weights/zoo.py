@@ -95,7 +95,7 @@ def fetch(row):
             return str(place)
     try:
         download(row.url, folder / row.filename, check=_check_readable, **known)
-    except DownloadError as error:
+    except OSError as error:
         raise DownloadError(
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
             f"name {row.filename!r}, into {str(folder)!r} or into the folder that the environment variable "

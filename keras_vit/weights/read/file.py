@@ -12,6 +12,8 @@ import numpy as np
 
 from keras_vit import arguments
 
+_DIGEST = "[0-9a-fA-F]{64}"
+
 
 class Entry(NamedTuple):
     """The shape and dtype of an array, known before its data is read."""
@@ -87,7 +89,9 @@ def checked(path):
     if not os.path.getsize(path):
         raise refuse(path, "it is empty (0 bytes)")
     check_is_no_stand_in(path)
-    check_sidecar(path)
+    expected = digest_in(f"{path}.sha256", os.path.basename(path))
+    if expected is not None:
+        check_sha256(path, expected)
     return path
 
 
@@ -127,32 +131,22 @@ def sha256(path):
 
 def check_sha256(path, expected):
     """Raises unless the SHA-256 of a file is `expected`, 64 hexadecimal digits in any case."""
-    if not _is_digest(expected):
+    if not isinstance(expected, str) or not re.fullmatch(_DIGEST, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
-        raise ValueError(
-            "Invalid value received for argument `sha256`. Expected None with a folder: put <file>.sha256 beside each "
-            f"of its files. Received: {expected!r} for {os.fsdecode(path)!r}"
-        )
+        raise arguments.invalid("sha256", "None with a folder (put <file>.sha256 beside its files)", expected)
     found = sha256(path)
     if found != expected.lower():
         raise refuse(path, f"it is damaged or another file: its SHA-256 is {found}, expected {expected.lower()}")
 
 
-def check_sidecar(path):
-    """Checks a file against `<path>.sha256`, as `sha256sum` writes it, if it exists."""
-    path = os.fsdecode(path)
-    sidecar, name = f"{path}.sha256", os.path.basename(path)
+def digest_in(sidecar, name):
+    """Returns the SHA-256 that a file as `sha256sum` writes it gives for `name`, or None without such a file."""
     if not os.path.exists(sidecar):
-        return
+        return None
     with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
-        lines = [line.strip().split(maxsplit=1) for line in file if line.strip()]
-    # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
-    digests = [words[0] for words in lines if words[1:] in ([], [name], [f"*{name}"])]
-    if len(digests) != 1 or not _is_digest(digests[0]):
+        # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
+        found = re.findall(rf"^[ \t]*({_DIGEST})(?:[ \t]+\*?{re.escape(name)})?[ \t]*$", file.read(), re.MULTILINE)
+    if len(found) != 1:
         raise refuse(sidecar, f"it does not give one SHA-256 of {name!r}, as in 64 hexadecimal digits, spaces, name")
-    check_sha256(path, digests[0])
-
-
-def _is_digest(text):
-    return isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text) is not None
+    return found[0]

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from keras_vit.weights.read import check_sha256, open_checkpoint, sha256
-from keras_vit.weights.read.file import Entry, WeightsFile, check_sidecar
+from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.read.pth import PthFile
 
 
@@ -100,10 +100,10 @@ def test_what_is_no_digest_is_refused(path, expected):
 )
 def test_sidecars_as_sha256sum_writes_them(path, text):
     path.with_name("file.npz.sha256").write_text(text.format(DIGEST, "0" * 64))
-    check_sidecar(path)
+    checked(path)
     path.write_bytes(DATA[:-1])
     with pytest.raises(ValueError, match="file.npz.*its SHA-256 is"):
-        check_sidecar(path)
+        checked(path)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_sidecars_as_sha256sum_writes_them(path, text):
 def test_a_sidecar_that_says_nothing_of_the_file_is_refused(path, text):
     path.with_name("file.npz.sha256").write_text(text.format(DIGEST, "0" * 64))
     with pytest.raises(ValueError, match="file.npz.sha256.*does not give one SHA-256"):
-        check_sidecar(path)
+        checked(path)
 
 
 def test_a_binary_sidecar_is_refused(path):
     path.with_name("file.npz.sha256").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="file.npz.sha256.*not a text file"):
-        check_sidecar(path)
+        checked(path)
 
 
 def test_no_sidecar_is_no_error(path):
-    check_sidecar(path)
+    checked(path)
