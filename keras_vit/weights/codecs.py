@@ -13,7 +13,7 @@ class Same:
 
     def file_shapes(self, shape, heads):
         """Returns the required shapes of the file's arrays for a model weight of `shape`."""
-        return (shape,)
+        return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
         """Returns the shape of the model's weight for file arrays of `shapes`; head axes may be merged."""
@@ -29,7 +29,7 @@ class Same:
 
     def to_file(self, value, heads):
         """Converts the model's weight to the file's arrays."""
-        return tuple(value.reshape(shape) for shape in self.file_shapes(value.shape, heads))
+        return (value,)
 
 
 class Ones(Same):
@@ -38,8 +38,8 @@ class Ones(Same):
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without
 
-    def file_shapes(self, shape, heads):
-        return ((1,) * self.before + shape[self.without :],)
+    def to_file(self, value, heads):
+        return (value.reshape((1,) * self.before + value.shape[self.without :]),)
 
     def model_shape(self, shapes):
         lead = next((i for i, size in enumerate(shapes[0]) if size != 1), len(shapes[0]))
@@ -55,8 +55,8 @@ class Heads(Same):
     def __init__(self, axis):
         self.axis = axis
 
-    def file_shapes(self, shape, heads):
-        return ((*shape[: self.axis], *heads, *shape[self.axis + 1 :]),)
+    def to_file(self, value, heads):
+        return (value.reshape(*value.shape[: self.axis], *heads, *value.shape[self.axis + 1 :]),)
 
     def model_shape(self, shapes):
         (shape,), end = shapes, self.axis + 2
@@ -66,8 +66,8 @@ class Heads(Same):
 class Flat(Same):
     """A bias with a heads axis in the model that is flat in the file."""
 
-    def file_shapes(self, shape, heads):
-        return ((math.prod(shape),),)
+    def to_file(self, value, heads):
+        return (value.reshape(-1),)
 
 
 class Transposed(Same):
@@ -76,9 +76,6 @@ class Transposed(Same):
     def __init__(self, inputs=1):
         self.inputs = inputs
 
-    def file_shapes(self, shape, heads):
-        return ((math.prod(shape[self.inputs :]), math.prod(shape[: self.inputs])),)
-
     def model_shape(self, shapes):
         return shapes[0][::-1]
 
@@ -86,16 +83,11 @@ class Transposed(Same):
         return arrays[0].T.reshape(shape)
 
     def to_file(self, value, heads):
-        ((outputs, inputs),) = self.file_shapes(value.shape, heads)
-        return (value.reshape(inputs, outputs).T,)
+        return (value.reshape(math.prod(value.shape[: self.inputs]), -1).T,)
 
 
 class TorchConv(Same):
     """A convolution kernel in PyTorch's layout, (outputs, inputs, height, width)."""
-
-    def file_shapes(self, shape, heads):
-        height, width, inputs, outputs = shape
-        return ((outputs, inputs, height, width),)
 
     def model_shape(self, shapes):
         outputs, inputs, height, width = shapes[0]
@@ -113,9 +105,6 @@ class Fused(Same):
 
     def __init__(self, codec):
         self.codec = codec
-
-    def file_shapes(self, shape, heads):
-        return self.codec.file_shapes((*shape[:-1], shape[-1] // 3), heads) * 3
 
     def model_shape(self, shapes):
         parts = [self.codec.model_shape((shape,)) for shape in shapes]

@@ -12,8 +12,6 @@ from keras_vit.weights.read import open_checkpoint
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
 
-_SUFFIXES = (".npz", ".pth", ".pt", ".safetensors", ".h5", ".keras", ".bin", ".json")
-
 
 def list_weights(architecture: str | None = None) -> list[Row]:
     """Lists the published checkpoints, without downloading any.
@@ -59,15 +57,8 @@ def resolve(architecture, tag):
     if row is not None:
         return row
     tags = [repr(row.tag) for row in ROWS.values() if row.architecture == architecture]
-    expected = (
-        f"one of {', '.join(tags)} for {architecture}, or the path of a file"
-        if tags
-        else f"the path of a file: no published checkpoint of {architecture} is known"
-    )
-    text = os.fspath(tag) if isinstance(tag, str | os.PathLike) else ""
-    like_a_path = any(mark in text for mark in "/\\~") or text.lower().endswith(_SUFFIXES)
-    hint = f". There is no file at {text!r}." if like_a_path else ""
-    raise ValueError(f"Invalid value received for argument `weights`. Expected {expected}. Received: {tag!r}{hint}")
+    expected = f"the path of a file, or a tag of {architecture}: {', '.join(tags) or 'none is known'}"
+    raise arguments.invalid("weights", expected, tag)
 
 
 def local_path(weights, architecture):

@@ -181,19 +181,16 @@ def test_table_is_aligned():
         (
             "DeiTB16",
             "imagenet21k",
-            "`weights`. Expected one of 'imagenet2012', 'imagenet2012_384' for DeiTB16, or the path of a file. "
+            "`weights`. Expected the path of a file, or a tag of DeiTB16: 'imagenet2012', 'imagenet2012_384'. "
             "Received: 'imagenet21k'",
         ),
-        ("DeiTB16", "b16.npz", "Received: 'b16.npz'. There is no file at 'b16.npz'."),
-        ("DeiTB16", Path("w/b16"), "There is no file at 'w/b16'."),
-        ("ViTg14", "imagenet21k", "Expected the path of a file: no published checkpoint of ViTg14 is known. Received"),
-        ("DeiTB16", 5, "or the path of a file. Received: 5"),
+        ("ViTg14", "imagenet21k", "a tag of ViTg14: none is known. Received"),
+        ("DeiTB16", 5, "Received: 5"),
     ],
 )
 def test_unknown_tags(architecture, tag, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         zoo.resolve(architecture, tag)
-    assert ("There is no file" in str(error.value)) == ("There is no file" in message)
 
 
 @pytest.mark.parametrize("place", [B16.filename, f"a-kaggle-input/{B16.filename}", "imagenet21k/ViT-B_16.npz"])
