@@ -60,8 +60,7 @@ class Checkpoint:
 
     def _own_facts(self):
         facts = self.facts.get("keras_vit")
-        if not isinstance(facts, dict):
-            return {}
+        facts = facts if isinstance(facts, dict) else {}
         for name, value in facts.items():
             if name in _OWN_TYPES and not isinstance(value, _OWN_TYPES[name]):
                 raise ValueError(f"Cannot read weights from {self.path!r}: it says {name}={value!r}, which is invalid.")
@@ -77,10 +76,7 @@ class Checkpoint:
 
     def _source(self, source):
         if source is not None:
-            if source not in names.SOURCES:
-                known = ", ".join(repr(name) for name in names.SOURCES)
-                raise arguments.invalid("source", f"one of {known}, or None", source)
-            return names.SOURCES[source]
+            return names.SOURCES[arguments.one_of("source", source, names.SOURCES)]
         found = names.recognise(self.file.entries, self.file.container, self.facts)
         if found is None:
             raise ValueError(

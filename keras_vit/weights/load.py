@@ -7,6 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.interpolation import POSITION_METHODS
 from keras_vit.weights import resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import (
@@ -18,6 +20,7 @@ from keras_vit.weights.model import (
     sizes_of,
     weights_of,
 )
+from keras_vit.weights.names.source import ENTRANCES
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
 
 _HOW = {
@@ -124,11 +127,11 @@ class _Plan:
         self.model = model
         self.checkpoint = checkpoint
         self.position_interpolation = position_interpolation or checkpoint.position_interpolation
-        resize.check_method(self.position_interpolation)
+        arguments.one_of("position_interpolation", self.position_interpolation, POSITION_METHODS)
         self.sizes = sizes_of(model)
         self.variables = weights_of(model)
         # The kernel whose shape depends on the number of image channels.
-        self.entrance = next(k for k in ("root_conv/kernel", "patch_embedding/kernel") if k in self.variables)
+        self.entrance = next(k for k in ENTRANCES if k in self.variables)
         layers = {layer.name: layer for layer in model.layers}
         # The number of positions of prefix tokens in model and file, and the file's grid of the others.
         self.prefix_here = getattr(layers.get("position_embedding"), "num_prefix_positions", 0)
@@ -151,20 +154,15 @@ class _Plan:
         there = {self.checkpoint.source.layer_of(name) for name in self.checkpoint.shapes} - {None}
         unknown = [name for name in skip if name not in here | there]
         if unknown:
-            raise ValueError(
-                "Invalid value received for argument `skip`. "
-                f"Expected names of layers with weights, such as {', '.join(sorted(here | there))}. Received: {unknown}"
-            )
+            raise arguments.invalid("skip", f"layers with weights, out of {', '.join(sorted(here | there))}", unknown)
         dropped = dict.fromkeys(skip, "skipped as requested")
         classes_here, classes_there = self.sizes["num_classes"], self.checkpoint.sizes["num_classes"]
         if classes_here != classes_there:
             for name in {"head", "head_dist"} & (here | there) - set(dropped):
                 dropped[name] = f"{classes_there or 'no'} classes in the file, {classes_here or 'none'} in the model"
         if "head_dist" in here and len({"head", "head_dist"} & set(dropped)) == 1:
-            raise ValueError(
-                "Invalid value received for argument `skip`. Expected both heads of a distilled model or none, since "
-                f"the mean with a zero head would be half the logits. Received: {skip}"
-            )
+            expected = "both heads of a distilled model or none, since the mean with a zero head is half the logits"
+            raise arguments.invalid("skip", expected, skip)
         if self.checkpoint.source.name == "siglip" and "head" in there - set(dropped):
             dropped.setdefault("pooling", "SigLIP's classifier does not use the attention pooling")
         if "head" in dropped and "pre_logits" in there - here:
@@ -228,9 +226,6 @@ class _Plan:
         tokens = "class_token/tokens"
         if (tokens in self.checkpoint.weights) != (tokens in self.variables):
             yield 'Either the file or the model has no class token: pass skip=("class_token",) to leave it out.'
-        there, here = self.checkpoint.sizes["num_heads"], self.sizes["num_heads"]
-        if there not in (None, here):
-            yield f"The file's blocks have {there} attention heads, the model's {here}."
         name = self.checkpoint.source.find(_POSITIONS)
         if name and name.keys[0] in mismatched and self.grid_there is None:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from keras_vit import variants
+from keras_vit import arguments, variants
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
@@ -107,9 +107,7 @@ def differing_settings(model, settings, allow):
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     unknown = [name for name in allow if name not in SETTINGS]
     if unknown:
-        raise ValueError(
-            f"Invalid value received for argument `allow`. Expected names out of {SETTINGS}. Received: {unknown}"
-        )
+        raise arguments.invalid("allow", f"names out of {SETTINGS}", unknown)
     for name, here in settings_of(model).items():
         there = settings.get(name)
         if name not in allow and there is not None and here != there:

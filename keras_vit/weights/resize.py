@@ -4,22 +4,15 @@ import math
 
 import numpy as np
 
-from keras_vit import arguments
-from keras_vit.interpolation import POSITION_METHODS, resize_matrix
+from keras_vit.interpolation import resize_matrix
 
 
 def resize_positions(grid, rows, columns, method="linear"):
     """Resizes a (rows, columns, hidden_dim) grid of position embeddings, by a method in `POSITION_METHODS`."""
-    check_method(method)
     x = np.asarray(grid, "float64")
     x = np.einsum("rR,RCd->rCd", resize_matrix(x.shape[0], rows, method), x)
     x = np.einsum("cC,rCd->rcd", resize_matrix(x.shape[1], columns, method), x)
     return x.astype(grid.dtype)
-
-
-def check_method(method):
-    """Raises ValueError unless `method` is in `POSITION_METHODS`."""
-    arguments.one_of("position_interpolation", method, POSITION_METHODS)
 
 
 def resize_patches(kernel, patch_size):

@@ -494,9 +494,9 @@ def test_a_file_of_another_digest_is_refused(tiny, tiny_file):
 def test_another_number_of_heads_than_the_config_says_is_refused():
     sizes = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "num_layers": 3, "mlp_dim": 128, "num_classes": 10}
     model = keras_vit.ViT("B/16", num_heads=8, activation="gelu", layer_norm_epsilon=1e-12, **sizes)
-    with pytest.raises(WeightsMismatchError, match="4 attention heads, the model's 8"):
+    with pytest.raises(WeightsMismatchError, match="(?s)4 heads.*8 heads.*They differ in num_heads"):
         keras_vit.load_weights(model, GOLDEN_FOLDER / "hf_vit")
-    with pytest.raises(WeightsMismatchError, match="4 attention heads"):
+    with pytest.raises(WeightsMismatchError, match="They differ in num_heads"):
         keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_vit", num_heads=8)
 
 

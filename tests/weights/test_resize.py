@@ -4,6 +4,7 @@ import scipy.ndimage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keras_vit.interpolation import POSITION_METHODS
 from keras_vit.weights import resize
 from tests.golden import GOLDEN_FOLDER
 
@@ -86,7 +87,7 @@ def test_bicubic_is_pytorchs(old_rows, old_columns, rows, columns, antialias):
     np.testing.assert_allclose(actual, expected[0].permute(1, 2, 0).numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("method", resize.POSITION_METHODS)
+@pytest.mark.parametrize("method", POSITION_METHODS)
 @given(old=sides, new=sides)
 def test_each_method_keeps_constants_and_the_same_size(method, old, new):
     grid = np.full((old, old, 2), 0.7, "float32")

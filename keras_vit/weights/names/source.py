@@ -92,8 +92,8 @@ class Source:
         return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
 
 
-# The layers that take the images; each file has one of them.
-ENTRANCES = ("patch_embedding/kernel", "root_conv/kernel")
+# The layers that may take the images, the first that a model or a file has.
+ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel")
 
 
 def _numbers(template, text):
