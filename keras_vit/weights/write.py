@@ -24,14 +24,14 @@ def write_npz(path, arrays, comment):
     _renew_sidecar(path)
 
 
-def write_safetensors(path, arrays, facts, metadata=None):
-    """Writes a .safetensors file with `facts` for this package and string `metadata` for other code."""
+def write_safetensors(path, arrays, facts):
+    """Writes a dict of float arrays as a .safetensors file, with a dict of facts in its metadata, in JSON."""
     for key, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise ValueError(f"Expected arrays of floats. Received: {key!r} of dtype {array.dtype}")
     arrays = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     # PyTorch code refuses a file without "format".
-    metadata = {"format": "pt", **(metadata or {}), FACTS: json.dumps(facts)}
+    metadata = {"format": "pt", FACTS: json.dumps(facts)}
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata)
         save_file(arrays, temporary, {**metadata, DIGEST: contents_digest(temporary)})
