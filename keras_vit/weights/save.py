@@ -2,10 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -27,56 +25,17 @@ from keras_vit.weights.model import (
     unwritten,
     weights_of,
 )
-from keras_vit.weights.names.source import Source
 from keras_vit.weights.write import write_npz, write_safetensors
 
-
-def _write_npz(path, arrays, sizes, facts, prefix=""):
-    write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
-
-
-def _write_timm(path, arrays, sizes, facts):
-    write_safetensors(path, arrays, facts)
-
-
-def _all_of_prefix(counts, here, grid):
-    return sum(counts.values())
-
-
-def _all_or_none_of_prefix(counts, here, grid):
-    """timm's `no_embed_class`: all or none; its distilled models always have all."""
-    return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
-
-
-def _all_of_square(counts, here, grid):
-    """big_vision has none, but its `load` adds a surplus row to the class token if the others form a square."""
-    return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
-
-
-class _Format(NamedTuple):
-    """A format: the source whose code reads it, how to write it, and the limits of that code."""
-
-    source: Source
-    # Function of (path, arrays by canonical key, sizes, facts that the arrays do not show).
-    write: Callable
-    # Function of ({prefix token weight: count}, number of prefix positions in the model, grid) to their number in the
-    # file.
-    num_prefix_positions: Callable = _all_of_prefix
-    says_settings: bool = False
-    # Whether the number of heads must divide the width.
-    divides_heads: bool = False
-    unknown: tuple = ()
-
-
+# The source whose code reads a format; "npz" is BiT's for a model without blocks.
 FORMATS = {
-    "npz": _Format(names.OFFICIAL, _write_npz),
-    "big_vision": _Format(names.BIG_VISION, partial(_write_npz, prefix="params/"), _all_of_square),
-    "timm": _Format(
-        names.TIMM, _write_timm, _all_or_none_of_prefix, divides_heads=True, unknown=("pre_logits/kernel",)
-    ),
-    "huggingface": _Format(names.HUGGINGFACE, write_folder, says_settings=True, divides_heads=True),
+    "npz": names.OFFICIAL,
+    "big_vision": names.BIG_VISION,
+    "timm": names.TIMM,
+    "huggingface": names.HUGGINGFACE,
 }
-_BIT = _Format(names.BIT, partial(_write_npz, prefix="resnet/"))
+# Prefixes of all keys.
+_PREFIXES = {"official": "", "big_vision": "params/", "bit": "resnet/"}
 
 
 def save_weights(
@@ -103,15 +62,33 @@ def save_weights(
     """
     arguments.one_of("format", format, FORMATS)
     sizes = sizes_of(model)
-    row = FORMATS[format] if sizes["num_layers"] or format != "npz" else _BIT
+    source = FORMATS[format] if sizes["num_layers"] or format != "npz" else names.BIT
     variables = weights_of(model)
-    _check(model, format, row, sizes, variables, allow)
+    _check(model, format, source, sizes, variables, allow)
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
-    _fit_prefix_positions(values, sizes, row.num_prefix_positions)
-    row.write(Path(path), _arrays(row.source, values, sizes), sizes, _facts(model, sizes))
+    _fit_prefix_positions(values, sizes, format)
+    arrays, facts = _arrays(source, values, sizes), _facts(model, sizes)
+    if format == "huggingface":
+        write_folder(Path(path), arrays, sizes, facts)
+    elif format == "timm":
+        write_safetensors(path, arrays, facts)
+    else:
+        prefix = _PREFIXES[source.name]
+        write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
 
 
-def _fit_prefix_positions(values, sizes, wanted):
+def _num_prefix_positions(format, counts, here, grid):
+    """Returns the number of prefix positions in a file, given {prefix token weight: count} and those of the model."""
+    if format == "timm":
+        # `no_embed_class`: all or none; its distilled models always have all.
+        return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
+    if format == "big_vision":
+        # None, but its `load` adds a surplus row to the class token if the others form a square.
+        return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
+    return sum(counts.values())
+
+
+def _fit_prefix_positions(values, sizes, format):
     """Gives the position table a format's prefix rows: new ones are zero, dropped ones are added to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
@@ -119,7 +96,7 @@ def _fit_prefix_positions(values, sizes, wanted):
     counts = {name: values[name].shape[1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in values}
     rows, columns = sizes["grid_size"]
     here = table.shape[1] - rows * columns
-    there = wanted(counts, here, (rows, columns))
+    there = _num_prefix_positions(format, counts, here, (rows, columns))
     if there > here:
         table = np.insert(table, [here] * (there - here), 0, axis=1)
     else:
@@ -129,30 +106,32 @@ def _fit_prefix_positions(values, sizes, wanted):
     values["position_embedding/embeddings"] = table
 
 
-def _check(model, format, row, sizes, variables, allow):
+def _check(model, format, source, sizes, variables, allow):
     """Raises unless the format's code computes the same as the model."""
-    nameless = [weight for weight in variables if row.source.find(weight) is None or weight in row.unknown]
+    # Only older versions of timm have pre_logits.
+    unknown = {"pre_logits/kernel"} if format == "timm" else set()
+    nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
     if nameless:
         raise ValueError(
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
-    missing = [weight for weight in row.source.required if weight not in variables]
+    missing = [weight for weight in source.required if weight not in variables]
     if missing:
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
-    for what in unwritten(model, row.source.name):
+    for what in unwritten(model, source.name):
         raise ValueError(
             f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written."
         )
     num_heads, head_dim = heads_of(sizes)
-    if row.divides_heads and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
+    if format in ("timm", "huggingface") and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
         raise ValueError(
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{sizes['hidden_dim']} channels"
         )
-    settings = {"activation": row.source.activation, "layer_norm_epsilon": row.source.layer_norm_epsilon}
-    if row.says_settings:
-        settings = dict.fromkeys(settings)
+    # A Hugging Face folder states them.
+    told = format == "huggingface"
+    settings = {} if told else {name: getattr(source, name) for name in ("activation", "layer_norm_epsilon")}
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "

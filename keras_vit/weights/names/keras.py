@@ -2,20 +2,13 @@
 
 from keras_vit.weights.names.source import Name, Source
 
-# The index of a weight in its layer, in order of creation.
-_NUMBERS = {
-    "kernel": 0,
-    "gamma": 0,
-    "tokens": 0,
-    "embeddings": 0,
-    "column_embeddings": 0,
-    "relative_embeddings": 0,
-    "probe": 0,
-    "bias": 1,
-    "beta": 1,
-    "row_embeddings": 1,
-    "prefix_embeddings": 2,
-}
+# The names of a layer's weights, by their index in the order of creation.
+_NAMES = (
+    ("kernel", "gamma", "tokens", "embeddings", "column_embeddings", "relative_embeddings", "probe"),
+    ("bias", "beta", "row_embeddings"),
+    ("prefix_embeddings",),
+)
+_NUMBERS = {name: number for number, names in enumerate(_NAMES) for name in names}
 
 
 class KerasSource(Source):
