@@ -10,6 +10,7 @@ from keras_vit import arguments
 from keras_vit.weights import fields, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
+from keras_vit.weights.read.folders import ShardedFile
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
@@ -33,6 +34,8 @@ class Checkpoint:
         self.path, self.facts = self.file.path, self.file.facts
         if sha256 is not None:
             check_sha256(self.path, sha256)
+            # That of an index says nothing of the files it names.
+            self.file.verified |= not isinstance(self.file, ShardedFile)
         self.own = self._own_facts()
         self.config = self._config()
         self.source = self._source(source)

@@ -142,6 +142,9 @@ class _Plan:
             self.prefix_there, self.grid_there = checkpoint.positions_for(self.sizes["grid_size"], self.prefix_here)
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
+        if not checkpoint.file.verified:
+            name = os.path.basename(checkpoint.path)
+            self.report.unchecked[name] = "damage is not noticed without its SHA-256 (sha256=, or a .sha256 file)"
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self._match()

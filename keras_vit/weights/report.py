@@ -26,6 +26,7 @@ class LoadReport:
         skipped: Dict from the file's unused keys to the reason.
         kept: Dict from weights not loaded to their value: "zero" or "unchanged".
         assumed: Dict from settings unknown to `from_pretrained` to the values it used.
+        unchecked: Dict from files without a known SHA-256 or checksums, whose damage is not noticed, to what to do.
 
     Example:
 
@@ -44,6 +45,7 @@ class LoadReport:
     skipped: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
     assumed: dict = field(default_factory=dict)
+    unchecked: dict = field(default_factory=dict)
 
     def __str__(self):
         count = sum(math.prod(shape) for shape in self.loaded.values())
@@ -51,14 +53,14 @@ class LoadReport:
             f"Loaded {os.path.basename(self.path)} (source {self.source!r}) into {self.model}:",
             f"  loaded   {len(self.loaded)} weights, {count:,} parameters",
         ]
-        for title in ("resized", "adapted", "skipped", "kept", "assumed"):
+        for title in ("resized", "adapted", "skipped", "kept", "assumed", "unchecked"):
             lines += [f"  {title:<8} {key}: {what}" for key, what in getattr(self, title).items()]
         return "\n".join(lines)
 
     def log(self):
         """Logs to "keras_vit": a warning if model and file differ, else info."""
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
-        differs = left_out or self.resized or self.adapted or self.kept or self.assumed
+        differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.weights.read import sha256
 from tests.tiny import build, randomize
+from tests.weights.read.damage import write_sidecar
 
 
 @pytest.fixture
@@ -66,3 +68,16 @@ def test_an_optimizers_state_is_no_loss(tmp_path, tiny_arrays, said):
     build(weights=tmp_path / "run.npz")
     ((level, message),) = said()
     assert level == "INFO" and "opt/state/step: holds no weights" in message
+
+
+def test_a_file_whose_damage_would_not_be_noticed_is_warned_of(tmp_path, said):
+    model = randomize(build())
+    model.save_weights(tmp_path / "model.weights.h5")
+    build(weights=tmp_path / "model.weights.h5")
+    ((level, message),) = said()
+    assert level == "WARNING" and "unchecked model.weights.h5: damage is not noticed without its SHA-256" in message
+    digest = sha256(tmp_path / "model.weights.h5")
+    assert not keras_vit.load_weights(model, tmp_path / "model.weights.h5", sha256=digest).unchecked
+    write_sidecar(tmp_path / "model.weights.h5")
+    build(weights=tmp_path / "model.weights.h5")
+    assert [level for level, _ in said()] == ["INFO"]

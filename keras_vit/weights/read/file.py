@@ -12,6 +12,8 @@ import numpy as np
 
 from keras_vit import arguments
 
+# The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
+LARGEST = 1e4
 _DIGEST = "[0-9a-fA-F]{64}"
 
 
@@ -30,6 +32,8 @@ class WeightsFile:
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
+        # Whether damage to the arrays would be noticed: a SHA-256 was checked, or the format has checksums.
+        self.verified = known_digest(self.path) is not None
         self.entries = {}
         self.facts = {}
 
@@ -45,6 +49,13 @@ class WeightsFile:
                 wrong = array.size - np.count_nonzero(np.isfinite(array))
                 if wrong:
                     raise refuse(self.path, f"{key!r} holds {wrong} NaN or infinite numbers")
+                largest = array.flat[np.abs(array).argmax()] if array.size and not self.verified else 0
+                if abs(largest) > LARGEST:
+                    raise refuse(
+                        self.path,
+                        f"{key!r} holds {largest:g}, too large for a weight, so it is probably damaged. If it is not, "
+                        f"pass the file's sha256=, or write it to {os.path.basename(self.path)}.sha256",
+                    )
                 yield key, array
 
     def _open(self):
@@ -89,10 +100,18 @@ def checked(path):
     if not os.path.getsize(path):
         raise refuse(path, "it is empty (0 bytes)")
     check_is_no_stand_in(path)
-    expected = digest_in(f"{path}.sha256", os.path.basename(path))
+    expected = known_digest(path)
     if expected is not None:
         check_sha256(path, expected)
     return path
+
+
+def known_digest(path):
+    """Returns the SHA-256 that a file must have, by `<path>.sha256` or its place in a Hugging Face cache, or None."""
+    # The cache's files are links to blobs/<SHA-256>, and for small files to blobs with shorter names.
+    folder, blob = os.path.split(os.path.realpath(path))
+    of_hub = os.path.basename(folder) == "blobs" and re.fullmatch(_DIGEST, blob)
+    return digest_in(f"{path}.sha256", os.path.basename(path)) or (blob if of_hub else None)
 
 
 def check_is_no_stand_in(path):
@@ -144,6 +163,8 @@ def digest_in(sidecar, name):
     """Returns the SHA-256 that a file as `sha256sum` writes it gives for `name`, or None without such a file."""
     if not os.path.exists(sidecar):
         return None
+    if not os.path.isfile(sidecar):
+        raise refuse(sidecar, "it is not a regular file")
     with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
         # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
         found = re.findall(rf"^[ \t]*({_DIGEST})(?:[ \t]+\*?{re.escape(name)})?[ \t]*$", file.read(), re.MULTILINE)

@@ -22,6 +22,7 @@ class ShardedFile(WeightsFile):
             if key not in self._shards[name].entries:
                 raise refuse(self.path, f"it maps {key!r} to {name!r}, which does not hold it")
             self.entries[key] = self._shards[name].entries[key]
+        self.verified = all(shard.verified for shard in self._shards.values())
         for name, shard in self._shards.items():
             for key in shard.entries:
                 if self._map.get(key) != name:
@@ -84,7 +85,7 @@ class HuggingFaceFolder(WeightsFile):
         # Only timm writes "architecture".
         self.container = "timm" if "architecture" in config else "huggingface"
         self._weights = self._open_weights()
-        self.entries = self._weights.entries
+        self.entries, self.verified = self._weights.entries, self._weights.verified
         # Older timm versions wrote these settings at the top level.
         timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
         if not isinstance(timm, dict | None):

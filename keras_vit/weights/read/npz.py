@@ -22,6 +22,7 @@ class NpzFile(WeightsFile):
 
     def __init__(self, path):
         super().__init__(path)
+        self.verified = True
         with open(self.path, "rb") as file:
             magic = file.read(4)
         if magic[:2] != b"PK":

@@ -40,6 +40,7 @@ class PthFile(WeightsFile):
             zipped = file.read(2) == b"PK"
         if zipped:
             self._check_archive()
+            self.verified = True
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)

@@ -41,6 +41,7 @@ class SafetensorsFile(WeightsFile):
                     "it is damaged, or was changed after it was written: the SHA-256 of its contents is "
                     f"{found}, and its header says {said}",
                 )
+            self.verified = True
 
     def _open(self):
         return safe_open(self.path, framework="numpy")

@@ -1,13 +1,19 @@
 import errno
 import hashlib
+import os
+import re
 import zipfile
 import zlib
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from keras_vit.weights.read import check_sha256, open_checkpoint, sha256
 from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.read.pth import PthFile
+from keras_vit.weights.write import write_safetensors
+from tests.weights.read.damage import write_sidecar
 
 
 class Raising(WeightsFile):
@@ -123,3 +129,45 @@ def test_a_binary_sidecar_is_refused(path):
 
 def test_no_sidecar_is_no_error(path):
     checked(path)
+
+
+def test_a_sidecar_that_is_a_pipe_is_not_waited_for(path):
+    os.mkfifo(path.with_name("file.npz.sha256"))
+    with pytest.raises(ValueError, match="file.npz.sha256.*not a regular file"):
+        checked(path)
+
+
+def test_a_link_into_the_cache_of_a_hub_is_checked_against_the_name_of_its_blob(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / DIGEST).write_bytes(DATA)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / DIGEST)
+    checked(tmp_path / "model.safetensors")
+    (tmp_path / "blobs" / DIGEST).write_bytes(DATA[:-1] + b"t")
+    with pytest.raises(ValueError, match=f"model.safetensors.*its SHA-256 is .*expected {DIGEST}"):
+        checked(tmp_path / "model.safetensors")
+    # Of small files the cache has hashes of another kind.
+    (tmp_path / "blobs" / DIGEST[:40]).write_bytes(DATA)
+    (tmp_path / "config.json").symlink_to(tmp_path / "blobs" / DIGEST[:40])
+    checked(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("value", [2e4, -1e36])
+def test_a_weight_out_of_proportion_is_refused_unless_its_hash_is_known(tmp_path, value):
+    path = tmp_path / "model.safetensors"
+    save_file({"head.bias": np.array([0.5, value, -9999], "float32")}, path)
+    with pytest.raises(ValueError, match=rf"'head.bias' holds {re.escape(f'{value:g}')}, too large for a weight"):
+        dict(open_checkpoint(path).read(["head.bias"]))
+    write_sidecar(path)
+    ((_, array),) = open_checkpoint(path).read(["head.bias"])
+    assert array[1] == np.float32(value)
+
+
+def test_files_say_whether_damage_would_be_noticed(tmp_path):
+    arrays = {"a": np.ones(2, "float32")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    save_file(arrays, tmp_path / "theirs.safetensors")
+    write_safetensors(tmp_path / "ours.safetensors", arrays, {})
+    assert [open_checkpoint(tmp_path / n).verified for n in ("a.npz", "ours.safetensors")] == [True, True]
+    assert not open_checkpoint(tmp_path / "theirs.safetensors").verified
+    write_sidecar(tmp_path / "theirs.safetensors")
+    assert open_checkpoint(tmp_path / "theirs.safetensors").verified
