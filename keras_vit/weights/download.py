@@ -23,6 +23,8 @@ except ImportError:
     fcntl = None
 
 BLOCK = 1 << 20
+# Bytes per second, on average over the time that a connection may be silent.
+SLOWEST = 10_000
 # Statuses after which a retry may succeed.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
@@ -35,12 +37,14 @@ class _BrokenError(Exception):
     """A connection ended early or sent other data than requested."""
 
 
-def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None, attempts=4, timeout=30.0, delay=0.5):
+def download(
+    url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None, most=None, attempts=4, timeout=30.0, delay=0.5
+):
     """Downloads a file over http or https, once for all processes that request it at the same time.
 
-    It is checked against its announced length and all known hashes (see `confirm`), or without any by `check(path)`.
-    A connection that breaks, or is silent for `timeout` seconds, is resumed or restarted, up to `attempts` times in a
-    row without much progress; waits double from `delay` seconds.
+    It is checked against its announced length and all known hashes (see `confirm`), or without any by `check(path)`,
+    and refused beyond `most` bytes. A connection that breaks, or is silent or slow for `timeout` seconds, is resumed or
+    restarted, up to `attempts` times in a row without much progress; waits double from `delay` seconds.
     """
     if not url.lower().startswith(("https://", "http://")):
         raise arguments.invalid("url", "an http or https address", url)
@@ -48,12 +52,12 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
     pin = path.with_name(f"{path.name}.sha256") if pin is None else Path(pin)
     with _locked(path):
         if path.is_file():
-            confirm(path, sha256=sha256, sha256_prefix=sha256_prefix, pin=pin)
+            confirm(path, sha256=sha256, sha256_prefix=sha256_prefix, pin=pin, check=check)
             return
         expected = _expected(sha256, sha256_prefix, pin)
         with replacing(path) as temporary:
             with open(temporary, "xb") as file:
-                digest = _receive(_Transfer(url, file, timeout, bool(expected)), expected, attempts, delay)
+                digest = _receive(_Transfer(url, file, timeout, bool(expected), most), expected, attempts, delay)
                 os.fsync(file.fileno())
             if check is not None and not expected:
                 try:
@@ -63,10 +67,11 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin=None, check=None
         _remember(pin, digest, expected)
 
 
-def confirm(path, *, sha256=None, sha256_prefix=None, pin):
-    """Raises ValueError unless a file has every known SHA-256, or the known first digits of one.
+def confirm(path, *, sha256=None, sha256_prefix=None, pin, check=None):
+    """Raises ValueError unless a file has every known SHA-256, or the known first digits of one, or none is known.
 
-    `pin` is a `sha256sum` file that keeps the hash of the first use if none was published in full.
+    `pin` is a `sha256sum` file that keeps the hash of the first use if none was published in full. Before that,
+    `check(path)` may raise.
     """
     # Before its hash is pinned.
     check_is_no_stand_in(path)
@@ -75,6 +80,8 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin):
         raise ValueError(
             f"{str(path)!r} {wrong}. It is damaged, or another file than before. Delete it to download it again."
         )
+    if check is not None and not expected:
+        check(path)
     _remember(Path(pin), digest, expected)
 
 
@@ -99,7 +106,9 @@ def _remember(pin, digest, expected):
 
 def _locked(path):
     """Opens a lock file, which one process at a time holds until it closes it or ends."""
-    file = open(path.with_name(f".{path.name}.lock"), "ab")  # noqa: SIM115
+    # Neither follows a link that another user planted, nor waits for a pipe.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    file = open(os.open(path.with_name(f".{path.name}.lock"), flags, 0o666), "r+b", buffering=0)  # noqa: SIM115
     # Windows and some network folders have no such locks; there each process downloads its own copy.
     if fcntl is not None:
         try:
@@ -115,8 +124,8 @@ def _locked(path):
 class _Transfer:
     """A download in progress, with the mark that identifies the file when it is resumed."""
 
-    def __init__(self, url, file, timeout, checkable):
-        self.url, self.file, self.timeout, self.checkable = url, file, timeout, checkable
+    def __init__(self, url, file, timeout, checkable, most):
+        self.url, self.file, self.timeout, self.checkable, self.most = url, file, timeout, checkable, most
         self.progress = None
         self.restart()
 
@@ -137,9 +146,16 @@ class _Transfer:
             request = urllib.request.Request(self.url, headers=headers)
             with _opener().open(request, timeout=self.timeout) as response:
                 self._begin(response)
+                start, size = time.monotonic(), self.file.tell()
                 # Unlike `read`, `read1` returns what arrived before a connection breaks.
                 while block := response.read1(BLOCK):
                     yield block
+                    self._check_size(self.file.tell())
+                    seconds = time.monotonic() - start
+                    if seconds > self.timeout:
+                        if self.file.tell() - size < seconds * SLOWEST:
+                            raise _BrokenError(f"it sends fewer than {SLOWEST:,} bytes per second")
+                        start, size = time.monotonic(), self.file.tell()
         except DownloadError:
             raise
         except urllib.error.HTTPError as error:
@@ -158,6 +174,10 @@ class _Transfer:
         if not self.file.tell():
             raise _BrokenError("the server sent nothing")
 
+    def _check_size(self, size):
+        if self.most is not None and size is not None and size > self.most:
+            raise DownloadError(f"Refused {self.url}: it is larger than {self.most:,} bytes, and cannot be the file.")
+
     def _begin(self, response):
         if response.status == 206:
             span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
@@ -174,6 +194,7 @@ class _Transfer:
         self.mark = _mark(response)
         length = response.headers.get("Content-Length", "")
         self.total = int(length) if length.isdecimal() else None
+        self._check_size(self.total)
         if self.total is None and not (response.chunked or self.checkable):
             raise DownloadError(
                 f"Cannot download {self.url}: the server says neither how long the file is nor what its hash is, so "

@@ -1,14 +1,19 @@
 """Finds and downloads published checkpoints by name."""
 
+import contextlib
+import functools
 import os
+import re
+import stat
 import tempfile
 from pathlib import Path
 
-from keras_vit import arguments
+from keras_vit import arguments, variants
 from keras_vit.text_table import text_table
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.download import DownloadError, confirm, download
+from keras_vit.weights.model import describe_sizes, name_of
 from keras_vit.weights.published import ROWS, Row, folder_and_file
-from keras_vit.weights.read import open_checkpoint
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
 
@@ -80,12 +85,13 @@ def fetch(row):
     """
     folder = _cache()
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
+    known["check"] = functools.partial(_check, row)
     for place in (*_provided(row), _home() / row.filename, folder / row.filename):
         if place.is_file():
             confirm(place, **known)
             return str(place)
     try:
-        download(row.url, folder / row.filename, check=_check_readable, **known)
+        download(row.url, folder / row.filename, most=most_bytes(row), **known)
     except OSError as error:
         raise DownloadError(
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
@@ -95,12 +101,28 @@ def fetch(row):
     return str(folder / row.filename)
 
 
-def _check_readable(path):
-    """Raises ValueError unless the file is a checkpoint, with correct checksums if an .npz archive."""
-    checkpoint = open_checkpoint(path)
-    if checkpoint.container == "npz":
-        for _ in checkpoint.read(checkpoint.entries):
-            pass
+def _check(row, path):
+    """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
+    checkpoint = Checkpoint(path, row.source)
+    named = "".join(filter(str.isalnum, name_of(checkpoint.sizes) or ""))
+    expected = row.architecture.replace("DeiT", "ViT").removesuffix("Distilled")
+    if (named, checkpoint.sizes["num_classes"]) != (expected, row.num_classes):
+        raise ValueError(f"{str(path)!r} is not {row.name}: it holds {describe_sizes(checkpoint.sizes)}.")
+    for _ in checkpoint.read(checkpoint.shapes):
+        pass
+
+
+def most_bytes(row):
+    """Returns a length that no file of a Row's sizes reaches: twice that of its weights in float32."""
+    parameters = width = 0
+    if size := re.search(r"(?:ViT|DeiT)([A-Za-z]+)\d", row.architecture):
+        width, num_layers, mlp_dim, _ = variants.SIZES[size[1]]
+        parameters = num_layers * (4 * width * width + 2 * width * mlp_dim)
+    if resnet := re.search(r"R(\d+)(?:x(\d))?", row.architecture):
+        factor = int(resnet[2] or 1)
+        parameters += int(resnet[1]) * factor**2 * 500_000
+        width = width or 2048 * factor
+    return 2 * 4 * (parameters + row.num_classes * width) + (32 << 20)
 
 
 def _provided(row):
@@ -125,12 +147,19 @@ def _home():
 
 
 def _cache():
-    """Returns the package's folder in Keras' cache, or in the temporary folder if that is not writable."""
-    for folder in (_home(), Path(tempfile.gettempdir(), ".keras", "keras_vit")):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    return _home()
+    """Returns the package's folder in Keras' cache, or the user's own in the temporary folder if it is not writable."""
+    with contextlib.suppress(OSError):
+        _home().mkdir(parents=True, exist_ok=True)
+    if os.access(_home(), os.W_OK):
+        return _home()
+    user = os.getuid() if hasattr(os, "getuid") else None
+    folder = Path(tempfile.gettempdir(), f"keras_vit-{user}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    # Anyone can make a folder of this name before, or write to one that is not private.
+    if user is not None and (not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o077):
+        raise PermissionError(
+            f"Expected {str(folder)!r} to be a folder that only its owner, this user, can use. Remove it, or set "
+            "KERAS_HOME to a folder that can be written."
+        )
+    return folder

@@ -221,6 +221,33 @@ def test_a_web_page_is_no_file(server, path):
     check_nothing(path)
 
 
+@pytest.mark.parametrize("length", [None, False])
+def test_a_file_that_is_too_large_is_refused_before_the_disk_is_full(server, path, length):
+    server.body, server.answers = bytes(5 << 20), [Answer(length=length)]
+    with pytest.raises(DownloadError, match="larger than 1,000,000 bytes"):
+        download(server.url, path, sha256_prefix="00", most=1_000_000)
+    assert len(server.requests) == 1
+    check_nothing(path)
+    download(server.url, path, sha256_prefix=sha256(server.body)[:8], most=5 << 20)
+
+
+def test_a_server_that_is_too_slow_is_left(server, path):
+    server.body, server.answers = bytes(40_000), [Answer(pause=0.5), Answer()]
+    with pytest.raises(DownloadError, match="fewer than 10,000 bytes per second"):
+        download(server.url, path, attempts=1, timeout=1)
+    check_nothing(path)
+    download(server.url, path)
+    check_whole(server, path)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="Windows cannot refuse links")
+def test_a_lock_that_leads_elsewhere_is_refused(server, path):
+    path.with_name(f".{path.name}.lock").symlink_to(path.parent / "victim")
+    with pytest.raises(OSError, match="lock"):
+        download(server.url, path)
+    assert not (path.parent / "victim").exists() and not server.requests
+
+
 def test_no_connection(path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

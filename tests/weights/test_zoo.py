@@ -8,17 +8,36 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit.weights import names, zoo
 from keras_vit.weights.download import DownloadError
+from keras_vit.weights.model import weights_of
 from tests.weights.http_server import Answer, running
 
 GOOGLE = "https://storage.googleapis.com"
 ROWS = zoo.list_weights()
 B16 = zoo.find("ViTB16.imagenet21k")
+TI16 = zoo.find("ViTTi16.augreg_imagenet2012")
+
+
+@functools.cache
+def archive(num_classes=TI16.num_classes):
+    """A file of the shapes of `TI16`, and small, since it holds zeros."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = keras_vit.ViTTi16(num_classes=num_classes)
+    keras.utils.clear_session(free_memory=False)
+    arrays = {}
+    for weight, variable in weights_of(model).items():
+        name = names.OFFICIAL.find(weight)
+        shapes = name.codec.file_shapes(tuple(variable.shape), (3, 64))
+        arrays |= {key: np.zeros(shape, "float16") for key, shape in zip(name.keys, shapes, strict=True)}
+    body = io.BytesIO()
+    np.savez_compressed(body, **arrays)
+    return body.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -52,16 +71,14 @@ def offline(monkeypatch):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(zoo, "download", functools.partial(zoo.download, timeout=0.3, delay=0.01))
-    archive = io.BytesIO()
-    np.savez(archive, **{"embedding/kernel": np.ones((2, 2, 3, 4), "float32")})
     with running() as server:
-        server.body = archive.getvalue()
+        server.body = archive()
         yield server
 
 
-def put(path, text="weights"):
+def put(path, content=None):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(archive() if content is None else content.encode())
     return path
 
 
@@ -193,26 +210,28 @@ def test_unknown_tags(architecture, tag, message):
         zoo.resolve(architecture, tag)
 
 
-@pytest.mark.parametrize("place", [B16.filename, f"a-kaggle-input/{B16.filename}", "imagenet21k/ViT-B_16.npz"])
+@pytest.mark.parametrize("place", [TI16.filename, f"a-kaggle-input/{TI16.filename}", f"augreg/{TI16.filename}"])
 def test_the_named_folder_comes_first(named, home, offline, place):
-    put(home / B16.filename, "in the cache")
+    put(home / TI16.filename, "in the cache")
     path = put(named / place)
-    assert zoo.fetch(B16) == str(path)
+    assert zoo.fetch(TI16) == str(path)
     # Nothing is written there: Kaggle's inputs cannot be.
     assert [p for p in named.rglob("*") if p.is_file()] == [path]
-    digest = hashlib.sha256(b"weights").hexdigest()
-    assert (home / f"{B16.filename}.sha256").read_text() == f"{digest}  {B16.filename}\n"
-    assert zoo.fetch(B16) == str(path)
+    digest = hashlib.sha256(archive()).hexdigest()
+    assert (home / f"{TI16.filename}.sha256").read_text() == f"{digest}  {TI16.filename}\n"
+    assert zoo.fetch(TI16) == str(path)
     put(path, "others")
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*is pinned in"):
-        zoo.fetch(B16)
+        zoo.fetch(TI16)
 
 
 def test_a_name_that_several_files_share_is_not_taken_for_any(named, home):
     put(named / "ViT-B_16.npz")
     put(named / "deeper" / "still" / B16.filename)
-    put(home / B16.filename, "in the cache")
-    assert zoo.fetch(B16) == str(home / B16.filename)
+    put(home / B16.filename)
+    with pytest.raises(ValueError, match="is not ViTB16.imagenet21k: it holds ViT-Ti/16"):
+        zoo.fetch(B16)
+    assert not (home / f"{B16.filename}.sha256").exists()
 
 
 def test_a_named_folder_that_is_none(monkeypatch, tmp_path):
@@ -223,7 +242,7 @@ def test_a_named_folder_that_is_none(monkeypatch, tmp_path):
 
 def test_a_published_hash_is_checked_wherever_the_file_is(named, home, offline):
     row = zoo.find("DeiTTi16.imagenet2012")
-    path = put(named / row.filename)
+    path = put(named / row.filename, "weights")
     with pytest.raises(ValueError, match="a1311bcf is in its published name"):
         zoo.fetch(row)
     assert path.exists() and not list(home.iterdir())
@@ -233,20 +252,20 @@ def test_a_published_hash_is_checked_wherever_the_file_is(named, home, offline):
 
 
 def test_downloads_once(server, home):
-    row = B16._replace(url=server.url)
-    assert zoo.fetch(row) == str(home / B16.filename)
-    assert (home / B16.filename).read_bytes() == server.body
-    assert zoo.fetch(row) == str(home / B16.filename)
+    row = TI16._replace(url=server.url)
+    assert zoo.fetch(row) == str(home / TI16.filename)
+    assert (home / TI16.filename).read_bytes() == server.body
+    assert zoo.fetch(row) == str(home / TI16.filename)
     assert len(server.requests) == 1
-    assert hashlib.sha256(server.body).hexdigest() in (home / f"{B16.filename}.sha256").read_text()
+    assert hashlib.sha256(server.body).hexdigest() in (home / f"{TI16.filename}.sha256").read_text()
 
 
-@pytest.mark.parametrize("body", [b"<?xml version='1.0'?><Error/>", b"PK\x03\x04" + bytes(500), b""])
+@pytest.mark.parametrize("body", [b"<?xml version='1.0'?><Error/>", b"PK\x03\x04" + bytes(500), b"", archive(5)])
 def test_what_is_no_checkpoint_never_gets_its_name(server, home, body):
     server.body = body
     with pytest.raises(DownloadError):
-        zoo.fetch(B16._replace(url=server.url))
-    assert not (home / B16.filename).exists() and not (home / f"{B16.filename}.sha256").exists()
+        zoo.fetch(TI16._replace(url=server.url))
+    assert not (home / TI16.filename).exists() and not (home / f"{TI16.filename}.sha256").exists()
 
 
 def test_a_flipped_bit_of_an_archive_never_gets_its_name(server, home):
@@ -254,8 +273,8 @@ def test_a_flipped_bit_of_an_archive_never_gets_its_name(server, home):
     body[len(body) // 2] ^= 1
     server.body = bytes(body)
     with pytest.raises(DownloadError, match="not the file that was expected"):
-        zoo.fetch(B16._replace(url=server.url))
-    assert not (home / B16.filename).exists()
+        zoo.fetch(TI16._replace(url=server.url))
+    assert not (home / TI16.filename).exists()
 
 
 @pytest.mark.parametrize("row", zoo.list_weights(), ids=lambda row: row.name)
@@ -266,7 +285,7 @@ def test_a_row_says_what_its_source_does(row):
 
 
 def test_a_damaged_file_in_the_cache_is_refused_and_had_anew_when_deleted(server, home):
-    row = B16._replace(url=server.url)
+    row = TI16._replace(url=server.url)
     path = Path(zoo.fetch(row))
     path.write_bytes(server.body[:-1])
     with pytest.raises(ValueError, match="Delete it to download it again"):
@@ -281,12 +300,12 @@ def test_without_a_network_it_says_what_to_put_where(server, home, named):
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/weights.npz"
         with pytest.raises(DownloadError) as error:
-            zoo.fetch(B16._replace(url=url))
-    for part in (B16.name, url, repr(B16.filename), repr(str(home)), "KERAS_VIT_WEIGHTS", str(named)):
+            zoo.fetch(TI16._replace(url=url))
+    for part in (TI16.name, url, repr(TI16.filename), repr(str(home)), "KERAS_VIT_WEIGHTS", str(named)):
         assert part in str(error.value)
     server.answers = [Answer(status=404)]
-    with pytest.raises(DownloadError, match=f"404.*{B16.filename}") as missing:
-        zoo.fetch(B16._replace(url=server.url))
+    with pytest.raises(DownloadError, match=f"404.*{TI16.filename}") as missing:
+        zoo.fetch(TI16._replace(url=server.url))
     for caught in (error, missing):
         assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
@@ -302,21 +321,51 @@ def test_the_cache_is_keras_own(monkeypatch, tmp_path, offline):
     monkeypatch.delenv("KERAS_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    path = put(tmp_path / ".keras" / "keras_vit" / B16.filename)
-    assert zoo.fetch(B16) == str(path)
+    path = put(tmp_path / ".keras" / "keras_vit" / TI16.filename)
+    assert zoo.fetch(TI16) == str(path)
 
 
 def test_where_it_cannot_be_written_the_cache_is_a_temporary_folder(server, monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    path = tmp_path / "temporary" / ".keras" / "keras_vit" / B16.filename
-    assert zoo.fetch(B16._replace(url=server.url)) == str(path)
-    assert path.read_bytes() == server.body
+    path = Path(zoo.fetch(TI16._replace(url=server.url)))
+    assert path.read_bytes() == server.body and path.parent.parent == tmp_path / "temporary"
+    path.parent.chmod(0o777)
+    if os.name != "nt":
+        assert path.parent.stat().st_uid == os.getuid()
+        with pytest.raises(PermissionError, match="only its owner, this user, can use"):
+            zoo.fetch(TI16)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Its temporary folder is the user's own")
+def test_a_temporary_folder_that_leads_elsewhere_is_refused(monkeypatch, tmp_path, offline):
+    monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"keras_vit-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="only its owner"):
+        zoo.fetch(TI16)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")
 def test_a_cache_that_can_only_be_read_is_read(home, monkeypatch, tmp_path, offline):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    path = put(home / B16.filename)
+    path = put(home / TI16.filename)
     home.chmod(0o555)
-    assert zoo.fetch(B16) == str(path)
+    assert zoo.fetch(TI16) == str(path)
+
+
+@pytest.mark.parametrize(
+    "name, parameters",
+    [
+        ("ViTTi16.augreg_imagenet2012", 5_717_416),
+        ("ViTH14.imagenet21k", 658_745_683),
+        ("R50ViTL32.imagenet21k", 350_358_931),
+        ("RViTTi16.augreg_imagenet2012", 6_337_704),
+        ("BiTR50x1.imagenet21k", 68_256_659),
+        ("BiTR152x4.imagenet2012", 936_533_224),
+        ("DeiTB16Distilled.imagenet2012_384", 87_630_032),
+    ],
+)
+def test_a_published_file_is_shorter_than_the_limit(name, parameters):
+    assert 1.2 < zoo.most_bytes(zoo.find(name)) / (4 * parameters) < 4
