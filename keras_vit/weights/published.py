@@ -195,3 +195,5 @@ def _of_three(constants):
 
 _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
+# The first digits of the SHA-256, by the name of the file as published.
+SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}

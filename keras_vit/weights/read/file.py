@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.weights.published import SHA256_PREFIXES
 
 # The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
 LARGEST = 1e4
@@ -33,7 +34,7 @@ class WeightsFile:
     def __init__(self, path):
         self.path = os.fsdecode(path)
         # Whether damage to the arrays would be noticed: a SHA-256 was checked, or the format has checksums.
-        self.verified = known_digest(self.path) is not None
+        self.verified = known_digits(self.path) is not None
         self.entries = {}
         self.facts = {}
 
@@ -100,18 +101,21 @@ def checked(path):
     if not os.path.getsize(path):
         raise refuse(path, "it is empty (0 bytes)")
     check_is_no_stand_in(path)
-    expected = known_digest(path)
-    if expected is not None:
-        check_sha256(path, expected)
+    digits = known_digits(path)
+    if digits is not None:
+        _check_digits(path, digits)
     return path
 
 
-def known_digest(path):
-    """Returns the SHA-256 that a file must have, by `<path>.sha256` or its place in a Hugging Face cache, or None."""
-    # The cache's files are links to blobs/<SHA-256>, and for small files to blobs with shorter names.
+def known_digits(path):
+    """Returns the SHA-256 that a file must have, or its first digits, or None if they are not known."""
+    name = os.path.basename(path)
+    if (digest := digest_in(f"{path}.sha256", name)) is not None:
+        return digest
+    # Files in Hugging Face's cache are links to blobs/<SHA-256>, and small ones to blobs with shorter names.
     folder, blob = os.path.split(os.path.realpath(path))
     of_hub = os.path.basename(folder) == "blobs" and re.fullmatch(_DIGEST, blob)
-    return digest_in(f"{path}.sha256", os.path.basename(path)) or (blob if of_hub else None)
+    return blob if of_hub else SHA256_PREFIXES.get(name)
 
 
 def check_is_no_stand_in(path):
@@ -154,9 +158,13 @@ def check_sha256(path, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
         raise arguments.invalid("sha256", "None with a folder (put <file>.sha256 beside its files)", expected)
+    _check_digits(path, expected)
+
+
+def _check_digits(path, digits):
     found = sha256(path)
-    if found != expected.lower():
-        raise refuse(path, f"it is damaged or another file: its SHA-256 is {found}, expected {expected.lower()}")
+    if not found.startswith(digits.lower()):
+        raise refuse(path, f"it is damaged or another file: its SHA-256 is {found}, expected {digits.lower()}")
 
 
 def digest_in(sidecar, name):

@@ -151,6 +151,15 @@ def test_a_link_into_the_cache_of_a_hub_is_checked_against_the_name_of_its_blob(
     checked(tmp_path / "config.json")
 
 
+def test_a_published_name_says_how_the_hash_begins(tmp_path):
+    path = tmp_path / "deit_tiny_patch16_224-a1311bcf.pth"
+    path.write_bytes(DATA)
+    with pytest.raises(ValueError, match="its SHA-256 is .*expected a1311bcf"):
+        open_checkpoint(path)
+    path.with_name(f"{path.name}.sha256").write_text(f"{DIGEST}  {path.name}\n")
+    checked(path)
+
+
 @pytest.mark.parametrize("value", [2e4, -1e36])
 def test_a_weight_out_of_proportion_is_refused_unless_its_hash_is_known(tmp_path, value):
     path = tmp_path / "model.safetensors"
