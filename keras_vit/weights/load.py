@@ -144,7 +144,9 @@ class _Plan:
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
         if not checkpoint.file.verified:
             name = os.path.basename(checkpoint.path)
-            self.report.unchecked[name] = "damage is not noticed without its SHA-256 (sha256=, or a .sha256 file)"
+            self.report.unchecked[name] = (
+                "damage is not noticed without a SHA-256 (sha256=, or a .sha256 file beside each)"
+            )
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self._match()

@@ -75,7 +75,7 @@ def test_a_file_whose_damage_would_not_be_noticed_is_warned_of(tmp_path, said):
     model.save_weights(tmp_path / "model.weights.h5")
     build(weights=tmp_path / "model.weights.h5")
     ((level, message),) = said()
-    assert level == "WARNING" and "unchecked model.weights.h5: damage is not noticed without its SHA-256" in message
+    assert level == "WARNING" and "unchecked model.weights.h5: damage is not noticed without a SHA-256" in message
     digest = sha256(tmp_path / "model.weights.h5")
     assert not keras_vit.load_weights(model, tmp_path / "model.weights.h5", sha256=digest).unchecked
     write_sidecar(tmp_path / "model.weights.h5")

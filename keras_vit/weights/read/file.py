@@ -108,13 +108,13 @@ def checked(path):
 
 
 def known_digits(path):
-    """Returns the SHA-256 that a file must have, or its first digits, or None if they are not known."""
+    """Returns the SHA-256 that a file must have, or its first digits, or its Git hash, or None if none is known."""
     name = os.path.basename(path)
     if (digest := digest_in(f"{path}.sha256", name)) is not None:
         return digest
-    # Files in Hugging Face's cache are links to blobs/<SHA-256>, and small ones to blobs with shorter names.
+    # Files in Hugging Face's cache are links to blobs/<SHA-256>, or for small files to blobs/<Git hash>.
     folder, blob = os.path.split(os.path.realpath(path))
-    of_hub = os.path.basename(folder) == "blobs" and re.fullmatch(_DIGEST, blob)
+    of_hub = os.path.basename(folder) == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob)
     return blob if of_hub else SHA256_PREFIXES.get(name)
 
 
@@ -162,9 +162,15 @@ def check_sha256(path, expected):
 
 
 def _check_digits(path, digits):
-    found = sha256(path)
+    kind, found = ("Git hash", _git_hash(path)) if len(digits) == 40 else ("SHA-256", sha256(path))
     if not found.startswith(digits.lower()):
-        raise refuse(path, f"it is damaged or another file: its SHA-256 is {found}, expected {digits.lower()}")
+        raise refuse(path, f"it is damaged or another file: its {kind} is {found}, expected {digits.lower()}")
+
+
+def _git_hash(path):
+    start = b"blob %d\0" % os.path.getsize(path)
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.sha1(start, usedforsecurity=False)).hexdigest()
 
 
 def digest_in(sidecar, name):

@@ -4,9 +4,9 @@ import itertools
 import os
 from pathlib import PureWindowsPath
 
-from keras_vit.weights.read.file import WeightsFile, checked, read_json, refuse
+from keras_vit.weights.read.file import WeightsFile, checked, known_digits, read_json, refuse
 from keras_vit.weights.read.pth import PthFile
-from keras_vit.weights.read.safetensors import SafetensorsFile
+from keras_vit.weights.read.safetensors import FACTS, SafetensorsFile
 
 _SHARDS = {".safetensors": SafetensorsFile, ".bin": PthFile}
 
@@ -74,6 +74,7 @@ class HuggingFaceFolder(WeightsFile):
 
     def __init__(self, path):
         super().__init__(path)
+        self.verified = True
         config = self._json("config.json")
         if config is None:
             raise refuse(
@@ -85,17 +86,22 @@ class HuggingFaceFolder(WeightsFile):
         # Only timm writes "architecture".
         self.container = "timm" if "architecture" in config else "huggingface"
         self._weights = self._open_weights()
-        self.entries, self.verified = self._weights.entries, self._weights.verified
+        self.entries = self._weights.entries
         # Older timm versions wrote these settings at the top level.
         timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
         preprocessor = self._json("preprocessor_config.json")
         self.facts = {**self._weights.facts, "config": config, "preprocessor": preprocessor, "timm": timm}
+        # In our own folders the weights' file says all that the others do.
+        self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
 
     def _json(self, name):
         path = os.path.join(self.path, name)
-        return read_json(checked(path)) if os.path.exists(path) else None
+        if not os.path.exists(path):
+            return None
+        self.verified &= known_digits(path) is not None
+        return read_json(checked(path))
 
     def _open_weights(self):
         for name, reader in _WEIGHTS.items():

@@ -145,10 +145,14 @@ def test_a_link_into_the_cache_of_a_hub_is_checked_against_the_name_of_its_blob(
     (tmp_path / "blobs" / DIGEST).write_bytes(DATA[:-1] + b"t")
     with pytest.raises(ValueError, match=f"model.safetensors.*its SHA-256 is .*expected {DIGEST}"):
         checked(tmp_path / "model.safetensors")
-    # Of small files the cache has hashes of another kind.
-    (tmp_path / "blobs" / DIGEST[:40]).write_bytes(DATA)
-    (tmp_path / "config.json").symlink_to(tmp_path / "blobs" / DIGEST[:40])
+    # Git's hash of "hello\\n".
+    blob = tmp_path / "blobs" / "ce013625030ba8dba906f756967f9e9ca394464a"
+    blob.write_bytes(b"hello\n")
+    (tmp_path / "config.json").symlink_to(blob)
     checked(tmp_path / "config.json")
+    blob.write_bytes(b"hallo\n")
+    with pytest.raises(ValueError, match="config.json.*its Git hash is .*expected ce013625"):
+        checked(tmp_path / "config.json")
 
 
 def test_a_published_name_says_how_the_hash_begins(tmp_path):

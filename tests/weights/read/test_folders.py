@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
@@ -205,3 +206,15 @@ def test_golden_folders():
     for name in ("hf_vit", "hf_deit_distilled"):
         facts, read = contents(GOLDEN_FOLDER / name)
         assert facts["config"]["hidden_size"] == 64 and len(read) > 50
+
+
+def test_a_folder_is_verified_if_all_its_files_are(folder):
+    assert open_checkpoint(folder()).verified, "our own says all in its weights' file"
+    path = folder()
+    (path / "model.safetensors").unlink()
+    save_file({"a": np.ones(2, "float32")}, path / "model.safetensors")
+    assert not open_checkpoint(path).verified
+    for name in ("model.safetensors", "config.json"):
+        assert not open_checkpoint(path).verified
+        write_sidecar(path / name)
+    assert open_checkpoint(path).verified
