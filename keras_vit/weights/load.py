@@ -143,10 +143,8 @@ class _Plan:
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
         if not checkpoint.file.verified:
-            name = os.path.basename(checkpoint.path)
-            self.report.unchecked[name] = (
-                "damage is not noticed without a SHA-256 (sha256=, or a .sha256 file beside each)"
-            )
+            why = "damage is not noticed without a SHA-256 (by sha256=, or in a .sha256 file)"
+            self.report.unchecked[os.path.basename(checkpoint.path)] = why
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self._match()

@@ -123,17 +123,9 @@ def check_is_no_stand_in(path):
     with open(path, "rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise refuse(
-            path,
-            "it is a Git LFS pointer, a few lines in place of the file. Run `git lfs pull` in its repository, or "
-            "download the file itself",
-        )
+        raise refuse(path, "it is a Git LFS pointer in place of the file; run `git lfs pull` in its repository")
     if head.startswith((b"<!doctype html", b"<html", b"<?xml")):
-        raise refuse(
-            path,
-            "it is a web page, which a server sent in place of the file, such as a login form or an error. Download "
-            "the file from its own address",
-        )
+        raise refuse(path, "it is a web page, which a server sent in place of the file, such as a login form")
 
 
 def read_json(path):

@@ -35,12 +35,6 @@ class ShardedFile(WeightsFile):
         if not (isinstance(found, dict) and found):
             raise refuse(self.path, "it is not an index of weights (it has no weight_map)")
         for key, name in found.items():
-            if isinstance(name, list) or str(name).endswith(".h5"):
-                raise refuse(
-                    self.path,
-                    "it is the index of sharded Keras weights, which are not read here; load them with "
-                    "model.load_weights, and save them as one .weights.h5 file",
-                )
             # A Windows path handles both kinds of slashes, and drives.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
                 raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")

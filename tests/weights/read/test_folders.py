@@ -72,8 +72,8 @@ def test_index_and_shards_must_agree(shards):
         ("{}", "no weight_map"),
         ('{"weight_map": {}}', "no weight_map"),
         ('{"weight_map": {"a": "b.txt"}}', "expected .safetensors or .bin"),
-        ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "sharded Keras weights"),
-        ('{"weight_map": {"/layers/dense/vars": "model_00000.weights.h5"}}', "sharded Keras weights"),
+        ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "expected the name of a file"),
+        ('{"weight_map": {"/layers/dense/vars": "model_00000.weights.h5"}}', "expected .safetensors or .bin"),
         ('{"weight_map": ', "is not a JSON file"),
     ],
 )
