@@ -62,7 +62,8 @@ def load_weights(
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
             "bicubic_antialias" (timm). None: as in the source's code.
-        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256`, if there is such a file.
+        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache, if known.
+            Unless it is known or the format has checksums, weights beyond 10,000 are refused.
 
     Returns:
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
