@@ -10,10 +10,13 @@ from keras_vit import arguments
 from keras_vit.weights import fields, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
+from keras_vit.weights.read.file import refuse
 from keras_vit.weights.read.folders import ShardedFile
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
+# An array without numbers can claim any number of them.
+_MOST_BLOCKS = 1000
 
 
 class Place(NamedTuple):
@@ -94,7 +97,10 @@ class Checkpoint:
         for name, key in canonical.items():
             if self.source.stacked and name.startswith(self.source.stacked[0]):
                 prefix, template = self.source.stacked
-                for i in range(next(iter(self.file.entries[key].shape), 0)):
+                count = next(iter(self.file.entries[key].shape), 0)
+                if count > _MOST_BLOCKS:
+                    raise refuse(self.path, f"{key!r} stacks {count:,} blocks, more than {_MOST_BLOCKS:,}")
+                for i in range(count):
                     places[template.format(i) + name.removeprefix(prefix)] = Place(key, i)
             else:
                 places[name] = Place(key)

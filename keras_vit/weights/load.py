@@ -29,6 +29,8 @@ _HOW = {
     "bicubic_antialias": "bicubic, antialiased",
 }
 _POSITIONS = "position_embedding/embeddings"
+# Of the patches and grids that are resized, since the memory for that grows with its square.
+_LARGEST_SIDE = 1024
 
 
 def load_weights(
@@ -62,8 +64,8 @@ def load_weights(
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
             "bicubic_antialias" (timm). None: as in the source's code.
-        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache, if known.
-            Unless it is known or the format has checksums, weights beyond 10,000 are refused.
+        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache.
+            Without any, and without checksums in the format, weights beyond 10,000 are refused.
 
     Returns:
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
@@ -219,9 +221,10 @@ class _Plan:
         if weight == self.entrance:
             # Unlike a patch embedding, a hybrid's root convolution is not resized.
             same_patch = there[:2] == needed[:2] or weight == "patch_embedding/kernel"
-            return same_patch and there[3] == needed[3]
+            return same_patch and there[3] == needed[3] and max(there[:2]) <= _LARGEST_SIDE
         if weight == _POSITIONS:
-            return (there[0], there[2]) == (needed[0], needed[2]) and self.grid_there is not None
+            same_rest = (there[0], there[2]) == (needed[0], needed[2])
+            return same_rest and self.grid_there is not None and max(self.grid_there) <= _LARGEST_SIDE
         return False
 
     def _hints(self, unexpected, mismatched):

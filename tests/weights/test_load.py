@@ -344,6 +344,19 @@ def test_stacked_blocks_load_the_same(tmp_path):
     assert stacked.layers[-1].name == "head" and unchanged(stacked, plain.get_weights())
 
 
+def test_a_stack_of_ever_so_many_empty_blocks_is_refused(tiny, tmp_path):
+    arrays = {"params/embedding/kernel": np.ones((4, 4, 3, 12), "float32")}
+    arrays["params/Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "float32")
+    with pytest.raises(ValueError, match="stacks 1,000,000,000 blocks"):
+        keras_vit.load_weights(tiny, write(tmp_path / "bomb.npz", arrays))
+
+
+def test_a_patch_too_large_to_resize_is_refused(tiny, tiny_arrays, tmp_path):
+    tiny_arrays["embedding/kernel"] = np.zeros((100_000, 1, 3, 12), "float32")
+    with pytest.raises(WeightsMismatchError, match=r"embedding/kernel: \(100000, 1, 3, 12\) in the file"):
+        keras_vit.load_weights(tiny, write(tmp_path / "large.npz", tiny_arrays))
+
+
 def test_the_image_tower_of_siglip_is_taken_out_of_the_whole(tmp_path):
     arrays = dict(np.load(GOLDEN_FOLDER / "bigvision_map.npz"))
     whole = {key.replace("params/", "params/img/", 1): value for key, value in arrays.items()}

@@ -15,6 +15,8 @@ from keras_vit.weights.published import SHA256_PREFIXES
 
 # The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
 LARGEST = 1e4
+# In bytes: an index of 100,000 arrays has a fifth of it.
+_LARGEST_TEXT = 50_000_000
 _DIGEST = "[0-9a-fA-F]{64}"
 
 
@@ -130,6 +132,8 @@ def check_is_no_stand_in(path):
 
 def read_json(path):
     """Returns the JSON object in a file as a dict."""
+    if os.path.getsize(path) > _LARGEST_TEXT:
+        raise refuse(path, f"it is larger than {_LARGEST_TEXT:,} bytes, expected a JSON file of settings or names")
     with refusing_damage(path, "it is not a JSON file"):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -173,7 +177,8 @@ def digest_in(sidecar, name):
         raise refuse(sidecar, "it is not a regular file")
     with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
         # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
-        found = re.findall(rf"^[ \t]*({_DIGEST})(?:[ \t]+\*?{re.escape(name)})?[ \t]*$", file.read(), re.MULTILINE)
+        pattern = rf"^[ \t]*({_DIGEST})(?:[ \t]+\*?{re.escape(name)})?[ \t]*$"
+        found = re.findall(pattern, file.read(_LARGEST_TEXT), re.MULTILINE)
     if len(found) != 1:
         raise refuse(sidecar, f"it does not give one SHA-256 of {name!r}, as in 64 hexadecimal digits, spaces, name")
     return found[0]

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -182,6 +183,12 @@ def test_a_folder_with_pytorch_s_file_alone(folder, arrays):
 )
 def test_a_wrong_config_is_refused(folder, config, expected):
     assert expected in refusal(folder(config))
+
+
+def test_a_config_of_ever_so_many_bytes_is_not_read(folder):
+    path = folder()
+    os.truncate(path / "config.json", 10**10)
+    assert "config.json': it is larger than" in refusal(path)
 
 
 def test_missing_files_are_named(folder):
