@@ -68,7 +68,7 @@ class Recipe:
     source: str
     cost: str
     expected: str
-    dataset: str
+    dataset: str = ""
     train_split: str = "train"
     test_split: str = "test"
     holdout: float = 0.2
