@@ -3,8 +3,6 @@
 import ast
 import dataclasses
 import inspect
-import types
-import typing
 from collections.abc import Mapping
 
 from keras_vit import arguments
@@ -73,7 +71,7 @@ class Recipe:
     test_split: str = "test"
     holdout: float = 0.2
     variant: str = "B/16"
-    image_size: int | tuple[int, int] = 224
+    image_size: int | tuple = 224
     model: Mapping = dataclasses.field(default_factory=dict)
     weights: str | None = None
     train: str = "all"
@@ -91,7 +89,7 @@ class Recipe:
     min_steps: int = 0
     optimizer: str = "sgd"
     learning_rate: float = 0.03
-    sweep: tuple[float, ...] = ()
+    sweep: tuple = ()
     weight_decay: float = 0.0
     clip: float | None = 1.0
     decay: str = "cosine"
@@ -173,22 +171,22 @@ class Recipe:
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model
         {'dropout_rate': 0.1}
         """
-        hints = typing.get_type_hints(type(self))
+        kinds = {field.name: field.type for field in dataclasses.fields(self) if field.name not in ("name", "model")}
         fields, model = {}, dict(self.model)
         for key, value in changes.items():
             value = _literal(value) if isinstance(value, str) else value
             if key.startswith("model."):
                 model[key.removeprefix("model.")] = value
                 continue
-            if key not in hints or key in ("name", "model"):
-                known = ", ".join(k for k in hints if k not in ("name", "model"))
-                raise ValueError(f"Expected a setting of a recipe: {known}, or model.ARGUMENT. Received: {key!r}")
-            fields[key] = _checked(key, value, hints[key])
-        lengths = {"steps": None, "epochs": None, "min_steps": 0}
-        for keys in (("steps", "epochs"), _WARMUPS):
-            if any(fields.get(key) for key in keys):
-                others = lengths if keys[0] in lengths else dict.fromkeys(keys, 0)
-                fields = {**others, **fields}
+            if key not in kinds:
+                raise ValueError(
+                    f"Expected a setting of a recipe: {', '.join(kinds)}, or model.ARGUMENT. Received: {key!r}"
+                )
+            fields[key] = _checked(key, value, kinds[key])
+        if fields.get("steps") or fields.get("epochs"):
+            fields = {"steps": None, "epochs": None, "min_steps": 0, **fields}
+        if any(fields.get(key) for key in _WARMUPS):
+            fields = {**dict.fromkeys(_WARMUPS, 0), **fields}
         return dataclasses.replace(self, **fields, model=model)
 
 
@@ -200,16 +198,13 @@ def _literal(text):
         return text
 
 
-def _checked(key, value, hint):
+def _checked(key, value, kind):
     """Returns the value in the field's type, or raises."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        kind = typing.get_origin(option) or option
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if kind is tuple and isinstance(value, (list, tuple)):
-            return tuple(value)
-        if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
-            return value
-    expected = getattr(hint, "__name__", str(hint))
-    raise ValueError(f"Expected `{key}` to be {expected}. Received: {value!r}")
+    if isinstance(value, list):
+        value = tuple(value)
+    if type(value) is int and isinstance(0.0, kind):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        expected = getattr(kind, "__name__", str(kind))
+        raise ValueError(f"Expected `{key}` to be {expected}. Received: {value!r}")
+    return value
