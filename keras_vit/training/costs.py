@@ -5,11 +5,9 @@ import shutil
 import time
 from pathlib import Path
 
-import keras
 import numpy as np
 
-from keras_vit.costs import parts_of
-from keras_vit.models.graph import is_graph, nodes_before
+from keras_vit.costs import profile
 
 # The gradients take about twice the time of the forward pass.
 STEP_PER_FORWARD = 3
@@ -19,28 +17,12 @@ FEW_IMAGES, PATIENCE = 8, 2.0
 CHECKPOINTS = 4
 
 
-def activation_bytes(graph):
-    """Estimates the bytes of activations that training keeps per image; None if a layer's shapes are unknown."""
-    total = 0
-    for operation, inputs in nodes_before(graph.outputs):
-        if isinstance(operation, keras.layers.InputLayer):
-            continue
-        if is_graph(operation):
-            within = activation_bytes(operation)
-            if within is None:
-                return None
-            total += within
-            continue
-        shapes = {i: tuple(x.shape[1:]) for i, x in enumerate(inputs)}
-        try:
-            output = tuple(keras.tree.flatten(operation.output)[0].shape[1:])
-            parts = parts_of(operation, shapes, output)
-        except (AttributeError, TypeError, ValueError):
-            # The layer is called more than once, or has unknown sizes.
-            return None
-        width = 2 if getattr(operation, "compute_dtype", "float32") in ("bfloat16", "float16") else 4
-        total += width * sum(part.activations for part in parts)
-    return total
+def activation_bytes(model, image_size):
+    """Estimates the bytes of activations that training keeps per image; None if the layers do not tell."""
+    try:
+        return profile(model, image_size).activation_bytes
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def state_bytes(model):
@@ -87,16 +69,17 @@ def _timed(model, batch):
 
 def folder_problems(out, needed):
     """Yields reasons why a run could not write `needed` bytes to a folder."""
-    there = _nearest(out)
+    there, free = _nearest(out), free_bytes(out)
+    # New checkpoints replace the existing ones.
+    needed -= sum(file.stat().st_size for file in Path(out).glob("checkpoints/*.npz"))
     if not there.is_dir():
         yield f"Expected `out` to be a folder, or one that can be made. Received: {str(out)!r}, where {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):
         yield f"Expected `out` to be a folder that can be written to. Received: {str(out)!r}, and {there} cannot be"
-    elif free_bytes(out) + (kept := sum(file.stat().st_size for file in Path(out).glob("checkpoints/*.npz"))) < needed:
-        # New checkpoints replace the existing ones.
+    elif free < needed:
         yield (
-            f"Expected {size_text(needed - kept)} of free disk for the checkpoints in `out`. Received: "
-            f"{size_text(free_bytes(out))} at {there}"
+            f"Expected {size_text(needed)} of free disk for the checkpoints in `out`. Received: "
+            f"{size_text(free)} at {there}"
         )
 
 
@@ -107,10 +90,8 @@ def free_bytes(out):
 
 def _nearest(out):
     """Returns the folder, or its nearest existing parent."""
-    there = Path(out).absolute()
-    while not there.exists():
-        there = there.parent
-    return there
+    path = Path(out).absolute()
+    return next(there for there in (path, *path.parents) if there.exists())
 
 
 def size_text(size):

@@ -150,7 +150,8 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     if computable:
         seconds, initial_loss = costs.forward(model, seen.first if compiled else seen.first[:1], replicas)
     total = None if steps is None else round(steps * epochs)
-    activations = None if graph is None else costs.activation_bytes(graph)
+    image_size = seen.images.shape[1:3] if seen.images is not None and seen.images.ndim == 4 else None
+    activations = costs.activation_bytes(graph, image_size)
     counts = counts_of(seen.all_labels, num_classes, loss)
     labels = seen.labels
     result = Findings(
