@@ -22,60 +22,56 @@ _ATTRIBUTES = {
 
 
 class KeptCallbacks:
-    """Callbacks given to `Resume`, with unique `names`; `stopper` names the one that stopped the run, or is None."""
+    """Callbacks given to `Resume`, `named` uniquely; `stopper` names the one that stopped the run, or is None."""
 
     def __init__(self, callbacks):
-        self.callbacks = keras.tree.flatten(list(callbacks))
-        self.names, kinds = [], []
-        self.stopper = None
+        self.named, self.stopper = {}, None
         self._model = None
-        self._first = []
-        self._warned = set()
-        for callback in self.callbacks:
+        # The attributes at the start, by name, of callbacks that could lose them.
+        self._first = {}
+        for callback in keras.tree.flatten(list(callbacks)):
             if not isinstance(callback, keras.callbacks.Callback):
                 raise ValueError(f"Expected `callbacks` to be Keras callbacks. Received: {callback!r}")
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 raise ValueError("Expected no BackupAndRestore in `callbacks`: Resume saves and loads the run itself.")
             told = (getattr(callback, key, None) for key in ("monitor", "filepath", "filename"))
             told = ", ".join(repr(os.path.basename(os.fspath(t))) for t in told if isinstance(t, (str, os.PathLike)))
-            kinds.append(type(callback).__name__ + (f"({told})" if told else ""))
-            same = kinds.count(kinds[-1])
-            self.names.append(f"{kinds[-1]} {same}" if same > 1 else kinds[-1])
+            name = kind = type(callback).__name__ + (f"({told})" if told else "")
+            while name in self.named:
+                name = f"{kind} {int(name.removeprefix(kind) or 1) + 1}"
+            self.named[name] = callback
 
     def set_params(self, params):
         self._refuse_twice(params)
-        for callback in self.callbacks:
+        for callback in self.named.values():
             # A copy: holding `params` itself means it was also given to `fit`.
             callback.set_params(dict(params))
 
     def set_model(self, model):
         self._model = model
-        for callback in self.callbacks:
+        for callback in self.named.values():
             callback.set_model(model)
 
     def begin(self, params, slot):
         """Calls `on_train_begin`, and reports callbacks that are new or missing compared to the checkpoint `slot`."""
         self._refuse_twice(params)
         self.stopper = None
-        self._warned = set()
         saved = _saved(slot)
-        for name, callback in self._named():
+        for name, callback in self.named.items():
             _begin(callback, saved.get(name, {}))
         self._remember()
         if slot is None:
             return
-        new = [name for name, callback in self._named() if name not in saved and get_state(callback)]
-        if new:
+        if new := [name for name, callback in self.named.items() if name not in saved and get_state(callback)]:
             print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: starting afresh.")
-        gone = sorted(name for name, state in saved.items() if state and name not in self.names)
-        if gone:
+        if gone := sorted(name for name, state in saved.items() if state and name not in self.named):
             print(f"{str(slot.path)!r} holds the state of {', '.join(gone)}, not given to this Resume: it is dropped.")
 
-    def tell(self, event, *args):
+    def tell(self, event, *args, **kwargs):
         """Calls a method of each callback."""
-        for name, callback in self._named():
+        for name, callback in self.named.items():
             stopped = self._model.stop_training
-            getattr(callback, event)(*args)
+            getattr(callback, event)(*args, **kwargs)
             if self._model.stop_training and not stopped:
                 self.stopper = name
 
@@ -83,7 +79,7 @@ class KeptCallbacks:
         """Returns the states as JSON types; adds their arrays to the dict `arrays`."""
         self._warn_of_lost_state()
         packed = []
-        for name, callback in self._named():
+        for name, callback in self.named.items():
             try:
                 packed.append([name, pack(get_state(callback), arrays, "callbacks")])
             except TypeError as error:
@@ -92,17 +88,13 @@ class KeptCallbacks:
 
     def unpack(self, slot):
         """Restores the callbacks' states from a checkpoint."""
-        saved = _saved(slot)
-        for name, callback in self._named():
-            if name in saved:
-                set_state(callback, saved[name])
+        for name, state in _saved(slot).items():
+            if name in self.named:
+                set_state(self.named[name], state)
         self._remember()
 
-    def _named(self):
-        return zip(self.names, self.callbacks, strict=True)
-
     def _refuse_twice(self, params):
-        twice = [name for name, callback in self._named() if callback.params is params]
+        twice = [name for name, callback in self.named.items() if callback.params is params]
         if twice:
             raise ValueError(
                 f"Expected {', '.join(twice)} to be given only to Resume, which calls its callbacks itself. "
@@ -110,16 +102,15 @@ class KeptCallbacks:
             )
 
     def _remember(self):
-        self._first = [_own_attributes(callback) for callback in self.callbacks]
+        unsaved = {name: callback for name, callback in self.named.items() if not _has_own_state(callback)}
+        self._first = {name: _own_attributes(callback) for name, callback in unsaved.items()}
 
     def _warn_of_lost_state(self):
-        """Reports callbacks that changed since training began but cannot save their state."""
-        for (name, callback), first in zip(self._named(), self._first, strict=True):
-            if name in self._warned or _has_own_state(callback):
-                continue
-            changed = sorted(key for key, value in _own_attributes(callback).items() if value != first.get(key))
-            if changed:
-                self._warned.add(name)
+        """Reports callbacks, once each, that changed since training began but cannot save their state."""
+        for name, first in list(self._first.items()):
+            now = _own_attributes(self.named[name])
+            if changed := sorted(key for key, value in now.items() if value != first.get(key)):
+                del self._first[name]
                 print(
                     f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
                     "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."

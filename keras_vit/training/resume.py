@@ -127,7 +127,7 @@ class Resume(keras.callbacks.Callback):
         self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
         self.first_step = self.step
         self._epochs = [tuple(pair) for pair in slot.facts["history"]]
-        if self.callbacks is None or slot.facts.get("stopped") in (*self._kept.names, _UNKNOWN_STOPPER):
+        if self.callbacks is None or slot.facts.get("stopped") in (*self._kept.named, _UNKNOWN_STOPPER):
             self.stopped = slot.facts.get("stopped")
         total = self.params["epochs"]
         # As keras.callbacks.BackupAndRestore does; fit reads it after this method.
@@ -196,17 +196,13 @@ class Resume(keras.callbacks.Callback):
         if epoch + 1 >= self.params["epochs"] or self.model.stop_training:
             self._save_the_end()
 
-    def on_test_begin(self, logs=None):
-        self._kept.tell("on_test_begin", logs)
+    def _tell(self, *args, **kwargs):
+        self._kept.tell(*args, **kwargs)
 
-    def on_test_end(self, logs=None):
-        self._kept.tell("on_test_end", logs)
-
-    def on_test_batch_begin(self, batch, logs=None):
-        self._kept.tell("on_test_batch_begin", batch, logs)
-
-    def on_test_batch_end(self, batch, logs=None):
-        self._kept.tell("on_test_batch_end", batch, logs)
+    on_test_begin = functools.partialmethod(_tell, "on_test_begin")
+    on_test_end = functools.partialmethod(_tell, "on_test_end")
+    on_test_batch_begin = functools.partialmethod(_tell, "on_test_batch_begin")
+    on_test_batch_end = functools.partialmethod(_tell, "on_test_batch_end")
 
     def on_train_end(self, logs=None):
         self.model._initial_epoch = None
