@@ -64,7 +64,7 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
     # Each fit would replace the weights by their moving average; only the end of the run may.
     optimizer.finalize_variable_values = lambda variables: None
     try:
-        run.begin()
+        keras.callbacks.CallbackList.on_train_begin(run)
         for epoch in range(epochs if resume.stopped else resume.epoch, epochs):
             resume.set_seeds(epoch)
             dataset = make_dataset(epoch)
@@ -87,18 +87,12 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
     finally:
         del optimizer.finalize_variable_values
     optimizer.finalize_variable_values(model.trainable_weights)
-    run.end()
+    keras.callbacks.CallbackList.on_train_end(run)
     return model.history
 
 
 class _OneRun(keras.callbacks.CallbackList):
-    """Callbacks that see several calls of fit as one run, from `begin` to `end`."""
-
-    def begin(self):
-        super().on_train_begin()
-
-    def end(self):
-        super().on_train_end()
+    """Callbacks that see several calls of fit as one run."""
 
     def on_train_begin(self, logs=None):
         pass

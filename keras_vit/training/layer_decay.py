@@ -27,19 +27,16 @@ def layer_depths(model: keras.Model) -> dict[str, int]:
     [0, 1, 2, 3, 3]
     """
     parts = parts_of(model)
-    depths = {layer.name: 0 for layer in parts.below}
-    depths |= {layer.name: depth for depth, layer in enumerate(parts.blocks, 1)}
-    top = len(parts.blocks) + 1
-    depths |= {layer.name: top for layer in parts.above}
-    with_weights = {layer.name for layer in (*parts.below, *parts.blocks, *parts.above) if layer.weights}
-    for layer in parts.others:
-        if layer.name in with_weights and layer.weights:
-            raise ValueError(
-                "Expected names for the layers around the model that differ from those of the layers in it. "
-                f"Received: model {model.name!r} with two layers named {layer.name!r}"
-            )
-        if layer.weights or layer.name not in depths:
-            depths[layer.name] = top
+    depths, levels = {}, {}
+    for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
+        for layer in layers:
+            if layer.weights and levels.setdefault(layer.name, level) != level:
+                raise ValueError(
+                    "Expected names for the layers around the model that differ from those of the layers in it. "
+                    f"Received: model {model.name!r} with two layers named {layer.name!r}"
+                )
+            if layer.weights or layer.name not in depths:
+                depths[layer.name] = min(level, len(parts.blocks) + 1)
     return depths
 
 
