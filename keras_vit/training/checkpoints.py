@@ -39,10 +39,10 @@ class CheckpointSlots:
 
     def paths(self):
         """Returns the checkpoint files, oldest first."""
-        return sorted(self.folder.glob("step_*.npz"))
+        return sorted(path for path in self.folder.glob("step_*.npz") if path.is_file())
 
     def save(self, step, facts, arrays):
-        """Writes the checkpoint of a step, removes the oldest ones, and returns the new path."""
+        """Writes the checkpoint of a step, removes the oldest others, and returns the new path."""
         path = self.folder / f"step_{step:012d}.npz"
         header = np.frombuffer(
             json.dumps({"format": _FORMAT, "arrays": sorted(arrays), "facts": facts}).encode(), "uint8"
@@ -51,18 +51,25 @@ class CheckpointSlots:
             np.savez(file, header=header, **{f"arrays/{name}": array for name, array in arrays.items()})
             file.flush()
             os.fsync(file.fileno())
-        for old in self.paths()[: -self.slots]:
+        others = [other for other in self.paths() if other != path]
+        for old in others[: len(others) + 1 - self.slots]:
             old.unlink(missing_ok=True)
         return path
 
     def newest(self):
-        """Reads the newest undamaged checkpoint, printing a notice for each damaged one; None if there is none."""
+        """Reads the newest undamaged checkpoint, or returns None; gives damaged ones another name, with a notice."""
         for path in reversed(self.paths()):
             try:
                 return _read(path)
+            except MemoryError:
+                raise
             # Flipped bits make zipfile and NumPy raise nearly any error.
             except Exception as error:
-                print(f"The checkpoint {str(path)!r} is damaged ({error}). Falling back to the one before it.")
+                # Otherwise it would count among the last ones, and new checkpoints of earlier steps would be removed.
+                aside = path.rename(f"{path}.damaged")
+                print(
+                    f"The checkpoint {str(path)!r} is damaged ({error}); it is now {aside.name!r}. Using an older one."
+                )
         return None
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -45,6 +46,32 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, capsys, content):
     assert f"{str(paths[1])!r} is damaged" in capsys.readouterr().out
     paths[0].write_bytes(b"")
     assert checkpoints.newest() is None
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_run_that_starts_anew_after_damage_keeps_its_checkpoints(tmp_path, slots):
+    checkpoints, paths = saved(tmp_path, (1000, 1500, 2000), slots)
+    for path in checkpoints.paths():
+        path.write_bytes(path.read_bytes()[:100])
+    assert checkpoints.newest() is None
+    assert len(list(tmp_path.glob("*.npz.damaged"))) == slots and not checkpoints.paths()
+    for step in (100, 200, 300, 400):
+        checkpoints.save(step, {"step": step}, ARRAYS)
+        assert checkpoints.newest().facts == {"step": step}
+    assert len(checkpoints.paths()) == slots
+
+
+def test_the_file_just_written_is_never_removed(tmp_path):
+    checkpoints, _ = saved(tmp_path, (1000, 1500, 2000))
+    for step in (100, 200):
+        assert checkpoints.save(step, {}, ARRAYS) in checkpoints.paths()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_named_pipe_is_no_checkpoint(tmp_path):
+    checkpoints, paths = saved(tmp_path, (1,))
+    os.mkfifo(tmp_path / "step_000000000009.npz")
+    assert checkpoints.newest().path == paths[0]
 
 
 def test_no_flipped_bit_goes_unseen(tmp_path):
