@@ -4,6 +4,7 @@ import keras
 
 from keras_vit.models.inputs import num_batches
 from keras_vit.training.resume import Resume
+from keras_vit.training.run_record import data_of
 from keras_vit.training.torch_generators import check_one_process
 
 
@@ -57,7 +58,9 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
     run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
     # Builds the metrics; otherwise `fit` would on a first batch, and another iterator may shuffle in another order.
     resume.set_seeds(0)
-    model.evaluate(make_dataset(0), steps=1, verbose=0)
+    dataset = make_dataset(0)
+    model.evaluate(dataset, steps=1, verbose=0)
+    resume.data = data_of(dataset, steps=num_batches(dataset))
     # As fit does before on_train_begin.
     model.make_train_function()
     optimizer = model.optimizer
@@ -86,6 +89,7 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
                 break
     finally:
         del optimizer.finalize_variable_values
+        resume.data = None
     optimizer.finalize_variable_values(model.trainable_weights)
     keras.callbacks.CallbackList.on_train_end(run)
     return model.history

@@ -4,8 +4,18 @@ import math
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.training.checkpoints import OTHER_FOLDER, CheckpointSlots, assign, check_model, model_arrays, signature
 from keras_vit.training.kept_callbacks import KeptCallbacks
+from keras_vit.training.run_record import (
+    PARTS,
+    arguments_of_fit,
+    data_of,
+    difference,
+    goes_on,
+    plain_rate,
+    record_of,
+)
 from keras_vit.training.torch_generators import check_one_process, generator_states, set_generator_states
 
 _UNKNOWN_STOPPER = "a callback that was not given to Resume"
@@ -41,13 +51,15 @@ class Resume(keras.callbacks.Callback):
         seed: Int of at least 0 from which the global random seeds (Python, NumPy, backend) are set at the start of each
             epoch; None leaves them.
         callbacks: List of the other callbacks; [] if there are none, since None prints a notice.
+        allow: What may differ from the checkpoint, a tuple of "seed", "model" (its config), "optimizer",
+            "learning_rate" (the new one counts), "loss" and "data" (its sizes, and a sample of arrays).
 
     Attributes: `epoch`, `batch` and `step`: the position; `first_step`: where this process began; `diverged`: whether a
     number was not finite; `stopped`: the name of the callback that stopped the run, or None.
 
     Raises:
-        ValueError: If an argument is invalid, the model is not built or the checkpoint is of another model, optimizer
-            or seed.
+        ValueError: If an argument is invalid, the model is not built, the checkpoint is of another run (see `allow`),
+            or `steps_per_epoch` lets an epoch begin within the data, where a resumed run would not.
         RuntimeError: At the start of training, in one of several PyTorch processes.
 
     Example:
@@ -68,7 +80,7 @@ class Resume(keras.callbacks.Callback):
     3
     """
 
-    def __init__(self, folder, every=500, slots=3, seed=0, callbacks=None):
+    def __init__(self, folder, every=500, slots=3, seed=0, callbacks=None, allow=()):
         super().__init__()
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"Expected `every` to be a positive number of steps. Received: every={every!r}")
@@ -78,6 +90,9 @@ class Resume(keras.callbacks.Callback):
         self.every = every
         self.seed = seed
         self.callbacks = callbacks
+        self.allow = tuple(arguments.one_of("allow", part, PARTS) for part in allow)
+        # As `run_record.data_of` describes it, if `model.fit` does not get it.
+        self.data = None
 
     @property
     def callbacks(self):
@@ -108,6 +123,8 @@ class Resume(keras.callbacks.Callback):
         self.stopped = None
         # A fit interrupted before its first epoch would leave its value.
         self.model._initial_epoch = None
+        self._record = self._new_record()
+        self._new_rate = None
         self.checkpoints.open()
         slot = self.checkpoints.newest()
         if self.callbacks is None:
@@ -116,14 +133,10 @@ class Resume(keras.callbacks.Callback):
             self._kept.begin(self.params, None)
             return
         check_model(self.model, slot)
-        if slot.facts["seed"] != self.seed:
-            raise ValueError(
-                f"Expected `seed` to be {slot.facts['seed']}, as in {str(slot.path)!r}. Received: seed={self.seed}. "
-                f"{OTHER_FOLDER.format(slot.path.parent)}"
-            )
+        self._check_record(slot)
         self._kept.begin(self.params, slot)
-        assign(self.model, slot, "model", "optimizer")
         self._slot = slot
+        self._assign("model", "optimizer")
         self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
         self.first_step = self.step
         self._epochs = [tuple(pair) for pair in slot.facts["history"]]
@@ -173,7 +186,7 @@ class Resume(keras.callbacks.Callback):
             return
         if self._skip is not None:
             # Metrics are sure to have their variables only after a step.
-            assign(self.model, self._slot, "model", "optimizer", "metrics")
+            self._assign("model", "optimizer", "metrics")
             set_generator_states(self._slot.arrays)
             self._kept.unpack(self._slot)
             self._skip = self._slot = None
@@ -222,6 +235,43 @@ class Resume(keras.callbacks.Callback):
         if self.seed is not None:
             keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
+    def _new_record(self):
+        given = arguments_of_fit() if self.data is None else {}
+        if goes_on(**given) and "data" not in self.allow:
+            raise ValueError(
+                f"Expected epochs that each begin the data anew. Received: steps_per_epoch={given['steps_per_epoch']}, "
+                "with data that goes on. Leave `steps_per_epoch` out, or use keras_vit.training.fit with a dataset for "
+                "each epoch; `allow=('data',)` lets a resumed run begin it anew."
+            )
+        names = ("x", "y", "sample_weight", "batch_size")
+        data = self.data or data_of(*(given.get(name) for name in names), steps=self.params["steps"])
+        return {"seed": self.seed, **record_of(self.model, data)}
+
+    def _check_record(self, slot):
+        """Raises if the checkpoint is of a run with something else that `allow` does not name."""
+        # A checkpoint of an older version has only the seed.
+        saved, here = {"seed": slot.facts["seed"], **slot.facts.get("record", {})}, self._record
+        rate = plain_rate(self.model.optimizer)
+        if rate is not None and here["learning_rate"] != saved.get("learning_rate", here["learning_rate"]):
+            number = next(i for i, variable in enumerate(self.model.optimizer.variables) if variable is rate)
+            # The second fit of a process has the rate that the first ended with.
+            if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
+                here["learning_rate"] = saved["learning_rate"]
+            else:
+                self._new_rate = here["learning_rate"]
+        for part in PARTS:
+            found = None if part in self.allow else difference(saved.get(part, here[part]), here[part], part)
+            if found:
+                raise ValueError(
+                    f"{str(slot.path)!r} is of another run: {found}. {OTHER_FOLDER.format(slot.path.parent)} "
+                    f"`allow=({part!r},)` resumes it all the same."
+                )
+
+    def _assign(self, *groups):
+        assign(self.model, self._slot, *groups)
+        if self._new_rate is not None:
+            self.model.optimizer.learning_rate = self._new_rate
+
     def _save_the_end(self):
         self.epoch, self.batch = self._epochs[-1][0] + 1, 0
         if self.model.stop_training and not self.diverged:
@@ -244,6 +294,7 @@ class Resume(keras.callbacks.Callback):
             "batch": self.batch,
             "step": self.step,
             "seed": self.seed,
+            "record": self._record,
             "logs": _json(logs),
             "history": [[epoch, _json(values)] for epoch, values in self._epochs],
             "variables": signature(model),

@@ -258,10 +258,10 @@ def test_what_is_not_of_this_run_is_refused(tmp_path):
         fit(make_model(units=5), tmp_path)
     with pytest.raises(ValueError, match=r"step_0+4.npz' is of another optimizer: it has adam_w"):
         fit(make_model(optimizer="sgd"), tmp_path)
-    with pytest.raises(ValueError, match="`seed` to be 0"):
+    with pytest.raises(ValueError, match="another run: seed 0 and not 1"):
         fit(make_model(), tmp_path, seed=1)
     with pytest.raises(ValueError, match="the 4 batches that"):
-        make_model().fit(X[:8], Y[:8], batch_size=4, epochs=1, callbacks=[Resume(tmp_path)], verbose=0)
+        make_model().fit(X[:8], Y[:8], batch_size=4, epochs=1, callbacks=[Resume(tmp_path, allow=["data"])], verbose=0)
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
     if keras.backend.backend() == "tensorflow":
@@ -269,6 +269,77 @@ def test_what_is_not_of_this_run_is_refused(tmp_path):
         with pytest.raises(ValueError, match="a built model"):
             fit(unbuilt, tmp_path)
     assert sorted(tmp_path.iterdir()) == files
+
+
+class Noise(keras.layers.Layer):
+    """A layer of a user's own, without a config."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.strength = function, 0.1
+
+    def call(self, x):
+        return self.function(x)
+
+
+def small(rate=0.1, drop=0.1, activation="relu", loss="mse", momentum=0.0, own=(), **options):
+    layers = [keras.Input((4,)), keras.layers.Dropout(drop), keras.layers.Dense(3, activation), *own]
+    model = keras.Sequential(layers)
+    eagerly = keras.backend.backend() == "tensorflow"
+    model.compile(keras.optimizers.SGD(rate, momentum), loss, run_eagerly=eagerly, jit_compile=False)
+    return model
+
+
+def fit_small(folder, model, x=X, batch_size=4, epochs=1, **options):
+    y = np.zeros((len(x), 3))
+    callbacks = [Resume(folder, callbacks=[], **options)]
+    return model.fit(x, y, batch_size=batch_size, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def test_what_changes_the_run_is_named_and_can_be_allowed(tmp_path):
+    fit_small(tmp_path, small())
+    own = [Noise(lambda x: x)]
+    fit_small(tmp_path / "own", small(own=own))
+    with pytest.raises(ValueError, match="model.layers.noise.strength 0.1 and not 0.2"):
+        own[0].strength = 0.2
+        fit_small(tmp_path / "own", small(own=own))
+    changes = {
+        "model.layers.dropout.config.rate 0.1 and not 0.3": small(drop=0.3),
+        "model.layers.dense.config.activation 'relu' and not 'gelu'": small(activation="gelu"),
+        "optimizer.nesterov": small(),
+        "learning_rate 0.1.* and not 0.2": small(0.2),
+        "loss 'mse' and not 'mae'": small(loss="mae"),
+    }
+    changes["optimizer.nesterov"].optimizer.nesterov = True
+    for message, model in changes.items():
+        before = model.get_weights()
+        with pytest.raises(ValueError, match=f"another run: {message}.*`allow=") as error:
+            fit_small(tmp_path, model)
+        np.testing.assert_array_equal(before[0], model.get_weights()[0])
+        part = str(error.value).split("allow=('")[1].split("'")[0]
+        assert len(fit_small(tmp_path, model, allow=[part]).epoch) == 1
+        assert part != "learning_rate" or float(model.optimizer.learning_rate) == pytest.approx(0.2)
+    for options in ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}):
+        with pytest.raises(ValueError, match=r"another run: data.*`allow=\('data',\)`"):
+            fit_small(tmp_path, small(), **options)
+    with pytest.raises(ValueError, match="`allow`.*'everything'"):
+        Resume(tmp_path, allow=["everything"])
+    # All the same, and with a rate that a callback has changed.
+    assert len(fit_small(tmp_path, small(), epochs=2).epoch) == 2
+
+
+@pytest.mark.parametrize("batches, steps", [(4, 2), (4, 8), (None, 4)])
+def test_epochs_that_go_on_in_the_data_are_refused(tmp_path, batches, steps):
+    tf = pytest.importorskip("tensorflow")
+    data = tf.data.Dataset.from_tensor_slices((X[:16], np.zeros((16, 3)))).batch(4)
+    endless = data.repeat() if batches is None else data
+    options = {"steps_per_epoch": steps, "epochs": 2, "verbose": 0}
+    with pytest.raises(ValueError, match=f"Received: steps_per_epoch={steps}.*keras_vit.training.fit"):
+        small().fit(endless, callbacks=[Resume(tmp_path, callbacks=[])], **options)
+    assert not any(tmp_path.iterdir())
+    if steps < 8:
+        small().fit(endless, callbacks=[Resume(tmp_path, callbacks=[], allow=["data"])], **options)
+    small().fit(data, callbacks=[Resume(tmp_path / "whole", callbacks=[])], **{**options, "steps_per_epoch": 4})
 
 
 def test_other_metrics_start_where_the_run_is_resumed(tmp_path, alone, capsys):
