@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.files import remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 1"
@@ -27,10 +28,8 @@ class CheckpointSlots:
     """A folder with the last few checkpoints of a run, as .npz files that are written whole or not at all."""
 
     def __init__(self, folder, slots=3):
-        if not isinstance(slots, int) or slots < 1:
-            raise ValueError(f"Expected `slots` to be a positive int. Received: slots={slots!r}")
         self.folder = Path(folder)
-        self.slots = slots
+        self.slots = arguments.positive_int("slots", slots)
 
     def open(self):
         """Creates the folder, and removes the drafts of killed processes."""

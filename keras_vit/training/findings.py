@@ -46,38 +46,33 @@ class Findings:
     warnings: tuple  # texts
 
     def __str__(self):
-        unknown = "not known"
-        classes = "" if self.num_classes is None else f", {self.num_classes} outputs"
-        rows = [("data", f"{self.num_images or 'an unknown number of'} images{classes}")]
-        if self.images_per_class:
-            shown = [
-                f"{self.class_names[i] if i < len(self.class_names) else i} {count}"
-                for i, count in enumerate(self.images_per_class[:6])
-            ]
-            more = ", ..." if len(self.images_per_class) > 6 else ""
-            rows.append(("", f"{', '.join(shown)}{more}{'' if self.counted_all else ', in the batches read'}"))
+        rows = {"data": f"{self.num_images or 'an unknown number of'} images"}
+        if self.num_classes is not None:
+            rows["data"] += f", {self.num_classes} outputs"
+        if counts := self.images_per_class:
+            names = dict(enumerate(self.class_names))
+            shown = [f"{names.get(i, i)} {count}" for i, count in enumerate(counts[:6])] + ["..."] * (len(counts) > 6)
+            rows["classes"] = f"{', '.join(shown)}{'' if self.counted_all else ', in the batches read'}"
         if self.batch_shape:
-            takes = "" if self.expected_values is None else "; the model takes {:.4g} to {:.4g}"
-            takes = takes.format(*(self.expected_values or ()))
-            values = "" if self.values is None else " of {:.4g} to {:.4g}".format(*self.values)
-            rows.append(("a batch", f"{' x '.join(map(str, self.batch_shape))}{values}{takes}"))
-        rows.append(("labels", self.labels or unknown))
-        loss = self.loss or "not compiled"
+            rows["a batch"] = " x ".join(map(str, self.batch_shape)) + " of {:.4g} to {:.4g}".format(*self.values)
+            if self.expected_values is not None:
+                rows["a batch"] += "; the model takes {:.4g} to {:.4g}".format(*self.expected_values)
+        rows["labels"] = self.labels
+        rows["loss"] = self.loss or "not compiled"
         if self.initial_loss is not None:
-            loss += f", {self.initial_loss:.4g} before training"
-            loss += f"; chance level is {self.chance_loss:.4g}" if self.chance_loss else ""
-        rows.append(("loss", loss))
-        rows.append(("parameters", f"{self.trainable:,} trained, {self.frozen:,} frozen"))
-        rows.append(("steps", f"{self.steps:,}" if self.steps else unknown))
-        rows.append(
-            ("memory", f"about {costs.size_text(self.memory)}, from the layer shapes" if self.memory else unknown)
+            rows["loss"] += f", {self.initial_loss:.4g} before training"
+            rows["loss"] += f"; chance level is {self.chance_loss:.4g}" if self.chance_loss else ""
+        rows["parameters"] = f"{self.trainable:,} trained, {self.frozen:,} frozen"
+        rows["steps"] = self.steps and f"{self.steps:,}"
+        rows["memory"] = self.memory and f"about {costs.size_text(self.memory)}, from the layer shapes"
+        rows["time"] = self.seconds and (
+            f"about {datetime.timedelta(seconds=round(self.seconds))}, three times that of batches without training"
         )
-        guess = f"about {datetime.timedelta(seconds=round(self.seconds))}, three times that of batches without training"
-        rows.append(("time", guess if self.seconds else unknown))
         if self.out is not None:
             checkpoint, free = costs.size_text(self.checkpoint), costs.size_text(self.free_disk)
-            rows.append(("folder", f"{self.out}, {checkpoint} a checkpoint, {free} free"))
-        lines = [f"{self.model} on {keras.backend.backend()}", *(f"  {name:12}{text}" for name, text in rows)]
+            rows["folder"] = f"{self.out}, {checkpoint} a checkpoint, {free} free"
+        lines = [f"{self.model} on {keras.backend.backend()}"]
+        lines += [f"  {name:12}{text or 'not known'}" for name, text in rows.items()]
         return "\n".join(line[:160] for line in lines)
 
 

@@ -82,13 +82,9 @@ class Resume(keras.callbacks.Callback):
 
     def __init__(self, folder, every=500, slots=3, seed=0, callbacks=None, allow=()):
         super().__init__()
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"Expected `every` to be a positive number of steps. Received: every={every!r}")
-        if not (seed is None or (isinstance(seed, int) and seed >= 0)):
-            raise ValueError(f"Expected `seed` to be None or an int that is not negative. Received: seed={seed!r}")
         self.checkpoints = CheckpointSlots(folder, slots)
-        self.every = every
-        self.seed = seed
+        self.every = arguments.positive_int("every", every)
+        self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
         self.callbacks = callbacks
         self.allow = tuple(arguments.one_of("allow", part, PARTS) for part in allow)
         # As `run_record.data_of` describes it, if `model.fit` does not get it.
@@ -149,13 +145,11 @@ class Resume(keras.callbacks.Callback):
             self._skip_batches()
         else:
             self._kept.unpack(slot)
-        folder = str(self.checkpoints.folder)
-        if self.stopped:
-            print(
-                f"The run in {folder!r} was stopped by {self.stopped}, in epoch {self.epoch}: nothing is left to train."
+        if self.stopped or self.epoch >= total:
+            end = (
+                f"was stopped by {self.stopped}, in epoch {self.epoch}" if self.stopped else f"has done {total} epochs"
             )
-        elif self.epoch >= total:
-            print(f"The run in {folder!r} has done its {total} epochs: nothing is left to train.")
+            print(f"The run in {str(self.checkpoints.folder)!r} {end}: nothing is left to train.")
         else:
             place = f"epoch {self.epoch + 1} of {total}, batch {self.batch}, step {self.step}"
             print(f"Resuming from {str(slot.path)!r}: {place}.")
@@ -202,7 +196,10 @@ class Resume(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if self._to_skip:
-            self._refuse_short_epoch()
+            raise ValueError(
+                f"Expected the data to have the {self.batch} batches that {str(self._slot.path)!r} has seen of epoch "
+                f"{self.epoch + 1}. Received: an epoch of fewer batches."
+            )
         self._kept.tell("on_epoch_end", epoch, logs)
         # Not a copy: later callbacks still add to it.
         self._epochs.append((epoch, logs))
@@ -324,8 +321,6 @@ class Resume(keras.callbacks.Callback):
                 f"Expected `steps_per_execution` to divide {self.batch}, the batches that {path!r} has seen of its "
                 f"epoch. Received: steps_per_execution={together}"
             )
-        if self.params["steps"] is not None and self.params["steps"] <= self.batch - together:
-            self._refuse_short_epoch()
         self._to_skip = self.batch // together
         model.make_train_function()
         train = model.train_function
@@ -346,12 +341,6 @@ class Resume(keras.callbacks.Callback):
             return (logs, args[0]) if len(args) == 2 else logs
 
         self._skip = functools.partial(setattr, model, "train_function", skip)
-
-    def _refuse_short_epoch(self):
-        raise ValueError(
-            f"Expected the data to have the {self.batch} batches that {str(self._slot.path)!r} has seen of epoch "
-            f"{self.epoch + 1}. Received: an epoch of fewer batches."
-        )
 
     def _restore_history(self):
         """Adds the epochs before this process to the history."""

@@ -102,20 +102,6 @@ class Recipe:
     sam: float | None = None
 
     def __post_init__(self):
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"Expected one of `steps` and `epochs`. Received: {self.steps!r} and {self.epochs!r}")
-        if self.steps and self.min_steps:
-            raise ValueError(f"Expected `min_steps` only with `epochs`. Received: steps={self.steps!r}")
-        warmups = [getattr(self, key) for key in _WARMUPS]
-        if sum(map(bool, warmups)) > 1:
-            raise ValueError(
-                f"Expected one of `warmup_steps`, `warmup_epochs` and `warmup_percent`. Received: {warmups}"
-            )
-        if min(*warmups, self.min_steps) < 0 or self.warmup_percent >= 100:
-            raise ValueError(
-                "Expected `min_steps` and a warm-up of 0 or more, and of less than 100 percent. "
-                f"Received: {self.min_steps} and {warmups}"
-            )
         for key, allowed in (
             ("train", ("all", "head", "lora")),
             ("loss", ("softmax", "sigmoid")),
@@ -126,29 +112,32 @@ class Recipe:
         ):
             arguments.one_of(key, getattr(self, key), allowed)
         for key in ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "ema", "layer_decay"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ValueError(f"Expected `{key}` above 0. Received: {value!r}")
+            arguments.optional(arguments.positive_number, key, getattr(self, key))
         for key in ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"):
-            value = getattr(self, key)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"Expected `{key}` from 0 to 1. Received: {value!r}")
+            if not 0 <= (getattr(self, key) or 0) <= 1:
+                raise arguments.invalid(key, "a number from 0 to 1", getattr(self, key))
         arguments.image_size(self.image_size)
-        if self.optimizer == "sgd" and self.weight_decay:
-            raise ValueError(f"Expected no `weight_decay` with sgd. Received: {self.weight_decay!r}")
-        if self.label_smoothing and (self.loss == "sigmoid" or self.policy == "deit"):
-            raise ValueError(
-                "Expected no `label_smoothing` with the sigmoid loss, nor with the policy 'deit', which smooths. "
-                f"Received: {self.label_smoothing!r}"
-            )
-        if self.ema and self.layer_decay:
-            raise ValueError(f"Expected no `ema` with `layer_decay`. Received: {self.ema!r} and {self.layer_decay!r}")
+        warmups = [getattr(self, key) for key in _WARMUPS]
+        smooths = self.loss == "sigmoid" or self.policy == "deit"
         known = set(inspect.signature(ViT).parameters) - _NOT_FOR_MODEL
-        if unknown := sorted(set(self.model) - known):
-            raise ValueError(
-                f"Expected arguments of keras_vit.ViT in `model`: {', '.join(sorted(known))}. "
-                f"Received: {', '.join(unknown)}"
-            )
+        unknown = sorted(set(self.model) - known)
+        for wrong, expected, received in (
+            ((self.steps is None) == (self.epochs is None), "one of `steps` and `epochs`", (self.steps, self.epochs)),
+            (self.steps and self.min_steps, "`min_steps` only with `epochs`", self.min_steps),
+            (sum(map(bool, warmups)) > 1, "one of `warmup_steps`, `warmup_epochs` and `warmup_percent`", warmups),
+            (min(*warmups, self.min_steps) < 0, "`min_steps` and a warm-up of 0 or more", (self.min_steps, warmups)),
+            (self.warmup_percent >= 100, "a warm-up of less than 100 percent", self.warmup_percent),
+            (self.optimizer == "sgd" and self.weight_decay, "no `weight_decay` with sgd", self.weight_decay),
+            (
+                self.label_smoothing and smooths,
+                "no `label_smoothing` with the sigmoid loss, nor with the policy 'deit', which smooths",
+                self.label_smoothing,
+            ),
+            (self.ema and self.layer_decay, "no `ema` with `layer_decay`", (self.ema, self.layer_decay)),
+            (unknown, f"arguments of keras_vit.ViT in `model`: {', '.join(sorted(known))}", ", ".join(unknown)),
+        ):
+            if wrong:
+                raise ValueError(f"Expected {expected}. Received: {received}")
 
     @property
     def command(self):

@@ -32,18 +32,14 @@ def check_one_process():
         return
     import torch  # noqa: TID251
 
-    distributed = torch.distributed
-    if not distributed.is_available():
-        return
-    if distributed.is_initialized():
-        found, size = "torch.distributed is initialized", distributed.get_world_size()
-    elif distributed.is_torchelastic_launched():
-        found, size = "torchrun started this process", int(os.environ.get("WORLD_SIZE", 1))
-    else:
-        return
+    distributed, size = torch.distributed, 1
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+    elif distributed.is_available() and distributed.is_torchelastic_launched():
+        size = int(os.environ.get("WORLD_SIZE", 1))
     if size > 1:
         raise RuntimeError(
-            f"Expected one process on the PyTorch backend. Received: {found} with a world size of {size}, and each "
-            "would train a separate model. Start one process alone, or set KERAS_BACKEND=jax and use "
+            f"Expected one process on the PyTorch backend. Received: {size}, started by torch.distributed or torchrun, "
+            "and each would train a separate model. Start one process alone, or set KERAS_BACKEND=jax and use "
             "keras.distribution.DataParallel() in one process for all devices."
         )
