@@ -3,9 +3,7 @@
 import dataclasses
 
 import keras
-import numpy as np
 
-from keras_vit.data.augment import POLICIES, Policy
 from keras_vit.preprocessing import Preprocessing, carrier_of
 
 
@@ -44,22 +42,6 @@ def inputs_of(preprocessing, **given):
     return {**found, **given, "preprocessing": record.changed(**fields)}
 
 
-def scaling(record, channels):
-    """Returns (offset, divisor) for images of 0..255, each a float or an array with one value per channel."""
-    record.check_channels(channels)
-    constants = [np.array(c, "float32") for c in record.offset_and_scale]
-    return tuple(float(c[0]) if len(c) == 1 else c for c in constants)
-
-
-def policy_of(policy):
-    """Looks up a `Policy` by name."""
-    if isinstance(policy, Policy):
-        return policy
-    if policy not in POLICIES:
-        raise ValueError(f"Expected `policy` to be a Policy or one of {', '.join(POLICIES)}. Received: {policy!r}")
-    return POLICIES[policy]
-
-
 def labels_of(source, labels, policy):
     """Returns the kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for no labels."""
     if labels not in ("int", "one_hot", "none", None):
@@ -74,25 +56,9 @@ def labels_of(source, labels, policy):
         return None
     if source.labels in ("multi_hot", "float"):
         if policy.label_smoothing or labels:
-            what = {"multi_hot": "multi-label data", "float": "regression targets"}[source.labels]
             raise ValueError(
-                f"Expected {what} without `labels` and without label smoothing, which spreads one label over "
-                f"the classes. Received: labels={labels!r}, {policy}"
+                "Expected multi-label data or regression targets without `labels` and without label smoothing. "
+                f"Received: labels={labels!r}, {policy}"
             )
         return source.labels
     return labels or ("one_hot" if policy.mixes else "int")
-
-
-def check_counts(image_size, **counts):
-    """Raises if a count is too small or `shard_index` is out of range."""
-    counts["image_size"] = min(image_size, default=0)
-    for name, count in counts.items():
-        least = int(name not in ("skip_batches", "shard_index"))
-        if name == "num_batches" and count is None:
-            continue
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ValueError(f"Expected `{name}` to be an integer of at least {least}. Received: {count!r}")
-    if counts["shard_index"] >= counts["num_shards"]:
-        raise ValueError(
-            f"Expected `shard_index` from 0 to {counts['num_shards'] - 1}. Received: {counts['shard_index']!r}"
-        )

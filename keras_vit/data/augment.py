@@ -1,5 +1,6 @@
 import dataclasses
 
+from keras_vit import arguments
 from keras_vit.data.operations import OFFICIAL, TIMM
 from keras_vit.data.source import tf
 
@@ -47,23 +48,16 @@ class Policy:
     operations: str = "official"
 
     def __post_init__(self):
-        for name in ("mixup", "cutmix", "erasing", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1 - (name == "label_smoothing") * 1e-6:
-                raise ValueError(f"Expected `{name}` from 0 to 1. Received: {getattr(self, name)!r}")
-        if self.operations not in STRONGEST:
-            raise ValueError(
-                f"Expected `operations` to be one of {', '.join(STRONGEST)}. Received: {self.operations!r}"
-            )
-        most = STRONGEST[self.operations]
+        for name in ("mixup", "cutmix", "erasing"):
+            if not 0 <= arguments.number(name, getattr(self, name)) <= 1:
+                raise arguments.invalid(name, "a number from 0 to 1", getattr(self, name))
+        arguments.rate("label_smoothing", self.label_smoothing)
+        most = STRONGEST[arguments.one_of("operations", self.operations, tuple(STRONGEST))]
         if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= most):
-            raise ValueError(
-                f"Expected `randaugment` as (at least 1, 0 to {most}) for the operations {self.operations!r}. "
-                f"Received: {self.randaugment!r}"
-            )
+            raise arguments.invalid("randaugment", f"(at least 1, 0 to {most})", self.randaugment)
         if self.magnitude_std < 0:
-            raise ValueError(f"Expected `magnitude_std` of at least 0. Received: {self.magnitude_std!r}")
-        if not isinstance(self.repeats, int) or self.repeats < 1:
-            raise ValueError(f"Expected `repeats` to be an integer of at least 1. Received: {self.repeats!r}")
+            raise arguments.invalid("magnitude_std", "a number of at least 0", self.magnitude_std)
+        arguments.positive_int("repeats", self.repeats)
 
     @property
     def mixes(self) -> bool:

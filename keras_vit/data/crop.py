@@ -3,9 +3,10 @@ import io
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.data.source import tf
 from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
-from keras_vit.preprocessing import INTERPOLATIONS, Preprocessing
+from keras_vit.preprocessing import Preprocessing
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PN"
 CROPS = ("pretrain", "finetune", "pad", "eval")
@@ -67,15 +68,17 @@ class Crop:
     evaluation: Preprocessing | None = None
 
     def __post_init__(self):
-        for name, allowed in (("kind", CROPS), ("interpolation", INTERPOLATIONS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"Expected `{name}` to be one of {allowed}. Received: {getattr(self, name)!r}")
-        if not 0 < self.crop_fraction <= 1:
-            raise ValueError(f"Expected `crop_fraction` in (0, 1]. Received: {self.crop_fraction!r}")
+        arguments.one_of("kind", self.kind, CROPS)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"Expected `scale` as (smallest, largest) in (0, 1]. Received: {self.scale!r}")
+            raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
-            raise ValueError(f"Expected `resize_size` of at least {self.image_size}. Received: {self.resize_size!r}")
+            raise arguments.invalid("resize_size", f"at least {self.image_size}", self.resize_size)
+        if self.evaluation is None:
+            antialias = None if self.interpolation in ("nearest", "area") else self.antialias
+            record = Preprocessing(
+                interpolation=self.interpolation, antialias=antialias, crop_fraction=self.crop_fraction
+            )
+            object.__setattr__(self, "evaluation", record)
 
     def __call__(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         return self.resize(self.decode(encoded, seed), seed)
@@ -103,7 +106,7 @@ class Crop:
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
-            return EvaluationTransform(tuple(self.image_size), self._record()).in_tensorflow(image)
+            return EvaluationTransform(tuple(self.image_size), self.evaluation).in_tensorflow(image)
         size = self.image_size
         if self.kind == "finetune":
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
@@ -149,7 +152,12 @@ class Crop:
     def _array(self, encoded, seed):
         def load(data):
             # numpy_function passes bytes in a graph, and an array of them in eager mode.
-            array = np.load(io.BytesIO(data if isinstance(data, bytes) else data.item()), allow_pickle=False)
+            file = io.BytesIO(data if isinstance(data, bytes) else data.item())
+            try:
+                array = np.load(file, allow_pickle=False)
+            # Of a damaged header, NumPy raises errors of many types.
+            except Exception as error:
+                raise ValueError(f"Cannot read the array: {error}") from None
             if array.ndim != 3 or array.shape[-1] != self.channels or not array.size:
                 raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
             return array.astype("float32")
@@ -203,12 +211,6 @@ class Crop:
             use_image_if_no_bounding_boxes=True,
         )
         return tf.concat([start[:2], extent[:2]], 0)
-
-    def _record(self):
-        if self.evaluation is not None:
-            return self.evaluation
-        antialias = None if self.interpolation in ("nearest", "area") else self.antialias
-        return Preprocessing(interpolation=self.interpolation, antialias=antialias, crop_fraction=self.crop_fraction)
 
 
 def _cut(image, window):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.data.source import tf
 
 LAST = np.iinfo("int64").max
@@ -34,9 +35,7 @@ class Epochs:
 
     def set(self, number: int) -> None:
         """Sets the epoch of the next iteration, an integer from 0."""
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
-            raise ValueError(f"Expected an epoch as an integer of at least 0. Received: {number!r}")
-        self._next.number = int(number)
+        self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self):
         """Dataset of (epoch, begin, end), the image ranges of an iteration."""

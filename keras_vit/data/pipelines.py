@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vit.data.arguments import check_counts, inputs_of, labels_of, policy_of
-from keras_vit.data.augment import Policy
+from keras_vit import arguments
+from keras_vit.data.arguments import inputs_of, labels_of
+from keras_vit.data.augment import POLICIES, Policy
 from keras_vit.data.broken import BrokenImages, in_place
 from keras_vit.data.crop import Crop
 from keras_vit.data.epochs import Epochs
@@ -113,21 +114,19 @@ def pipeline(
         resize_mode=resize_mode,
         value_range=value_range,
     )
-    channels, record = inputs["channels"], inputs["preprocessing"]
+    record = inputs["preprocessing"]
+    image_size = arguments.pair("image_size", inputs["image_size"])
+    channels = arguments.positive_int("channels", inputs["channels"])
     record.check_channels(channels)
-    image_size = _pair(inputs["image_size"])
-    policy = policy_of(policy)
+    if not isinstance(policy, Policy):
+        policy = POLICIES[arguments.one_of("policy", policy, tuple(POLICIES))]
     labels = labels_of(source, labels, policy)
-    check_counts(
-        image_size,
-        batch_size=batch_size,
-        channels=channels,
-        num_shards=num_shards,
-        shard_index=shard_index,
-        skip_batches=skip_batches,
-        num_batches=num_batches,
-        shuffle_buffer=shuffle_buffer,
-    )
+    for name, count in (("batch_size", batch_size), ("num_shards", num_shards), ("shuffle_buffer", shuffle_buffer)):
+        arguments.positive_int(name, count)
+    arguments.optional(arguments.positive_int, "num_batches", num_batches)
+    arguments.non_negative_int("skip_batches", skip_batches)
+    if shard_index not in range(num_shards):
+        raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
     if channels not in (1, 3, 4) and not source.arrays:
@@ -140,7 +139,7 @@ def pipeline(
         bool(training) if flip is None else flip,
         channels,
         scale,
-        _pair(resize_size),
+        arguments.optional(arguments.pair, "resize_size", resize_size),
         record.interpolation,
         record.antialias,
         record.crop_fraction,
@@ -210,10 +209,6 @@ def pipeline(
 
     # Nothing here needs AutoGraph, whose conversion would take most of the startup time.
     return tf.autograph.experimental.do_not_convert(build)()
-
-
-def _pair(size):
-    return (size, size) if isinstance(size, int) else size and tuple(size)
 
 
 def _options():

@@ -1,4 +1,5 @@
-from keras_vit.data.arguments import scaling
+import numpy as np
+
 from keras_vit.data.augment import RandAugment
 from keras_vit.data.mix import Mix, seeded
 from keras_vit.data.source import tf
@@ -11,7 +12,7 @@ class Steps:
         self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files
         keys = source.records.element_spec
         self._beside = [] if labels is None else [key for key in ("label", "weight") if key in keys]
-        self._scale = None if scale is None else scaling(scale, cut.channels)
+        self._scale = None if scale is None else [np.array(c, "float32") for c in scale.offset_and_scale]
         self._root = tf.random.stateless_uniform((), root, None, None, "int64")
         self._augment = self._erase = None
         if policy.randaugment:

@@ -115,13 +115,13 @@ def test_a_global_policy_does_not_change_the_batches(tmp_path, policy, dtypes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mixup": -0.1}, "`mixup` from 0 to 1. Received: -0.1"),
-        ({"label_smoothing": 1.0}, "`label_smoothing` from 0 to 1"),
-        ({"randaugment": (2, 31)}, "`randaugment` as .* 0 to 30"),
-        ({"randaugment": (2, 15), "operations": "timm"}, "`randaugment` as .* 0 to 10.* 'timm'"),
-        ({"operations": "pil"}, "`operations` to be one of official, timm. Received: 'pil'"),
-        ({"magnitude_std": -1}, "`magnitude_std` of at least 0. Received: -1"),
-        ({"repeats": 0}, "`repeats` to be an integer of at least 1. Received: 0"),
+        ({"mixup": -0.1}, "`mixup`. Expected a number from 0 to 1. Received: -0.1"),
+        ({"label_smoothing": 1.0}, "`label_smoothing`. Expected a number in"),
+        ({"randaugment": (2, 31)}, "`randaugment`. Expected .* 0 to 30"),
+        ({"randaugment": (2, 15), "operations": "timm"}, "`randaugment`. Expected .* 0 to 10"),
+        ({"operations": "pil"}, "`operations`. Expected one of 'official', 'timm'. Received: 'pil'"),
+        ({"magnitude_std": -1}, "`magnitude_std`. Expected a number of at least 0. Received: -1"),
+        ({"repeats": 0}, "`repeats`. Expected an integer of at least 1. Received: 0"),
     ],
 )
 def test_refuses(changes, message):

@@ -153,11 +153,11 @@ def test_the_limit_on_pixels():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "random"}, "`kind` to be one of .*'random'"),
-        ({"interpolation": "cubic"}, "`interpolation` to be one of .*'cubic'"),
-        ({"crop_fraction": 0}, r"`crop_fraction` in \(0, 1\]. Received: 0"),
-        ({"scale": (0.5, 0.2)}, "`scale` as"),
-        ({"resize_size": (4, 4)}, r"`resize_size` of at least \(8, 8\)"),
+        ({"kind": "random"}, "`kind`. Expected one of .*'random'"),
+        ({"interpolation": "cubic"}, "`interpolation`. Expected one of .*'cubic'"),
+        ({"crop_fraction": 0}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 0"),
+        ({"scale": (0.5, 0.2)}, "`scale`. Expected"),
+        ({"resize_size": (4, 4)}, r"`resize_size`. Expected at least \(8, 8\)"),
     ],
 )
 def test_refuses(changes, message):

@@ -94,7 +94,7 @@ def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
         ({"path": PATHS, "label": ["cat"] * 6}, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
         ({"path": PATHS, "label": NAMES}, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
-        ({"path": PATHS, "label": NAMES}, {"label_separator": " ", "policy": "deit"}, "multi-label data without"),
+        ({"path": PATHS, "label": NAMES}, {"label_separator": " ", "policy": "deit"}, "multi-label data or"),
         ({"path": PATHS}, {"label_column": None, "policy": "light2"}, "one-hot labels for a policy"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_is_not_read_to_its_end_is_no_epoch(folder):
     assert equal([[x.numpy() for x in next(third)] for _ in range(3)], second)
     data.set_epoch(1)
     assert equal(batches(data), second)
-    with pytest.raises(ValueError, match="an epoch as an integer of at least 0. Received: -1"):
+    with pytest.raises(ValueError, match="an integer of at least 0. Received: -1"):
         data.set_epoch(-1)
     part = make(folder, num_batches=2)
     assert len(part) == 2 and equal(batches(part) + batches(part), first[:2] + second[:2])
@@ -155,19 +155,19 @@ def test_cached_on_disk(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "heavy"}, "`policy` to be a Policy or one of none, light1, .*'heavy'"),
+        ({"policy": "heavy"}, "`policy`. Expected one of 'none', 'light1', .*'heavy'"),
         ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
         ({"labels": "int", "policy": "deit"}, "one-hot labels for a policy that mixes"),
         ({"policy": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
         ({"mean": (0.5, 0.5)}, "`mean` to hold one number, or one for each of the images' 3 channels"),
         ({"std": 0}, "`std`. Expected positive"),
-        ({"batch_size": 0}, "`batch_size` to be an integer of at least 1. Received: 0"),
-        ({"image_size": 0}, "`image_size` to be an integer of at least 1"),
-        ({"skip_batches": -1}, "`skip_batches` to be an integer of at least 0. Received: -1"),
-        ({"num_shards": 2, "shard_index": 2}, "`shard_index` from 0 to 1. Received: 2"),
+        ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
+        ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
+        ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
+        ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
         ({"num_shards": 30}, "an image for each shard. Received: 24 for 30 shards"),
         ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
-        ({"crop": "random"}, "`kind` to be one of"),
+        ({"crop": "random"}, "`kind`. Expected one of"),
         ({"labels": "none", "policy": "deit"}, "one-hot labels for a policy that mixes"),
         ({"preprocessing": "deit"}, "a model that carries one, .* Received: 'deit', of str"),
     ],
