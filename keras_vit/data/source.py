@@ -61,7 +61,6 @@ class Source:
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
     """Makes a `Source` of files with labels of the given kind and sample weights."""
-    _check_arrays(files)
     records = {"name": np.array(files, object), "image": np.array(files, object)}
     if kind is not None:
         records["label"] = np.array(labels, "int32" if kind == "int" else "float32")
@@ -70,18 +69,3 @@ def file_source(files, labels, kind, class_names, num_classes, weights=None):
     records = tf.data.Dataset.from_tensor_slices(records)
     arrays = any(file.endswith(".npy") for file in files)
     return Source(records, len(files), True, kind, tuple(class_names), num_classes, arrays)
-
-
-def _check_arrays(files):
-    """Raises if `.npy` files differ in their number of channels."""
-    channels = {}
-    for file in (f for f in files if f.endswith(".npy")):
-        try:
-            shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
-        except (OSError, ValueError, EOFError):
-            # Broken files are skipped and reported later, like any other.
-            continue
-        channels.setdefault(shape[-1] if len(shape) == 3 else f"shape {shape}", file)
-    if len(channels) > 1:
-        received = ", ".join(f"{count} in {file!r}" for count, file in channels.items())
-        raise ValueError(f"Expected arrays with equal channel counts. Received: {received}")
