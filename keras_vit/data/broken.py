@@ -87,23 +87,14 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=Fals
     Returns a dataset of (first index, images, labels, (indices, names, encoded images) of the broken records).
     """
 
-    def whole(index, record):
-        index, image, label = decode(index, record)
-        # A loop already running when the image fails would report a cancellation, which `ignore_errors` lets through.
-        with tf.control_dependencies([image]):
-            index = tf.identity(index)
-        return prepare(index, image, label)
-
     def alone(index):
         return prepare(*decode(index, stand_in))
 
     def attempt(indices, records):
-        """Makes a batch in one step; if that fails, again from the images that decode."""
         elements, count = tf.data.Dataset.zip(indices, records), indices.cardinality()
-        sound = elements.map(whole, parallel).batch(count, drop_remainder=True).ignore_errors()
         decoded = elements.map(decode, parallel).ignore_errors().map(prepare, parallel).batch(count)
         stand_ins = indices.take(1).map(alone).map(lambda index, *rest: (tf.constant(-1, "int64"), *rest)).batch(1)
-        found = sound.concatenate(decoded).concatenate(stand_ins).take(1)
+        found = decoded.concatenate(stand_ins).take(1)
         described = elements.map(lambda index, record: (index, record["name"], record["image"])).batch(count)
         return tf.data.Dataset.zip(described, found)
 

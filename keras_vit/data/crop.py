@@ -162,7 +162,7 @@ class Crop:
                 raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
             return array.astype("float32")
 
-        array = tf.numpy_function(load, [encoded], "float32")
+        array = tf.ensure_shape(tf.numpy_function(load, [encoded], "float32"), (None, None, self.channels))
         return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
 
     def _header(self, encoded, start):

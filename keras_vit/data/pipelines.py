@@ -65,8 +65,7 @@ def pipeline(
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
-    smaller. A batch without any valid image contains the first valid image of the shard. Remove the listed images,
-    since each batch that contains one is made twice.
+    smaller. A batch without any valid image contains the first valid image of the shard.
 
     Args:
         source: A `Source`.
