@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
 
 # Folder names of a dataset that is already split.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+CLUTTER = ("thumbs.db", "desktop.ini")
 
 
 def from_directory(
@@ -54,20 +56,21 @@ def from_directory(
     >>> data.class_names, next(iter(data))[0].shape
     (['cat', 'dog'], (2, 16, 16, 3))
     """
-    return read_folder(path, class_names, validation_split, subset, seed, options)
+    return read_folder(
+        path, class_names=class_names, validation_split=validation_split, subset=subset, seed=seed, **options
+    )
 
 
-def read_folder(path, class_names, validation_split, subset, seed, options, may_lack=False):
+def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
     """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"Expected `path` to be a folder with a folder for each class. Received: {str(path)!r}")
-    if subset not in ("training", "validation", "both"):
-        raise ValueError(f"Expected `subset` to be 'training', 'validation' or 'both'. Received: {subset!r}")
+    arguments.one_of("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
         raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")
     if validation_split is not None and not 0 < validation_split < 1:
-        raise ValueError(f"Expected `validation_split` in (0, 1). Received: {validation_split!r}")
+        raise arguments.invalid("validation_split", "a number in (0, 1)", validation_split)
     labelled = options.get("labels") != "none"
     if labelled:
         names = _class_folders(path, class_names, may_lack)
@@ -80,20 +83,16 @@ def read_folder(path, class_names, validation_split, subset, seed, options, may_
     else:
         names, groups = [], {str(path): _files(path)}
         options = {"training": False, **options}
-    files = [file for members in groups.values() for file in members]
-    labels = [label for label, members in enumerate(groups.values()) for _ in members]
+    files = [(file, label) for label, members in enumerate(groups.values()) for file in members]
     if not files:
-        of_classes = f" of the classes {names[:10]}" if labelled else ""
-        raise ValueError(f"Expected images{of_classes} in {str(path)!r}. None found")
-    validation = held_out({name: len(members) for name, members in groups.items()}, validation_split, seed)
+        raise ValueError(f"Expected images in {str(path)!r}. None found{f' of {names[:10]}' if names else ''}")
+    held = held_out([label for _, label in files], list(groups), validation_split, seed)
 
     def part(for_validation):
-        chosen = [i for i, v in enumerate(validation) if v == for_validation]
-        chosen_labels = [labels[i] for i in chosen] if labelled else None
-        chosen_files = [files[i] for i in chosen]
-        source = file_source(chosen_files, chosen_labels, "int" if labelled else None, names, len(names))
+        paths, labels = zip(*(files[i] for i in np.flatnonzero(held == for_validation)), strict=True)
+        source = file_source(paths, labels, "int" if labelled else None, names, len(names))
         data = pipeline(source, seed=seed, **{"training": not for_validation, **options})
-        data.file_paths, data.file_labels = chosen_files, chosen_labels
+        data.file_paths, data.file_labels = list(paths), list(labels) if labelled else None
         return data
 
     return (part(False), part(True)) if subset == "both" else part(subset == "validation")
@@ -129,23 +128,17 @@ def _class_folders(path, class_names, may_lack):
 
 def _files(folder):
     """Returns all files below a folder, sorted, without hidden files and those that Windows adds."""
-    found = []
-    for file in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if file.is_file() and not hidden and file.name.lower() not in ("thumbs.db", "desktop.ini"):
-            found.append(str(file))
-    return sorted(found)
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
+    return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
-def held_out(groups, share, seed):
-    """Returns a bool per image: whether it is in the held-out `share` (None for none) of its group, {name: size}."""
-    rng, flags = np.random.default_rng(seed), []
-    for name, size in groups.items():
-        chosen = np.zeros(size, bool)
-        if share is not None:
-            count = max(1, round(size * share))
-            if count >= size:
-                raise ValueError(f"Expected enough images of each class to split. {name!r} has {size}")
-            chosen[rng.permutation(size)[:count]] = True
-        flags += chosen.tolist()
-    return flags
+def held_out(labels, names, share, seed):
+    """Returns a bool per image: whether it is in the held-out `share` (None for none) of its class."""
+    rng, held = np.random.default_rng(seed), np.zeros(len(labels), bool)
+    by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
+    for name, places in zip(names, by_class, strict=True) if share else ():
+        count = max(1, round(len(places) * share))
+        if count >= len(places):
+            raise ValueError(f"Expected enough images of each class to split. {str(name)!r} has {len(places)}")
+        held[rng.permutation(places)[:count]] = True
+    return held

@@ -1,5 +1,4 @@
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -147,10 +146,9 @@ def _two_folders(train, test):
             "%r has no images of %d of the %d classes: %s", str(test), len(missing), len(names), missing[:10]
         )
 
-    def make(part, *, class_names=None, validation_split=None, subset="training", seed=0, **options):
-        class_names = names if class_names is None else class_names
+    def make(part, class_names=None, **options):
         folder = {"train": train, "test": test}[part]
-        return read_folder(folder, class_names, validation_split, subset, seed, options, may_lack=part == "test")
+        return read_folder(folder, class_names=class_names or names, may_lack=part == "test", **options)
 
     return make
 
@@ -159,17 +157,13 @@ def _of_table(path, directory, holdout, columns):
     (table, *_), column = columns_of(path), columns["label_column"]
     if column not in table:
         raise ValueError(f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}")
-    rows = defaultdict(list)
-    for row, label in enumerate(table[column]):
-        rows[label].append(row)
-    if alone := [label for label, members in rows.items() if len(members) == 1]:
+    names, labels = np.unique(table[column], return_inverse=True)
+    if alone := names[np.bincount(labels) == 1].tolist():
         raise ValueError(f"Expected at least two images per class to split. Received: a single one for {alone[:10]}")
 
     def make(part, seed=0, **options):
-        flags = held_out({label: len(rows[label]) for label in sorted(rows)}, holdout, seed)
-        by_label = (row for label in sorted(rows) for row in rows[label])
-        wanted = sorted(row for row, held in zip(by_label, flags, strict=True) if held == (part == "test"))
-        return from_dataframe(_rows(table, wanted), directory=directory, seed=seed, **{**columns, **options})
+        chosen = np.flatnonzero(held_out(labels, names, holdout, seed) == (part == "test"))
+        return from_dataframe(_rows(table, chosen), directory=directory, seed=seed, **{**columns, **options})
 
     return make
 

@@ -247,8 +247,8 @@ def test_clear_errors_before_training(folder, tmp_path):
         from_directory(tmp_path, validation_split=0.2)
     for options, message in (
         ({"subset": "both"}, "Expected a `validation_split` for subset='both'"),
-        ({"subset": "test"}, "`subset` to be 'training', 'validation' or 'both'"),
-        ({"validation_split": 1.5}, r"`validation_split` in \(0, 1\)"),
+        ({"subset": "test"}, "`subset`. Expected one of 'training', 'validation', 'both'"),
+        ({"validation_split": 1.5}, r"`validation_split`. Expected a number in \(0, 1\)"),
         ({"class_names": ["cat", "cat"]}, r"`class_names` without repetition. Received twice: \['cat'\]"),
         ({"class_names": ["cat", "dog"]}, r"There is none for: \['cat', 'dog'\]"),
     ):
