@@ -12,15 +12,16 @@ import re
 import keras
 import numpy as np
 
+from keras_vit.interpolation import cubic, triangle
 from keras_vit.preprocessing import Preprocessing
 
-# TensorFlow's names of the filters, and their support.
+# TensorFlow's names of the filters, their support and their kernels for NumPy.
 _KERNELS = {
-    "bilinear": ("triangle", 1.0),
-    "bicubic": ("keyscubic", 2.0),
-    "lanczos3": ("lanczos3", 3.0),
-    "lanczos5": ("lanczos5", 5.0),
-    "area": ("box", 0.5),
+    "bilinear": ("triangle", 1.0, triangle),
+    "bicubic": ("keyscubic", 2.0, cubic(-0.5)),
+    "lanczos3": ("lanczos3", 3.0, lambda x, xp: np.sinc(x) * np.sinc(x / 3) * (np.abs(x) < 3)),
+    "lanczos5": ("lanczos5", 5.0, lambda x, xp: np.sinc(x) * np.sinc(x / 5) * (np.abs(x) < 5)),
+    "area": ("box", 0.5, lambda x, xp: np.heaviside(0.5 - np.abs(x), 0.5)),
 }
 # Pillow uses libjpeg's accurate transform.
 _DCT = "INTEGER_ACCURATE"
@@ -83,13 +84,9 @@ class EvaluationTransform:
                 image = np.take(image, np.clip(places, 0, image.shape[axis] - 1), axis=axis)
             return self._padded(image.astype("float32"), new, start, np)
         of_bytes = image.dtype == np.uint8
-        rows, columns = (self._weights(image.shape[i], new[i], start[i], self.image_size[i]) for i in (0, 1))
-        first, weights = rows
-        # Only the rows that the result depends on.
-        top, bottom = max(first.min(), 0), min(first.max() + weights.shape[1], len(image))
-        image = image[top:bottom]
-        for axis, places, shares in ((1, *columns), (0, first - top, weights)):
-            image = _weighted(image, places, shares, axis)
+        for axis in (1, 0):
+            weights = self._weights(image.shape[axis], new[axis], start[axis], self.image_size[axis])
+            image = _weighted(image, *weights, axis)
             # Pillow rounds to bytes after each axis.
             if of_bytes and self.preprocessing.antialias:
                 image = np.clip(np.round(image), 0, 255)
@@ -156,13 +153,13 @@ class EvaluationTransform:
 
     def _weights(self, old, new, start, size):
         """Returns the first source pixel of each of `size` new pixels, and the weights of it and the following ones."""
-        kind, reach = _KERNELS[self.preprocessing.interpolation]
+        _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
         centres = (np.arange(size) + start + 0.5) * step
         first = np.ceil(centres - reach * wide - 0.5).astype("int64")
         places = first[:, None] + np.arange(math.floor(2 * reach * wide) + 1)
-        weights = _kernel(kind, (places + 0.5 - centres[:, None]) / wide)
+        weights = kernel((places + 0.5 - centres[:, None]) / wide, np)
         weights[(places < 0) | (places >= old)] = 0
         total = weights.sum(axis=1, keepdims=True)
         return first, (weights / np.where(total == 0, 1, total)).astype("float32")
@@ -230,19 +227,6 @@ def _to_channels(image, channels):
         return image
     grey = tf.tensordot(tf.cast(image, "float32"), tf.constant([[part] for part in _GREY]), 1)
     return tf.cast(tf.round(grey), "uint8")
-
-
-def _kernel(kind, x):
-    x = np.abs(x)
-    if kind == "triangle":
-        return np.maximum(0, 1 - x)
-    if kind == "box":
-        return np.where(x < 0.5, 1.0, np.where(x == 0.5, 0.5, 0.0))
-    if kind == "keyscubic":
-        near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
-        return np.where(x < 1, near, np.where(x < 2, far, 0.0))
-    reach = int(kind[-1])
-    return np.where(x < reach, np.sinc(x) * np.sinc(x / reach), 0.0)
 
 
 def _weighted(image, first, weights, axis):

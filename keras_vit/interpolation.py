@@ -10,7 +10,7 @@ def resize_matrix(old, new, method, xp=np):
 
 def _ends_aligned(old, new, xp):
     step = (old - 1) / xp.maximum(_number(new, xp) - 1, 1)
-    return _triangle(_range(new, xp)[:, None] * step - _range(old, xp)[None, :], xp)
+    return triangle(_range(new, xp)[:, None] * step - _range(old, xp)[None, :], xp)
 
 
 def _centres(old, new, xp):
@@ -32,11 +32,12 @@ def _constant(array, xp):
     return array.astype("float64") if xp is np else xp.convert_to_tensor(array.astype("float32"))
 
 
-def _triangle(x, xp):
+def triangle(x, xp):
+    """The kernel of bilinear interpolation."""
     return xp.maximum(0, 1 - xp.abs(x))
 
 
-def _cubic(a):
+def cubic(a):
     """Returns Keys' cubic convolution kernel with parameter a."""
 
     def kernel(x, xp):
@@ -77,8 +78,8 @@ def _antialiased(kernel):
 # downscaling, as in timm. "bilinear": only for patch-embedding kernels.
 METHODS = {
     "linear": _ends_aligned,
-    "bicubic": _border_repeated(_cubic(-0.75), reach=3),
-    "bicubic_antialias": _antialiased(_cubic(-0.5)),
-    "bilinear": _border_repeated(_triangle, reach=2),
+    "bicubic": _border_repeated(cubic(-0.75), reach=3),
+    "bicubic_antialias": _antialiased(cubic(-0.5)),
+    "bilinear": _border_repeated(triangle, reach=2),
 }
 POSITION_METHODS = ("linear", "bicubic", "bicubic_antialias")

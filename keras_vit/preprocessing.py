@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from keras_vit import arguments
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
-RESIZE_MODES = ("crop", "squash", "pad")
 # The only value these filters allow.
 _ANTIALIAS = {"nearest": False, "area": True}
 
@@ -50,24 +49,21 @@ class Preprocessing:
     crop_rounding: str = "even"
 
     def __post_init__(self):
-        value_range = _numbers(self.value_range)
+        value_range, mean, std = (_numbers(name, getattr(self, name)) for name in ("value_range", "mean", "std"))
         if len(value_range) != 2 or value_range[0] >= value_range[1]:
             raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
-        mean, std = _constants("mean", self.mean), _constants("std", self.std)
         if min(std) <= 0:
             raise arguments.invalid("std", "positive numbers", self.std)
         arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
         arguments.one_of("crop_rounding", self.crop_rounding, ("even", "down"))
         if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
             raise arguments.invalid("crop_fraction", "a number in (0, 1]", self.crop_fraction)
-        if not isinstance(self.antialias, (bool, type(None))):
-            raise arguments.invalid("antialias", "True, False or None", self.antialias)
+        arguments.optional(arguments.boolean, "antialias", self.antialias)
         only = _ANTIALIAS.get(self.interpolation)
         if None not in (only, self.antialias) and self.antialias != only:
             expected = f"None or {only} with interpolation={self.interpolation!r}"
             raise arguments.invalid("antialias", expected, self.antialias)
-        if self.resize_mode not in (None, *RESIZE_MODES):
-            raise arguments.invalid("resize_mode", f"{', '.join(map(repr, RESIZE_MODES))} or None", self.resize_mode)
+        arguments.one_of("resize_mode", self.resize_mode, ("crop", "squash", "pad", None))
         resolved = {
             "value_range": value_range,
             "mean": mean,
@@ -144,17 +140,10 @@ def carrier_of(model):
     return None
 
 
-def _constants(name, value):
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    values = _numbers(plain if isinstance(plain, (tuple, list)) else (plain,))
-    if not values:
-        raise arguments.invalid(name, "a number, or one per channel", value)
-    return values
-
-
-def _numbers(value):
-    """Returns a list, tuple or array of finite numbers as a tuple of floats; () for anything else."""
+def _numbers(name, value):
+    """Returns a number, or a list, tuple or array of them, as a tuple of floats."""
     values = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(values, (tuple, list)) or not all(map(arguments.is_number, values)):
-        return ()
+    values = values if isinstance(values, (tuple, list)) else (values,)
+    if not values or not all(map(arguments.is_number, values)):
+        raise arguments.invalid(name, "a number, or one per channel", value)
     return tuple(map(float, values))

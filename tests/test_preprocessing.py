@@ -22,10 +22,10 @@ DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolat
         ({"crop_fraction": 0}, "`crop_fraction`. Expected a number in"),
         ({"value_range": (1, 0)}, "`value_range`. Expected .low, high."),
         ({"value_range": 1}, "`value_range`. Expected .low, high."),
-        ({"antialias": 1}, "`antialias`. Expected True, False or None"),
+        ({"antialias": 1}, "`antialias`. Expected a bool"),
         ({"antialias": True, "interpolation": "nearest"}, "`antialias`. Expected None or False with"),
         ({"antialias": False, "interpolation": "area"}, "`antialias`. Expected None or True with"),
-        ({"resize_mode": "stretch"}, "`resize_mode`. Expected 'crop', 'squash', 'pad' or None"),
+        ({"resize_mode": "stretch"}, "`resize_mode`. Expected one of 'crop', 'squash', 'pad', None"),
         ({"crop_fraction": True}, "`crop_fraction`. Expected a number in"),
     ],
 )
