@@ -43,10 +43,9 @@ def _of_folder(folder):
     # Pillow can only write some formats, and lists BUFR, GRIB and HDF5 although it cannot read them.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in ("BUFR", "GRIB", "HDF5")}
-    images, others = [], []
-    for path in sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str):
-        is_image = path.suffix.lower() in endings and not path.name.startswith(".")
-        (images if is_image else others).append(str(path))
+    files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
+    images = [str(path) for path in files if path.suffix.lower() in endings and not path.name.startswith(".")]
+    others = sorted({*map(str, files)} - {*images})
     if not images:
         raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(others)} other files")
     if others:
