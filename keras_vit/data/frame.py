@@ -1,6 +1,5 @@
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +93,6 @@ def _paths(cells, first_line, base, extension):
     fail("Expected a path", first_line, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
-    with ThreadPoolExecutor() as pool:
-        exist = list(pool.map(os.path.isfile, paths))
-    missing = [(i, path) for i, path in enumerate(paths) if not exist[i]]
+    missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
     fail("Expected images", first_line, missing, FileNotFoundError)
     return paths

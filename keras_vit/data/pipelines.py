@@ -212,11 +212,7 @@ def pipeline(
 
 def _options():
     options = tf.data.Options()
-    options.deterministic = options.autotune.enabled = True
-    # One private thread more than there are cores: a few percent faster than the shared pool when measured.
-    options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
-    # The default, until autotuning has run, is at most 16.
-    options.autotune.initial_parallelism = options.threading.private_threadpool_size
+    options.deterministic = True
     # A prefetch after the batch counter would make it count ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

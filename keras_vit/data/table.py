@@ -5,20 +5,16 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from keras_vit.data.source import logger
 
 
 def columns_of(frame):
     """Returns ({name: values}, what to call the first row in errors, the folder of relative paths)."""
-    if isinstance(frame, Mapping):
-        lengths = {name: len(column) for name, column in frame.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"Expected columns of one length. Received: {lengths}")
-        return {name: list(column) for name, column in frame.items()}, ("row", 0), "."
-    if hasattr(frame, "columns"):
-        return {name: list(frame[name]) for name in frame.columns}, ("row", 0), "."
+    if isinstance(frame, Mapping) or hasattr(frame, "columns"):
+        columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
+        if len(lengths := {len(column) for column in columns.values()}) > 1:
+            raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
+        return columns, ("row", 0), "."
     path = Path(frame)
     if not path.is_file():
         raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. There is no file {str(path)!r}")
@@ -139,16 +135,14 @@ def _lookup(values, class_names, num_classes):
 
 def _count(integers):
     """Infers the number of classes from integer labels."""
-    found = sorted({i for i in integers if i >= 0})
-    count = found[-1] + 1 if found else 0
+    found = {i for i in integers if i >= 0}
+    count = max(found, default=-1) + 1
     how = "`num_classes` sets the number of classes; `class_names` lists their labels in order"
     if count > 2 * len(found):
         raise ValueError(
-            f"Expected integers counted from 0 as labels. Received: {len(found)} different ones, {found[:5]} ... up to "
-            f"{found[-1]}, which would be {count} classes. {how}"
+            f"Expected integers counted from 0 as labels. Received: {len(found)} values up to {count - 1}. {how}"
         )
-    if len(found) < count:
-        absent = np.setdiff1d(np.arange(count), found).tolist()
+    if absent := sorted(set(range(count)) - found):
         logger.warning("No image is labelled with %s of the %d classes 0 to %d. %s", absent[:10], count, count - 1, how)
     return count
 

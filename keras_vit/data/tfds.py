@@ -64,21 +64,19 @@ def load(
     except (AssertionError, KeyError, ValueError) as error:
         raise ValueError(f"Expected `split` of {name!r} to be a part of {counts}. Received: {split!r}") from error
 
-    image = tfds.decode.SkipDecoding()
+    decoders = {"image": tfds.decode.SkipDecoding()}
     if isinstance(task.label, str):
-        decoders = tfds.decode.PartialDecoding({"image": True, task.label: True}, {"image": image})
-    else:
-        decoders = {"image": image}
+        decoders = tfds.decode.PartialDecoding({"image": True, task.label: True}, decoders)
     config = tfds.ReadConfig(add_tfds_id=True, try_autocache=False)
     records = builder.as_dataset(split=tfds_split, decoders=decoders, read_config=config, shuffle_files=False)
-    label = task.label if callable(task.label) else lambda record: record[task.label]
 
     def record_of(record):
-        return {"name": record["tfds_id"], "image": _scaled(record["image"], task.gain), "label": label(record)}
+        label = task.label(record) if callable(task.label) else record[task.label]
+        return {"name": record["tfds_id"], "image": _scaled(record["image"], task.gain), "label": label}
 
     records = records.map(record_of)
-    class_names = getattr(features[task.label], "names", ()) if isinstance(task.label, str) else ()
-    num_classes = task.num_classes or getattr(features[task.label], "num_classes", None)
+    feature = None if callable(task.label) else features[task.label]
+    class_names, num_classes = getattr(feature, "names", ()), task.num_classes or getattr(feature, "num_classes", None)
     _check(records, name, split, num_classes)
     source = Source(records, num_images, False, "int", tuple(class_names), num_classes)
     # TFDS makes the shards, so the pipeline does not know about them: each needs its own seed.
