@@ -1,23 +1,23 @@
 """Handles images that cannot be decoded: skips them, fills their places and lists them in a warning."""
 
 import re
-from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from keras_vit.data.source import logger, tf
 
 
-class BrokenImages(Mapping):
-    """The images that a dataset skipped because they cannot be decoded: a mapping from file name to error.
+class BrokenImages(dict):
+    """The images that a dataset skipped because they cannot be decoded: a dict from file name to error.
 
     It fills as batches are read. At the end of each epoch the logger `keras_vit.data` warns of that epoch's broken
     images; `repr` shows the last warning. `pipeline` makes it.
     """
 
-    def __init__(self, load, num_images: int, repeats: int = 1, shown: int = 20):
-        self._load, self._num_images, self._repeats, self._shown = load, num_images, repeats, shown
-        self._reasons, self._summary = {}, "no broken images so far"
+    def __init__(self, load, num_images: int, repeats: int = 1):
+        super().__init__()
+        self._load, self._num_images, self._repeats = load, num_images, repeats
+        self._summary = "no broken images so far"
 
     def first_sound(self, records, load):
         """Returns the first record that `load` can read; raises a ValueError if there is none."""
@@ -32,9 +32,9 @@ class BrokenImages(Mapping):
     def note(self, earlier, earlier_names, indices, names, images, done):
         """Records a batch's broken images, warns of those in ended epochs (index < `done`), and returns the others."""
         for name, image in zip(names, images, strict=True):
-            if _text(name) not in self._reasons:
+            if _text(name) not in self:
                 reason = _reason(self._load, {"name": name, "image": image})
-                self._reasons[_text(name)] = reason or "it failed once, and decodes now"
+                self[_text(name)] = reason or "it failed once, and decodes now"
         indices, names = np.concatenate([earlier, indices]), np.concatenate([earlier_names, names])
         over = indices < done
         # Repeated copies of an image count once.
@@ -45,21 +45,10 @@ class BrokenImages(Mapping):
         return indices[~over], names[~over]
 
     def _warn(self, names):
-        lines = [f"  {name}: {self._reasons[name]}" for name in names]
-        if len(lines) > self._shown:
-            lines[self._shown :] = [f"  ... and {len(lines) - self._shown} more"]
         count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
-        self._summary = "\n".join([count, *lines])
+        more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
+        self._summary = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
         logger.warning("%s", self._summary)
-
-    def __getitem__(self, name: str) -> str:
-        return self._reasons[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reasons)
-
-    def __len__(self) -> int:
-        return len(self._reasons)
 
     def __repr__(self) -> str:
         return f"<BrokenImages: {self._summary}>"
