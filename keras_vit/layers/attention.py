@@ -156,21 +156,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
         return ops.matmul(self.dropout(scores, training=training), value), scores
 
-    def compute_output_shape(self, tokens_shape, sizes_shape=None):
-        return tokens_shape
-
-    def compute_output_spec(
-        self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False, num_queries=None
-    ):
-        batch, length, hidden_dim = tokens.shape
-        num_queries = num_leading(num_queries, length)
-        shapes = [(batch, num_queries, hidden_dim)]
-        if return_attention_scores:
-            shapes.append((batch, self.num_heads, num_queries, length))
-        if return_keys:
-            shapes.append((batch, length, self.head_dim or hidden_dim // self.num_heads))
-        outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
-        return outputs if len(outputs) > 1 else outputs[0]
+    def compute_output_spec(self, *args, **kwargs):
+        return self.traced_spec(*args, **kwargs)
 
 
 def head_width(hidden_dim, num_heads):
@@ -180,8 +167,3 @@ def head_width(hidden_dim, num_heads):
             f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {num_heads} heads."
         )
     return hidden_dim // num_heads
-
-
-def num_leading(count, length):
-    """The smaller of `count` and `length`; None stands for an unknown or unlimited number."""
-    return min((number for number in (count, length) if number is not None), default=None)

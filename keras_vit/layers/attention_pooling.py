@@ -79,29 +79,19 @@ class AttentionPooling(CompositeLayer):
         batch, _, hidden_dim = ops.shape(tokens)
         tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
-        if sizes is None:
-            x, scores = self.attention(probe, tokens, return_attention_scores=True)
-        else:
-            x, scores = self._attend_by_size(probe, tokens, sizes[:, self.num_prefix_tokens :])
-        x = (x + self.mlp(self.norm(x)))[:, 0]
-        return (x, scores) if return_attention_scores else x
-
-    def _attend_by_size(self, probe, tokens, sizes):
-        """`self.attention`, which takes no bias, with log(sizes) added to the scores."""
+        # Keras' own `call` takes no bias.
         query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
         key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
         scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")
-        scores = scores + ops.log(ops.cast(sizes, "float32"))[:, None, None, :]
+        if sizes is not None:
+            scores = scores + ops.log(ops.cast(sizes[:, self.num_prefix_tokens :], "float32"))[:, None, None, :]
         scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
-        return self.attention.output_dense(ops.einsum("bhqk,bkhd->bqhd", scores, value)), scores
+        x = self.attention.output_dense(ops.einsum("bhqk,bkhd->bqhd", scores, value))
+        x = (x + self.mlp(self.norm(x)))[:, 0]
+        return (x, scores) if return_attention_scores else x
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
-    def compute_output_spec(self, tokens, sizes=None, return_attention_scores=False):
-        x = keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
-        if not return_attention_scores:
-            return x
-        batch, length, _ = tokens.shape
-        length = None if length is None else length - self.num_prefix_tokens
-        return x, keras.KerasTensor((batch, self.num_heads, 1, length), dtype=self.compute_dtype)
+    def compute_output_spec(self, *args, **kwargs):
+        return self.traced_spec(*args, **kwargs)

@@ -13,6 +13,19 @@ class Layer(keras.layers.Layer):
         """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
+    def compute_output_shape(self, input_shape, *others):
+        """The shape of the first input; overridden if the output has another."""
+        return input_shape
+
+    def traced_spec(self, *args, **kwargs):
+        """Symbolic outputs by tracing `call`, for layers whose arguments decide what they return."""
+
+        def in_dtype(x):
+            # Keras on PyTorch traces mixed precision in float32.
+            return x if x.dtype == "int32" else keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+
+        return keras.tree.map_structure(in_dtype, keras.Operation.compute_output_spec(self, *args, **kwargs))
+
     def get_config(self):
         config = super().get_config()
         # PyTorch keeps attributes that are layers, such as an activation, apart.

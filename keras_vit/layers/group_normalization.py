@@ -60,6 +60,3 @@ class GroupNormalization(Layer):
         gamma, beta = (ops.reshape(ops.cast(w, "float32"), group_shape) for w in (self.gamma, self.beta))
         x = x * (ops.rsqrt(variance + self.epsilon) * gamma) + beta
         return ops.cast(ops.reshape(x, (-1, height, width, channels)), self.compute_dtype)
-
-    def compute_output_shape(self, images_shape):
-        return images_shape

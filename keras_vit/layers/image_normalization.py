@@ -62,8 +62,7 @@ class ImageNormalization(keras.layers.Layer):
         self.apply, self.folded = bool(apply), bool(folded)
         if self.folded and not self.apply:
             raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
-        self.config = config if config is None or isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-        if self.config is None:
+        if config is None:
             preprocessing = Preprocessing(
                 value_range=value_range,
                 mean=mean,
@@ -77,15 +76,13 @@ class ImageNormalization(keras.layers.Layer):
             # The constants are checked against the images in `build`.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             classes = {"class_names": class_names, "multi_label": bool(multi_label)}
-            self._without_config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **classes)
+            config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **classes)
+        self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
 
     @property
-    def _record(self):
-        return self._without_config if self.config is None else self.config
-
-    def _change(self, **changes):
-        name = "_without_config" if self.config is None else "config"
-        setattr(self, name, self._record.replace(**changes))
+    def config(self):
+        """The model's config, or None."""
+        return self._record if self._record.family else None
 
     @property
     def preprocessing(self):
@@ -99,7 +96,7 @@ class ImageNormalization(keras.layers.Layer):
 
     @class_names.setter
     def class_names(self, names):
-        self._change(class_names=names)
+        self._record = self._record.replace(class_names=names)
 
     @property
     def multi_label(self):
@@ -108,7 +105,7 @@ class ImageNormalization(keras.layers.Layer):
 
     @multi_label.setter
     def multi_label(self, value):
-        self._change(multi_label=bool(value))
+        self._record = self._record.replace(multi_label=bool(value))
 
     def build(self, images_shape):
         self.preprocessing.check_channels(images_shape[-1])

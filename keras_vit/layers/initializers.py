@@ -17,7 +17,7 @@ class RandomUniform(keras.initializers.RandomUniform):
     """`keras.initializers.RandomUniform` drawn with NumPy; `minval` and `maxval` are floats."""
 
     def __call__(self, shape, dtype=None):
-        return draw(fill_uniform, self.maxval - self.minval, self.minval, shape, dtype, self.seed)
+        return draw(np.random.Generator.random, self.maxval - self.minval, self.minval, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -25,7 +25,7 @@ class RandomNormal(keras.initializers.RandomNormal):
     """`keras.initializers.RandomNormal` drawn with NumPy; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
-        return draw(fill_normal, self.stddev, self.mean, shape, dtype, self.seed)
+        return draw(np.random.Generator.standard_normal, self.stddev, self.mean, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -33,7 +33,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
     """`keras.initializers.TruncatedNormal` drawn with NumPy; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
-        return draw(fill_truncated_normal, self.stddev, self.mean, shape, dtype, self.seed)
+        return draw(truncated_normal, self.stddev, self.mean, shape, dtype, self.seed)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -61,32 +61,22 @@ def xavier_uniform(fan_in, fan_out, seed=None):
     return RandomUniform(-limit, limit, seed=seed)
 
 
-def fill_uniform(rng, out):
-    """Fills `out` with draws from [0, 1)."""
-    rng.random(out=out, dtype="float32")
-
-
-def fill_normal(rng, out):
-    """Fills `out` with standard normal draws."""
-    rng.standard_normal(out=out, dtype="float32")
-
-
-def fill_truncated_normal(rng, out):
+def truncated_normal(rng, out, dtype):
     """Fills `out` with standard normal draws, redrawing those beyond two standard deviations."""
-    fill_normal(rng, out)
+    rng.standard_normal(out=out, dtype=dtype)
     while (far := np.abs(out) > 2).any():
-        out[far] = rng.standard_normal(np.count_nonzero(far), dtype="float32")
+        out[far] = rng.standard_normal(np.count_nonzero(far), dtype=dtype)
 
 
 def draw(fill, scale, shift, shape, dtype, seed):
-    """Draws a tensor by `fill(rng, out)` in threads, then multiplies by `scale` and adds `shift`."""
+    """Draws a tensor by `fill(rng, out=, dtype=)` in threads, then multiplies by `scale` and adds `shift`."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
     seeds = np.random.SeedSequence(entropy(seed)).spawn(len(starts))
 
     def fill_one(seed, piece):
-        fill(np.random.Generator(np.random.SFC64(seed)), piece)
+        fill(np.random.Generator(np.random.SFC64(seed)), out=piece, dtype="float32")
         piece *= scale
         piece += shift
 

@@ -31,6 +31,3 @@ class LayerScale(Layer):
 
     def call(self, tokens):
         return tokens * self.gamma
-
-    def compute_output_shape(self, tokens_shape):
-        return tokens_shape

@@ -62,6 +62,3 @@ class MLP(CompositeLayer):
             return self.dense_2(x)
         x = self.dropout_1(x, training=training)
         return self.dropout_2(self.dense_2(x), training=training)
-
-    def compute_output_shape(self, tokens_shape):
-        return tokens_shape

@@ -147,9 +147,6 @@ class PositionEmbedding(Layer):
             for old, new in zip(self.grid_size, grid_size, strict=True)
         ]
 
-    def compute_output_shape(self, tokens_shape, images_shape=None):
-        return tokens_shape
-
 
 def _sincos(length, channels):
     """Sines, then cosines, of each position along one axis, (length, channels)."""

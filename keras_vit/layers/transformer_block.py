@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import activations, arguments
-from keras_vit.layers.attention import MultiHeadSelfAttention, num_leading
+from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.cpu import materialize
 from keras_vit.layers.drop_path import DropPath
@@ -187,16 +187,13 @@ class TransformerBlock(CompositeLayer):
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         batch, length, hidden_dim = tokens_shape
         if not self.token_merging:
-            return batch, num_leading(self.num_outputs, length), hidden_dim
+            lengths = (number for number in (self.num_outputs, length) if number is not None)
+            return batch, min(lengths, default=None), hidden_dim
         if length is not None:
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
 
-    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
-        shapes = self.compute_output_shape(tokens.shape)
-        shape, *sizes_shape = shapes if self.token_merging else (shapes,)
-        outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
-        outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
-        if return_attention_scores:
-            outputs.append(self.attention.compute_output_spec(tokens, return_attention_scores=True)[1])
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+    def compute_output_spec(self, tokens, *args, return_attention_scores=False, **kwargs):
+        if return_attention_scores or self.token_merging:
+            return self.traced_spec(tokens, *args, return_attention_scores=return_attention_scores, **kwargs)
+        return keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
