@@ -1,7 +1,6 @@
 import inspect
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vit.models.predictions import activation_of
@@ -26,10 +25,7 @@ def raw_images(images, model: keras.Model):
     255.0
     >>> to_teacher = lambda images: keras.applications.resnet.preprocess_input(raw_images(images, student))
     """
-    layer = normalization_of(model)
-    in_numpy = isinstance(images, np.ndarray)
-    images = images.astype("float32") if in_numpy else ops.cast(images, "float32")
-    return layer.raw_images(images)
+    return normalization_of(model).raw_images(images)
 
 
 class FrozenTeacher:

@@ -126,7 +126,8 @@ class ImageNormalization(keras.layers.Layer):
         return images * scale + offset
 
     def raw_images(self, images):
-        """Converts model inputs to images of 0..255, which they already are if the layer scales them."""
+        """Converts model inputs to float32 images of 0..255, which they already are if the layer scales them."""
+        images = images.astype("float32") if isinstance(images, np.ndarray) else ops.cast(images, "float32")
         return images if self.apply else self.denormalize(images)
 
     def _offset_and_scale(self, images):

@@ -43,23 +43,18 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     # A block that merges tokens outputs their sizes too.
     outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
     if format == "map":
-        _check_maps(model, found, blocks)
+        check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])
         patch_embedding = model.get_layer("patch_embedding")
         to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
         outputs = [to_map(x, patch_embedding.input) for x in outputs]
     return keras.Model(model.input, outputs, name=f"{model.name}_features")
 
 
-def _check_maps(model, found, blocks):
-    """Raises if the outputs of some blocks do not have all patches."""
-    reason = None
-    if any(block.token_merging for block in found):
-        reason = "without token merging", "token_merging=0"
-    elif any(isinstance(layer, PatchDropout) for layer in model.layers):
-        reason = "without patch dropout", "patch_dropout_rate=0"
-    elif any(found[i].num_outputs is not None for i in blocks):
-        reason = "whose last block outputs every patch", "skip_unused_tokens=False, into which its weights load"
-    if reason:
+def check_every_patch(model, blocks):
+    """Raises if patches of a ViT are dropped, merged or skipped in or before the last of these blocks."""
+    has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
+    if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         raise ValueError(
-            f'Expected a model {reason[0]} for format="map". Received: model {model.name!r}; build it with {reason[1]}.'
+            "Expected a model that keeps every patch, built with patch_dropout_rate=0, token_merging=0 and "
+            f"skip_unused_tokens=False, which takes the same weights. Received: model {model.name!r}"
         )

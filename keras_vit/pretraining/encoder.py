@@ -2,10 +2,10 @@ import math
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_vit.layers import PatchDropout, PatchEmbedding, PositionEmbedding, PrefixTokens, TransformerBlock
+from keras_vit.layers import PatchEmbedding, PositionEmbedding, PrefixTokens, TransformerBlock
 from keras_vit.layers.patch_embedding import unfold
+from keras_vit.models.features import check_every_patch
 from keras_vit.models.preprocessing import normalization_of
 from keras_vit.record import config_of
 
@@ -29,9 +29,10 @@ class Encoder:
         own = config.block_names + ([] if config.norm_after_pooling else ["norm"])
         chain = [*layers[start + 1 : blocks[0]], *(layer for layer in layers if layer.name in own)]
         self.blocks = [layer for layer in chain if isinstance(layer, TransformerBlock)]
-        self._check(config, any(isinstance(layer, PatchDropout) for layer in layers))
+        self._check(config)
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
         self.block_layers = [layer for layer in chain if layer not in self.token_layers]
+        # From images to patch embeddings without positions.
         self.embedding = keras.Model(backbone.inputs[0], layers[start].output, name="embedding")
         self.model = keras.Model(backbone.inputs[0], chain[-1].output, name="encoder")
         self.dtype_policy = layers[start].dtype_policy
@@ -43,28 +44,16 @@ class Encoder:
         self.patch_dim = math.prod(self.patch_size) * self.channels
         self.num_patches = math.prod(self.grid_size)
 
-    def _check(self, config, has_patch_dropout):
-        each_patch = "which drops tokens of some patches. Its weights load into a ViT built as expected"
-        checks = (
-            (config.any_size, "for images of a fixed size", "for any size. Build it with an image_size"),
-            (has_patch_dropout, "with patch_dropout_rate=0", each_patch),
-            (any(block.token_merging for block in self.blocks), "with token_merging=0", each_patch),
-            (self.blocks[-1].num_outputs is not None, "with skip_unused_tokens=False", each_patch),
-            (self.normalization.folded, "without folded preprocessing", "whose preprocessing is folded, for inference"),
-            (
-                not config.any_size and any(side % config.stride for side in config.image_size),
-                "with image sides divisible by the ResNet's stride",
-                f"for images of {config.image_size} pixels, which it reduces by {config.stride}",
-            ),
-        )
-        for refused, expected, received in checks:
-            if refused:
-                name = self.backbone.name
-                raise ValueError(f"Expected a `backbone` {expected}. Received: model {name!r}, {received}.")
-
-    def embed(self, images, training=None):
-        """Returns patch embeddings without positions, (batch, num_patches, hidden_dim)."""
-        return self.embedding(images, training=training)
+    def _check(self, config):
+        received = f"Received: model {self.backbone.name!r}"
+        if config.any_size or any(side % config.stride for side in config.image_size):
+            raise ValueError(
+                "Expected a `backbone` for images of a fixed size, with image sides divisible by the ResNet's stride. "
+                f"{received} for images of {config.image_size} pixels, with stride {config.stride}"
+            )
+        if self.normalization.folded:
+            raise ValueError(f"Expected a `backbone` without folded preprocessing, which is for inference. {received}")
+        check_every_patch(self.backbone, self.blocks)
 
     def add_positions(self, patches):
         """Prepends the prefix tokens and adds positions: (batch, prefix + num_patches, hidden_dim)."""
@@ -85,15 +74,6 @@ class Encoder:
     def cut(self, images):
         """Splits images into flattened patches, (batch, num_patches, patch_dim)."""
         return unfold(images, self.patch_size)
-
-    def normalized(self, images):
-        """Applies the backbone's preprocessing; float32."""
-        return self.normalization(images)
-
-    def raw(self, images):
-        """Returns the images in [0, 255], float32."""
-        images = ops.cast(images, "float32")
-        return self.normalization.raw_images(images)
 
     def raw_patches(self, patches):
         """Returns flattened normalised patches in [0, 255], as NumPy."""

@@ -125,7 +125,7 @@ class MAE(MaskedImageModel):
     def encode(self, images, hidden, training=None):
         """Encodes the visible patches, (batch, prefix tokens + num_visible, hidden_dim)."""
         encoder = self.encoder
-        tokens = encoder.add_positions(encoder.embed(images, training))
+        tokens = encoder.add_positions(encoder.embedding(images, training=training))
         prefix, patches = tokens[:, : encoder.num_prefix_tokens], tokens[:, encoder.num_prefix_tokens :]
         patches = ops.take_along_axis(patches, hidden["kept"][:, :, None], axis=1)
         return encoder.run_blocks(ops.concatenate([prefix, patches], axis=1), training)
@@ -144,7 +144,7 @@ class MAE(MaskedImageModel):
 
     def targets(self, images):
         """Returns the decoder's targets, float32 (batch, num_patches, patch_height * patch_width * channels)."""
-        patches = self.encoder.cut(self.encoder.normalized(images))
+        patches = self.encoder.cut(self.encoder.normalization(images))
         if not self.norm_pixels:
             return patches
         mean, variance = _moments(patches)
@@ -159,7 +159,7 @@ class MAE(MaskedImageModel):
         patches = outputs["prediction"]
         if self.norm_pixels:
             # Not predicted by the model: taken from the original patches.
-            moments = _moments(self.encoder.cut(self.encoder.normalized(images)))
+            moments = _moments(self.encoder.cut(self.encoder.normalization(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean
         return self.encoder.raw_patches(patches)

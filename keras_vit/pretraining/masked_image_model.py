@@ -85,7 +85,7 @@ class MaskedImageModel(TrainingWrapper):
         images = ops.convert_to_tensor(images)
         hidden = self.draw(int(images.shape[0]), seed)
         outputs = {k: ops.convert_to_numpy(v) for k, v in self(images, training=False, hidden=hidden).items()}
-        patches = ops.convert_to_numpy(self.encoder.cut(self.encoder.raw(images)))
+        patches = ops.convert_to_numpy(self.encoder.cut(self.encoder.normalization.raw_images(images)))
         predicted = np.where(outputs["mask"][..., None], self.predicted_pixels(images, outputs), patches)
         parts = patches, self.masked_pixels(patches, outputs), predicted
         return Reconstruction(*(self._join(np.clip(part, 0, 255)) for part in parts))

@@ -78,7 +78,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         return {"mask": kind != masking.UNTOUCHED, "kind": kind, "source": source}
 
     def predict_hidden(self, images, hidden, training=None):
-        patches = self.corrupt(self.encoder.embed(images, training), hidden)
+        patches = self.corrupt(self.encoder.embedding(images, training=training), hidden)
         logits = self.head(self.encoder.encode_patches(patches, training))
         return ops.reshape(logits, (-1, self.encoder.num_patches, *self.head_shape))
 
@@ -92,7 +92,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     def colours(self, images):
         """Returns int32 classes of the mean colours, (batch, num_patches, classifications)."""
         encoder = self.encoder
-        patches = encoder.cut(encoder.raw(images))
+        patches = encoder.cut(encoder.normalization.raw_images(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))
         # Sums of whole numbers are exact, so the classes do not depend on rounding errors.
         pixels = ops.clip(ops.round(patches), 0, 255)

@@ -57,12 +57,12 @@ class SimMIM(MaskedImageModel):
         return {"mask": masking.unit_mask(batch_size, self.encoder.grid_size, unit, self.mask_ratio, seed)}
 
     def predict_hidden(self, images, hidden, training=None):
-        patches = self.encoder.embed(images, training)
+        patches = self.encoder.embedding(images, training=training)
         patches = ops.where(hidden["mask"][:, :, None], ops.cast(self.mask_token, patches.dtype), patches)
         return self.head(self.encoder.encode_patches(patches, training))
 
     def prediction_loss(self, images, outputs):
-        targets = self.encoder.cut(self.encoder.normalized(images))
+        targets = self.encoder.cut(self.encoder.normalization(images))
         mask = ops.cast(outputs["mask"], "float32")
         channels = self.encoder.channels
         num_pixels = ops.sum(mask) * (targets.shape[-1] // channels)

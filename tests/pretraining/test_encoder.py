@@ -28,7 +28,7 @@ def test_encoder_computes_what_the_backbone_does(changes):
     images = RNG.uniform(0, 255, (2, *backbone.input_shape[1:])).astype("float32")
     name = "block_01" if changes.get("norm_after_pooling") else "norm"
     expected = keras.Model(backbone.input, backbone.get_layer(name).output)(images)
-    tokens = encoder.run_blocks(encoder.add_positions(encoder.embed(images)))
+    tokens = encoder.run_blocks(encoder.add_positions(encoder.embedding(images)))
     np.testing.assert_allclose(*(keras.ops.convert_to_numpy(x) for x in (tokens, expected)), atol=1e-5)
     assert tokens.shape[1] == encoder.num_prefix_tokens + encoder.num_patches
     assert encoder.cut(images).shape[1] == encoder.num_patches
@@ -48,7 +48,7 @@ def test_encoder_of_a_model_that_goes_on_and_of_a_clone(kind):
         model = keras.Model(model.input, keras.layers.Dense(3, name="block_of_mine")(x))
     images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
     encoders = [Encoder(each) for each in (model, backbone)]
-    actual, expected = (keras.ops.convert_to_numpy(e.encode_patches(e.embed(images))) for e in encoders)
+    actual, expected = (keras.ops.convert_to_numpy(e.encode_patches(e.embedding(images))) for e in encoders)
     np.testing.assert_allclose(actual, expected, atol=1e-6)
     assert [layer.name for layer in encoders[0].block_layers] == ["block_00", "block_01", "norm"]
 
@@ -66,8 +66,8 @@ def test_raw_images_come_back(include_preprocessing):
     encoder = Encoder(backbone)
     raw = RNG.integers(0, 256, (2, 16, 16, 3)).astype("uint8")
     images = keras_vit.preprocess_input(raw, backbone)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(encoder.raw(images)), raw, atol=1e-3)
-    normalized = encoder.cut(encoder.normalized(images))
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(encoder.normalization.raw_images(images)), raw, atol=1e-3)
+    normalized = encoder.cut(encoder.normalization(images))
     expected = keras.ops.convert_to_numpy(encoder.cut(raw.astype("float32")))
     np.testing.assert_allclose(encoder.raw_patches(keras.ops.convert_to_numpy(normalized)), expected, atol=1e-3)
 
