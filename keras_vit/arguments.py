@@ -1,7 +1,9 @@
 """Argument checks with uniform error messages."""
 
+import dataclasses
 import math
 import numbers
+import reprlib
 
 
 def invalid(name, expected, value):
@@ -115,15 +117,22 @@ def class_names(names, num_classes):
     """Returns `names` as a tuple of `num_classes` non-empty strings, of any length if `num_classes` is None or 0."""
     if names is None:
         return None
-    wrong = f"{names!r}"
-    if not isinstance(names, str):
-        names = tuple(names)
-        unnamed = [name for name in names if not isinstance(name, str) or not name]
-        # Two classes may share a name, as in ImageNet.
-        if not unnamed and num_classes in (None, 0, len(names)):
-            return names
-        wrong = f"{len(names)} names" + (f", {unnamed[0]!r} among them" if unnamed else "")
+    listed = () if isinstance(names, str) else tuple(names)
+    # Two classes may share a name, as in ImageNet.
+    named = all(isinstance(name, str) and name for name in listed)
+    if not isinstance(names, str) and named and num_classes in (None, 0, len(listed)):
+        return listed
     count = f"{num_classes} strings" if num_classes else "strings"
+    received = repr(names) if isinstance(names, str) else f"{len(listed)} names, {reprlib.repr(listed)}"
     raise ValueError(
-        f"Invalid value received for argument `class_names`. Expected {count}, one per class. Received: {wrong}"
+        f"Invalid value received for argument `class_names`. Expected {count}, one per class. Received: {received}"
     )
+
+
+def record(kind, values):
+    """Returns the dataclass `kind` of a dict of its fields; raises if one is unknown, missing or invalid."""
+    try:
+        return kind(**values)
+    except TypeError as error:
+        names = ", ".join(field.name for field in dataclasses.fields(kind))
+        raise ValueError(f"Expected the fields of a {kind.__name__}: {names}. Received: {error}") from None

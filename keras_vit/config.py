@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from keras_vit import arguments
 from keras_vit.interpolation import POSITION_METHODS
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, check_names, checked
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, checked
 from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
@@ -32,7 +32,7 @@ def total_stride(stages):
     return 4 * 2 ** max(len(stages) - 1, 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig(ModelConfig):
     """The config of a Vision Transformer or hybrid: the arguments of `keras_vit.ViT` that determine its outputs.
 
@@ -85,8 +85,7 @@ class ViTConfig(ModelConfig):
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B/16" or "R50+B/16"; `overrides` set other fields."""
         size, patch_size, stages = decode_variant(variant)
-        check_names(cls, overrides)
-        return cls(**{**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
+        return arguments.record(cls, {**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
 
     def __post_init__(self):
         super().__post_init__()
@@ -186,7 +185,7 @@ class ViTConfig(ModelConfig):
         return int(self.class_token) + int(self.distillation_token)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BiTConfig(ModelConfig):
     """The config of a Big Transfer ResNet, as built by `keras_vit.BiT`.
 
@@ -215,8 +214,7 @@ class BiTConfig(ModelConfig):
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
         stages, width_factor = decode_resnet(variant)
-        check_names(cls, overrides)
-        return cls(**{"stages": stages, "width_factor": width_factor, **overrides})
+        return arguments.record(cls, {"stages": stages, "width_factor": width_factor, **overrides})
 
     @property
     def block_names(self):

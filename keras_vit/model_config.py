@@ -37,7 +37,7 @@ def activation_of(name, value):
         raise arguments.invalid(name, expected, value) from None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The fields, checks, copies and JSON conversion shared by `ViTConfig` and `BiTConfig`."""
 
@@ -68,10 +68,9 @@ class ModelConfig:
 
     def replace(self, **changes):
         """Returns a copy with changed fields, deriving dependent ones again; raises ValueError if one is invalid."""
-        check_names(type(self), changes)
-        names = [field.name for field in dataclasses.fields(self)]
-        derived = {name: None for source, name in _FOLLOWS if source in changes and name in names}
-        return dataclasses.replace(self, **{**derived, **changes})
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
+        return arguments.record(type(self), {**values, **derived, **changes})
 
     def to_dict(self):
         """Returns the config as a dict that `json.dumps` accepts."""
@@ -92,35 +91,7 @@ class ModelConfig:
         families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}
         if family not in families:
             raise ValueError(f"Expected `family` as one of {', '.join(map(repr, families))}. Received: {family!r}")
-        kind = families[family]
-        check_names(kind, values)
-        for field in dataclasses.fields(kind):
-            if _has_no_default(field) and field.name not in values:
-                received = ", ".join(values)
-                raise ValueError(f"Expected the field `{field.name}` of a {kind.__name__}. Received: {received}")
-        return kind(**values)
-
-    def __repr__(self):
-        shown = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            if value != default:
-                shown.append(f"{field.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-
-def check_names(kind, values):
-    """Raises if `values` has a name that is not a field of the config class `kind`."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    if unknown := [name for name in values if name not in names]:
-        raise ValueError(
-            f"Expected fields of {kind.__name__}: {', '.join(names)}. Received: {', '.join(map(repr, unknown))}"
-        )
-
-
-def _has_no_default(field):
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        return arguments.record(families[family], values)
 
 
 def _lists(value):

@@ -117,12 +117,7 @@ class Preprocessing:
 def preprocessing_record(value):
     """Returns a `Preprocessing`, built from its fields if `value` is a dict."""
     if isinstance(value, Mapping):
-        names = [field.name for field in dataclasses.fields(Preprocessing)]
-        if unknown := [name for name in value if name not in names]:
-            raise ValueError(
-                f"Expected the fields {', '.join(names)} of `preprocessing`. Received: {', '.join(map(repr, unknown))}"
-            )
-        return Preprocessing(**value)
+        return arguments.record(Preprocessing, value)
     if not isinstance(value, Preprocessing):
         raise arguments.invalid("preprocessing", "a keras_vit.Preprocessing", value)
     return value

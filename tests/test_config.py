@@ -74,7 +74,7 @@ def test_a_users_own_activation_stays_a_function():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_dimm": 3}, "Expected fields of ViTConfig: .*hidden_dim, .* Received: 'hidden_dimm'"),
+        ({"hidden_dimm": 3}, "Expected the fields of a ViTConfig: .*hidden_dim, .* Received: .*'hidden_dimm'"),
         ({"hidden_dim": "wide"}, "`hidden_dim`. Expected an integer of at least 1. Received: 'wide'"),
         ({"num_layers": True}, "`num_layers`"),
         ({"layer_norm_epsilon": float("nan")}, "`layer_norm_epsilon`. Expected a finite number. Received: nan"),
@@ -92,7 +92,7 @@ def test_a_users_own_activation_stays_a_function():
         ({"width_factor": 2.0}, "width_factor=1 without a ResNet"),
         ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
         ({"preprocessing": {"mean": "grey"}}, "`mean`"),
-        ({"preprocessing": {"median": 0.5}}, "of `preprocessing`. Received: 'median'"),
+        ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),
         ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing"),
         ({"class_names": ["a", 2]}, "`class_names`"),
     ],
@@ -111,7 +111,7 @@ def test_a_record_of_another_kind_or_of_none_is_refused():
     with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit'. Received: 'swin'"):
         ModelConfig.from_dict({**values, "family": "swin"})
     del values["mlp_dim"]
-    with pytest.raises(ValueError, match="Expected the field `mlp_dim` of a ViTConfig"):
+    with pytest.raises(ValueError, match="Expected the fields of a ViTConfig: .* Received: .*'mlp_dim'"):
         keras_vit.ViTConfig.from_dict(values)
     with pytest.raises(ValueError, match="Expected a dict"):
         keras_vit.ViTConfig.from_dict("B/16")

@@ -276,7 +276,7 @@ def test_class_names_stay_with_the_model(tmp_path):
         assert copy.get_layer("normalization").class_names == names
     with pytest.raises(ValueError, match="`class_names`. Expected 5 strings, one per class. Received: 2 names"):
         build(class_names=names[:2])
-    with pytest.raises(ValueError, match="Expected 5 strings, one per class. Received: 5 names, 3 among them"):
+    with pytest.raises(ValueError, match="Expected 5 strings, one per class. Received: 5 names, .*3"):
         build(class_names=["rose", "iris", "daisy", "tulip", 3])
     with pytest.raises(ValueError, match="Expected 5 strings, one per class. Received: 'irises'"):
         build(class_names="irises")
