@@ -63,11 +63,11 @@ def classify(
     activation, classes = activation_of(model), classes_of(model)
     top = checked_top(top, classes)
     if missing := [os.fspath(path) for path in paths if not os.path.isfile(path)]:
-        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise FileNotFoundError(f"Expected image files. Received: {', '.join(missing[:10])}{more}, which are no files.")
-    named, reasons, full = [[] for _ in paths], {}, {}
+        received = f"{len(missing)} paths of no file, the first {', '.join(missing[:10])}"
+        raise FileNotFoundError(f"Expected image files. Received: {received}")
+    named, errors, full = [[] for _ in paths], [], {}
     progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for places, images in _batches(model, paths, batch_size, broken, reasons):
+    for places, images in _batches(model, paths, batch_size, broken, errors):
         # Padded, so that each image size is compiled for one batch size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         padded = np.concatenate([images, np.repeat(images[:1], most - len(images), axis=0)])
@@ -82,19 +82,17 @@ def classify(
         for place, best in zip(places, most_probable(probabilities, classes, top), strict=True):
             named[place] = best
         progress.add(len(places))
-    if reasons:
+    if errors:
         progress.update(len(paths), finalize=True)
-        if len(reasons) == len(paths):
-            raise ValueError(f"Expected images. Received: {len(paths)} that are none. {next(iter(reasons.values()))}")
-        lines = [f"  {reason}" for reason in reasons.values()]
-        lines[20:] = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
-        count = f"{len(reasons)} of {len(paths)} images could not be read, and have no classes:"
-        logger.warning("%s", "\n".join([count, *lines]))
+        if len(errors) == len(paths):
+            raise errors[0]
+        count = f"{len(errors)} of {len(paths)} images could not be read, and have no classes. The first of them:"
+        logger.warning("%s", "\n  ".join([count, *map(str, errors[:20])]))
     return named
 
 
-def _batches(model, paths, batch_size, broken, reasons):
-    """Yields (indices in `paths`, images of one shape); errors of unreadable files go to `reasons`, by index."""
+def _batches(model, paths, batch_size, broken, errors):
+    """Yields (indices in `paths`, images of one shape); appends the errors of unreadable files to `errors`."""
 
     def read(path):
         try:
@@ -109,7 +107,7 @@ def _batches(model, paths, batch_size, broken, reasons):
                 if isinstance(image, ValueError):
                     if broken == "raise":
                         raise image
-                    reasons[place] = str(image)
+                    errors.append(image)
                 else:
                     # Shapes differ for a model of any size.
                     by_shape.setdefault(image.shape, []).append((place, image))

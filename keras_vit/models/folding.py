@@ -59,11 +59,11 @@ def _layers_to_fold(model):
             "Expected a ViT of this package's builders, with layers normalization and patch_embedding. "
             f"Received: {model!r}. Where one of its layers holds the ViT, pass that: model.get_layer(...)."
         )
-    if not normalization.apply or normalization.folded:
+    if not normalization.apply or normalization.folded or embedding.compute_dtype != "float32":
         raise ValueError(
-            "Expected a model built with include_preprocessing=True, and not folded yet. Received: model "
-            f"{model.name!r}, whose {normalization.name!r} layer has apply={normalization.apply}, "
-            f"folded={normalization.folded}"
+            "Expected a float32 model built with include_preprocessing=True, and not folded yet. Received: model "
+            f"{model.name!r} with apply={normalization.apply}, folded={normalization.folded} and a patch embedding in "
+            f"{embedding.compute_dtype}"
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
@@ -73,10 +73,5 @@ def _layers_to_fold(model):
         raise ValueError(
             "Expected a model in which only the patch embedding reads the scaled images. Received: model "
             f"{model.name!r}, where {', '.join(others) or 'another output'} reads them too."
-        )
-    if embedding.compute_dtype != "float32":
-        raise ValueError(
-            "Expected a model that computes in float32. Received: model "
-            f"{model.name!r} with a patch embedding in {embedding.compute_dtype}"
         )
     return normalization, embedding

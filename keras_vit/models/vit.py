@@ -157,19 +157,8 @@ def ViT(
             fields.setdefault("grid_size", checkpoint.grid_size)
     config = ViTConfig.from_variant(variant, **fields)
     _warn_of_dropped_pixels(config)
-    model = vision_transformer(
-        config,
-        include_preprocessing=include_preprocessing,
-        head_init=head_init,
-        dropout_rate=dropout_rate,
-        attention_dropout_rate=attention_dropout_rate,
-        drop_path_rate=drop_path_rate,
-        patch_dropout_rate=patch_dropout_rate,
-        token_merging=token_merging,
-        skip_unused_tokens=skip_unused_tokens,
-        remat=remat,
-        name=name or "vit_" + variant.replace("/", "").replace("+", "_"),
-    )
+    given["name"] = name or "vit_" + variant.replace("/", "").replace("+", "_")
+    model = vision_transformer(config, **{name: given[name] for name in vision_transformer.__kwdefaults__})
     if checkpoint is not None:
         load_checkpoint(model, checkpoint, allow=() if activation is None else ("activation",)).log()
     return model
@@ -179,14 +168,11 @@ def _warn_of_dropped_pixels(config):
     """Warns if patches do not divide the image size."""
     if config.any_size:
         return
-    used = [n * patch * config.stride for n, patch in zip(config.grid, config.patch_size, strict=True)]
-    if any(pixels < side for pixels, side in zip(used, config.image_size, strict=True)):
-        logger.warning(
-            "Patches of %d x %d pixels do not divide images of %d x %d: the model sees the upper left %d x %d.",
-            *(patch * config.stride for patch in config.patch_size),
-            *config.image_size,
-            *map(min, used, config.image_size),
-        )
+    (height, width), (rows, columns) = config.image_size, config.grid
+    ph, pw = (patch * config.stride for patch in config.patch_size)
+    if rows * ph < height or columns * pw < width:
+        seen = f"the model sees the upper left {min(rows * ph, height)} x {min(columns * pw, width)}"
+        logger.warning(f"Patches of {ph} x {pw} pixels do not divide images of {height} x {width}: {seen}.")
 
 
 def architecture_of(variant):

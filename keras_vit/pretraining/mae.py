@@ -72,14 +72,10 @@ class MAE(MaskedImageModel):
     ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         encoder = self.encoder
-        if any(block.attention.max_relative_distance is not None for block in encoder.blocks):
+        if encoder.is_hybrid or any(block.max_relative_distance is not None for block in encoder.blocks):
             raise ValueError(
-                'Expected a `backbone` without position_embedding="relative", which would ignore that patches '
-                f"are left out. Received: model {backbone.name!r}"
-            )
-        if encoder.is_hybrid:
-            raise ValueError(
-                "Expected a `backbone` without a ResNet below its patches, which would see pixels of masked ones. "
+                'Expected a `backbone` without position_embedding="relative", whose offsets change when patches are '
+                "left out, and without a ResNet below its patches, which would see pixels of masked ones. "
                 f"Received: model {backbone.name!r}"
             )
         # 1 - 0.9 is slightly below 0.1 in floating point.

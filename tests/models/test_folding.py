@@ -106,14 +106,14 @@ def with_another_reader():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16', whose 'normalization'"),
-        (lambda: keras_vit.fold_preprocessing(build(**RAW)), "has apply=True, folded=True"),
+        (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16' with apply=False"),
+        (lambda: keras_vit.fold_preprocessing(build(**RAW)), "apply=True, folded=True"),
         (
             lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW),
             "where root_conv reads",
         ),
         (with_another_reader, "where mean_color reads them too"),
-        (half, "computes in float32. Received: model 'vit_B16' with a patch embedding in bfloat16"),
+        (half, "and a patch embedding in bfloat16"),
         (with_lora_in_another_layer, "whose config records all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
         (
@@ -138,5 +138,5 @@ def test_nothing_takes_its_kernel_for_the_models_own(tmp_path):
         keras_vit.load_weights(folded, tmp_path / "weights.npz")
     with pytest.raises(ValueError, match="not folded into its filters. Received: model 'raw'"):
         keras_vit.inspection.embedding_filters(folded)
-    with pytest.raises(ValueError, match="Received: model 'raw', whose preprocessing is folded"):
+    with pytest.raises(ValueError, match="without folded preprocessing.*Received: model 'raw'"):
         keras_vit.pretraining.SimMIM(folded)
