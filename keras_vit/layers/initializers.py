@@ -80,22 +80,9 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece *= scale
         piece += shift
 
-    # Allocation costs as much as drawing: JAX and PyTorch take the array uncopied, TensorFlow joins reused pieces.
-    if len(starts) <= 1 or keras.backend.backend() != "tensorflow":
-        values = aligned(size)
-        fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
-        values = values.reshape(shape)
-        if keras.backend.backend() == "torch":
-            import torch
-
-            values = torch.from_numpy(values)
-        return ops.convert_to_tensor(values, dtype)
-    from tensorflow.experimental import dlpack
-
-    pieces = [aligned(min(PIECE, size - start)) for start in starts]
-    fill_all(fill_one, seeds, pieces)
-    pieces = [ops.cast(dlpack.from_dlpack(piece.__dlpack__()), dtype) for piece in pieces]
-    return ops.reshape(ops.concatenate(pieces), shape)
+    values = np.empty(size, "float32")
+    fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
+    return ops.convert_to_tensor(values.reshape(shape), dtype)
 
 
 def entropy(seed):
@@ -103,13 +90,6 @@ def entropy(seed):
     if isinstance(seed, keras.random.SeedGenerator):
         return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
     return seed & 0xFFFFFFFF
-
-
-def aligned(size):
-    """An uninitialized float32 array, aligned so that JAX and TensorFlow need not copy it."""
-    room = np.empty(size + 16, "float32")
-    start = -room.ctypes.data % 64 // 4
-    return room[start : start + size]
 
 
 def fill_all(fill_one, seeds, pieces):
