@@ -94,57 +94,42 @@ class ViTConfig(ModelConfig):
         if not self.distillation_token:
             self._set("distillation_head", True)
         self._check_head_dim()
-        self._check_grid()
-        self._check_tokens()
-
-    def _check_head_dim(self):
-        width = self.hidden_dim // self.num_heads
-        received = f"Received: hidden_dim={self.hidden_dim}, num_heads={self.num_heads}"
-        if not width:
-            raise ValueError(f"Expected at least as many channels as heads. {received}")
-        if self.head_dim is None and self.hidden_dim % self.num_heads:
-            raise ValueError(
-                "Expected `num_heads` to divide `hidden_dim`, or `head_dim` to confirm that the heads are narrower. "
-                f"{received}, head_dim=None; pass head_dim={width} to confirm."
-            )
-        if self.head_dim not in (None, width):
-            expected = f"hidden_dim // num_heads = {self.hidden_dim} // {self.num_heads} = {width}"
-            raise arguments.invalid("head_dim", expected, self.head_dim)
-        # None if it follows from the other fields, so that copies with other values derive it again.
-        self._set("head_dim", width if self.hidden_dim % self.num_heads else None)
-
-    def _check_grid(self):
-        if self.stages is None and self.width_factor != 1:
-            raise ValueError(f"Expected width_factor=1 without a ResNet. Received: width_factor={self.width_factor}")
-        if self.grid_size is not None and not self.any_size:
-            raise ValueError(
-                f"Expected grid_size=None with images of a known size. Received: grid_size={self.grid_size}, "
-                f"image_size={self.image_size}"
-            )
+        standard = self.stages is not None or self.width_factor == 1
+        self._require(standard, "width_factor=1 without a ResNet", "width_factor")
+        known_size = "grid_size=None with images of a known size"
+        self._require(self.grid_size is None or self.any_size, known_size, "grid_size", "image_size")
         # Raises if the images are smaller than a patch.
         _ = self.grid
+        self._check_tokens()
+
+    def _require(self, holds, expected, *names):
+        """Raises a ValueError that tells the values of the fields `names`, unless `holds`."""
+        if not holds:
+            received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+            raise ValueError(f"Expected {expected}. Received: {received}")
+
+    def _check_head_dim(self):
+        width, remainder = divmod(self.hidden_dim, self.num_heads)
+        self._require(width, "at least as many channels as heads", "hidden_dim", "num_heads")
+        expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
+        holds = self.head_dim == width or (self.head_dim is None and not remainder)
+        self._require(holds, expected, "hidden_dim", "num_heads", "head_dim")
+        # None if it follows from the other fields, so that copies with other values derive it again.
+        self._set("head_dim", width if remainder else None)
 
     def _check_tokens(self):
-        if self.pooling == "token" and not self.class_token:
-            raise ValueError('Expected a class token with pooling="token". Received: class_token=False')
-        if self.distillation_token and (
-            self.pooling != "token" or self.representation_size is not None or self.norm_after_pooling
-        ):
-            raise ValueError(
-                'Expected pooling="token", no representation_size and norm_after_pooling=False with '
-                f"distillation_token=True. Received: pooling={self.pooling!r}, representation_size="
-                f"{self.representation_size}, norm_after_pooling={self.norm_after_pooling}"
-            )
-        if self.return_both_heads and not (self.has_distillation_head and self.num_classes):
-            raise ValueError(
-                "Expected distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True. "
-                f"Received: distillation_token={self.distillation_token}, distillation_head={self.distillation_head}, "
-                f"num_classes={self.num_classes}"
-            )
-        if self.norm_after_pooling and self.pooling not in ("token", "gap"):
-            raise ValueError(
-                f'Expected pooling="token" or "gap" with norm_after_pooling=True. Received: pooling={self.pooling!r}'
-            )
+        has_token = self.pooling != "token" or self.class_token
+        self._require(has_token, 'a class token with pooling="token"', "class_token")
+        plain = self.pooling == "token" and self.representation_size is None and not self.norm_after_pooling
+        expected = 'pooling="token", no representation_size and norm_after_pooling=False with distillation_token=True'
+        names = ("pooling", "representation_size", "norm_after_pooling")
+        self._require(plain or not self.distillation_token, expected, *names)
+        has_both = self.has_distillation_head and self.num_classes
+        expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
+        names = ("distillation_token", "distillation_head", "num_classes")
+        self._require(has_both or not self.return_both_heads, expected, *names)
+        normed = not self.norm_after_pooling or self.pooling in ("token", "gap")
+        self._require(normed, 'pooling="token" or "gap" with norm_after_pooling=True', "pooling")
 
     @property
     def block_names(self):

@@ -110,9 +110,9 @@ def test_a_dropped_remainder_is_said(caplog):
 
 
 def test_heads_that_do_not_fill_the_width_have_to_be_meant():
-    with pytest.raises(ValueError, match="hidden_dim=32, num_heads=5, head_dim=None; pass head_dim=6"):
+    with pytest.raises(ValueError, match="Expected head_dim=6, .*hidden_dim=32, num_heads=5, head_dim=None"):
         build(hidden_dim=32, num_heads=5)
-    with pytest.raises(ValueError, match="`head_dim`. Expected hidden_dim // num_heads = 32 // 5 = 6. Received: 8"):
+    with pytest.raises(ValueError, match="Expected head_dim=6, hidden_dim // num_heads, .*head_dim=8"):
         build(hidden_dim=32, num_heads=5, head_dim=8)
     assert build(hidden_dim=32, num_heads=5, head_dim=6).get_layer("block_00").attention.key_dim == 6
 
