@@ -80,9 +80,7 @@ class Distiller(TrainingWrapper):
         **kwargs,
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
-            raise ValueError(
-                f"Expected `student` to be a functional or sequential keras.Model with Input. Received: {student!r}"
-            )
+            raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
         # `compile` chooses loss scaling by the student's policy; the student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.one_of("kind", kind, ("hard", "soft"))

@@ -3,6 +3,7 @@ import inspect
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.models.predictions import activation_of
 from keras_vit.models.preprocessing import normalization_of
 from keras_vit.preprocessing import carrier_of
@@ -35,18 +36,13 @@ class FrozenTeacher:
         self.model = teacher
         self.from_logits = from_logits
         if not isinstance(teacher, keras.Model) or not teacher.built:
-            raise ValueError(
-                f"Expected `teacher` to be a built keras.Model: call it on a batch first. Received: {teacher!r}"
-            )
-        if len(getattr(teacher, "outputs", None) or [0]) > 1:
-            raise ValueError(
-                f"Expected `teacher` to have one output. Received: {len(teacher.outputs)} outputs of {teacher.name!r}"
-            )
-        if from_logits and getattr(teacher, "outputs", None) and activation_of(teacher) is None:
-            raise ValueError(
-                f"Expected `teacher_from_logits=False`, since {teacher.name!r} ends in a softmax or sigmoid. Received: "
-                f"teacher_from_logits={from_logits!r}"
-            )
+            raise arguments.invalid("teacher", "a built keras.Model: call it on a batch first", teacher)
+        outputs = getattr(teacher, "outputs", None) or ()
+        if len(outputs) > 1:
+            raise ValueError(f"Expected `teacher` to have one output. Received: {len(outputs)} of {teacher.name!r}")
+        if from_logits and outputs and activation_of(teacher) is None:
+            why = f"since {teacher.name!r} ends in a softmax or sigmoid"
+            raise ValueError(f"Expected `teacher_from_logits=False`, {why}. Received: {from_logits!r}")
         self.input_shape = _input_shape(teacher)
         self._preprocessing = preprocessing or self._default_preprocessing(student)
         # A custom `call` may not have this argument.

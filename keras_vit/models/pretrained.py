@@ -79,15 +79,23 @@ def from_pretrained(
             fields.pop("representation_size", None)
     multi_label = fields.pop("multi_label", False)
     assumed = {}
-    if "image_size" not in fields:
-        fields["image_size"] = DEFAULT_IMAGE_SIZE if image_size is not None else _usual_size(checkpoint)
-        if image_size is None:
-            assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
+    if image_size is None and "image_size" not in fields:
+        if "position_embedding/embeddings" in checkpoint.weights:
+            raise ValueError(
+                f"The number of position embeddings in {checkpoint.path!r} is not a square: pass "
+                "grid_size=(rows, columns) of the file and, for another size, image_size."
+            )
+        assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
+    fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
     if build is ViT:
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
             fields.pop("return_both_heads", None)
-    model = build(**{"variant": _variant(checkpoint), "name": _name(checkpoint), **fields, **given})
+    # The variant of these sizes, or one whose sizes are overridden.
+    known = name_of(checkpoint.sizes)
+    variant = (known or ("B/16" if build is ViT else "R50x1")).replace("ViT-", "").removeprefix("BiT-")
+    name = "vit" if build is ViT and not known else None
+    model = build(**{"variant": variant, "name": name, **fields, **given})
     model.get_layer("normalization").multi_label = multi_label
     allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
@@ -164,15 +172,6 @@ def _check_unknown(checkpoint, fields, given):
         )
 
 
-def _usual_size(checkpoint):
-    if "position_embedding/embeddings" in checkpoint.weights:
-        raise ValueError(
-            f"The number of position embeddings in {checkpoint.path!r} is not a square: pass grid_size=(rows, columns) "
-            "of the file and, for another size, image_size."
-        )
-    return DEFAULT_IMAGE_SIZE
-
-
 def _fit_any_size(checkpoint, fields, given, position_interpolation):
     """Keeps the file's grid in a model of any size, so that positions are resized only once."""
     any_size = (None, None)
@@ -186,15 +185,3 @@ def _fit_any_size(checkpoint, fields, given, position_interpolation):
     # Set explicitly, since the number of heads may not divide hidden_dim.
     heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
     fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads
-
-
-def _variant(checkpoint):
-    """The variant of the checkpoint's sizes, or a default whose sizes are overridden."""
-    name = name_of(checkpoint.sizes) or ("ViT-B/16" if checkpoint.sizes["num_layers"] else "BiT-R50x1")
-    return name.replace("ViT-", "").removeprefix("BiT-")
-
-
-def _name(checkpoint):
-    """The model's name; None for the variant's default."""
-    known = name_of(checkpoint.sizes) or not checkpoint.sizes["num_layers"]
-    return None if known else "vit"

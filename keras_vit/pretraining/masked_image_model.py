@@ -36,9 +36,7 @@ class MaskedImageModel(TrainingWrapper):
         self.encoder_model = encoder.model
         self.mask_ratio = arguments.rate("mask_ratio", mask_ratio)
         if not self.mask_ratio:
-            raise ValueError(
-                "Invalid value received for argument `mask_ratio`. Expected a number in (0, 1). Received: 0"
-            )
+            raise arguments.invalid("mask_ratio", "a number in (0, 1)", mask_ratio)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
 

@@ -265,7 +265,7 @@ def test_bad_arguments():
         Distiller(deit(classifier_activation="softmax"), teacher)
     with pytest.raises(ValueError, match="not a model nested in it"):
         Distiller(keras.Sequential([keras.Input((6, 6, 3)), deit()]), teacher)
-    with pytest.raises(ValueError, match="`student` to be a functional or sequential"):
+    with pytest.raises(ValueError, match="`student`. Expected a functional or sequential"):
         Distiller(keras.Sequential([keras.layers.Dense(5)]), teacher)
     inputs = keras.Input((6, 6, 3))
     with pytest.raises(ValueError, match="`student` to have one output. Received: 2"):

@@ -88,7 +88,7 @@ class Careless(keras.Model):
 
 def test_nothing_that_a_teacher_does_changes_it():
     teacher = Careless()
-    with pytest.raises(ValueError, match="`teacher` to be a built keras.Model"):
+    with pytest.raises(ValueError, match="`teacher`. Expected a built keras.Model"):
         FrozenTeacher(teacher, linear_student())
     teacher(IMAGES)
     before = weights(teacher)
@@ -121,5 +121,5 @@ def test_teachers_that_cannot_take_the_images():
         FrozenTeacher(conv_teacher((6, 6, 4)), linear_student())
     with pytest.raises(ValueError, match="`teacher` to have one output. Received: 2"):
         FrozenTeacher(vit(distillation_token=True, return_both_heads=True), linear_student())
-    with pytest.raises(ValueError, match="`teacher` to be a built keras.Model"):
+    with pytest.raises(ValueError, match="`teacher`. Expected a built keras.Model"):
         FrozenTeacher("BiT", linear_student())
