@@ -1,5 +1,5 @@
 import contextlib
-import threading
+import contextvars
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -13,11 +13,8 @@ from keras_vit.models.backbone import HEADS
 from keras_vit.models.predictions import activation_of
 from keras_vit.models.wrapper import TrainingWrapper
 
-
-class _Running(threading.local):
-    """The running step, per thread, as TensorFlow runs each replica of a strategy in its own."""
-
-    step = None
+# The running step, "training" or "evaluation"; per thread, as TensorFlow runs each replica of a strategy in its own.
+_STEP = contextvars.ContextVar("step", default=None)
 
 
 # keras.distillation.Distiller is missing in Keras 3.10, and supports neither two heads nor sample weights.
@@ -104,7 +101,6 @@ class Distiller(TrainingWrapper):
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
         names = ("class", "distillation") if heads else ()
         self._accuracies = {n: keras.metrics.SparseCategoricalAccuracy(name=f"{n}_accuracy") for n in names}
-        self._running = _Running()
         self.built = True
 
     @property
@@ -117,7 +113,7 @@ class Distiller(TrainingWrapper):
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
-        if self._running.step is None:
+        if _STEP.get() is None:
             return self.student(inputs, training=training)
         if self._hidden.heads is None:
             class_logits = distillation_logits = output = self.student(inputs, training=training)
@@ -138,17 +134,18 @@ class Distiller(TrainingWrapper):
         with self._within("evaluation"):
             return super().test_step(*args)
 
+    @staticmethod
     @contextlib.contextmanager
-    def _within(self, step):
+    def _within(step):
         """Makes `call` return both heads too while a step runs or is traced."""
-        self._running.step = step
+        token = _STEP.set(step)
         try:
             yield
         finally:
-            self._running.step = None
+            _STEP.reset(token)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        if self._running.step != "training":
+        if _STEP.get() != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
         # With a TensorFlow strategy, Keras divides losses by the replicas and sums their gradients.
         strategy = getattr(self, "distribute_strategy", None)
@@ -166,12 +163,12 @@ class Distiller(TrainingWrapper):
         return weighted_loss(*losses, self.alpha) + regularization
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        if self._running.step is not None and y is not None:
+        if _STEP.get() is not None and y is not None:
             labels = ops.argmax(y, axis=-1) if tuple(y.shape[1:]) == (self.num_classes,) else ops.reshape(y, (-1,))
             for name, accuracy in self._accuracies.items():
                 accuracy.update_state(labels, y_pred[name], sample_weight)
         results = super().compute_metrics(x, y, _output(y_pred), sample_weight)
-        if self._running.step != "training":
+        if _STEP.get() != "training":
             # Evaluation does not compute these losses.
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)
