@@ -111,6 +111,17 @@ def _blocks(model):
     return [layer for layer in model.layers if layer.name in names]
 
 
+def vit_blocks(model):
+    """The transformer blocks of a ViT, in order, or of a part of it; raises if the model itself is none."""
+    blocks = _blocks(model) if isinstance(model, keras.Model) else []
+    if not blocks or config_of(model).family != "vit":
+        raise ValueError(
+            "Expected a ViT of this package's builders, with layers named normalization, patch_embedding, block_00, "
+            f"... Received: {model!r}. If one of its layers holds the ViT, pass that: model.get_layer(...)."
+        )
+    return blocks
+
+
 def _ways_to_blocks(model):
     """Yields, for each model that directly contains blocks, the chain of nested models from `model` to it."""
     if is_graph(model) and _blocks(model):

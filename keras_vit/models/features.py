@@ -4,6 +4,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.layers import PatchDropout, PatchMap
+from keras_vit.models.backbone import vit_blocks
 from keras_vit.record import config_of
 
 
@@ -26,15 +27,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
     """
     arguments.one_of("format", format, ("tokens", "map"))
-    config = config_of(model)
-    # A part of a model may have fewer blocks than its config says.
-    found = [layer for layer in model.layers if layer.name in config.block_names]
-    if config.family != "vit" or not found:
-        raise ValueError(
-            "Expected a ViT of this package's builders, with layers named block_00, block_01, ... Received: model "
-            f"{model.name!r} with layers {', '.join(layer.name for layer in model.layers)}. Where one of them holds "
-            "the ViT, pass that: model.get_layer(...)."
-        )
+    found = vit_blocks(model)
     for i in blocks:
         if not -len(found) <= i < len(found):
             raise ValueError(
@@ -44,6 +37,7 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
     if format == "map":
         check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])
+        config = config_of(model)
         patch_embedding = model.get_layer("patch_embedding")
         to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
         outputs = [to_map(x, patch_embedding.input) for x in outputs]

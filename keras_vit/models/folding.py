@@ -1,7 +1,8 @@
 import keras
 import numpy as np
 
-from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding
+from keras_vit.layers import PatchEmbedding, PositionEmbedding
+from keras_vit.models.backbone import vit_blocks
 from keras_vit.models.graph import nodes_before
 
 
@@ -51,14 +52,8 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
 
 
 def _layers_to_fold(model):
-    layers = getattr(model, "layers", ())
-    normalization = next((layer for layer in layers if isinstance(layer, ImageNormalization)), None)
-    embedding = next((layer for layer in layers if isinstance(layer, PatchEmbedding)), None)
-    if normalization is None or embedding is None:
-        raise ValueError(
-            "Expected a ViT of this package's builders, with layers normalization and patch_embedding. "
-            f"Received: {model!r}. Where one of its layers holds the ViT, pass that: model.get_layer(...)."
-        )
+    vit_blocks(model)
+    normalization, embedding = model.get_layer("normalization"), model.get_layer("patch_embedding")
     if not normalization.apply or normalization.folded or embedding.compute_dtype != "float32":
         raise ValueError(
             "Expected a float32 model built with include_preprocessing=True, and not folded yet. Received: model "

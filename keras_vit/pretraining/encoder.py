@@ -3,8 +3,9 @@ import math
 import keras
 import numpy as np
 
-from keras_vit.layers import PatchEmbedding, PositionEmbedding, PrefixTokens, TransformerBlock
+from keras_vit.layers import PositionEmbedding, PrefixTokens
 from keras_vit.layers.patch_embedding import unfold
+from keras_vit.models.backbone import vit_blocks
 from keras_vit.models.features import check_every_patch
 from keras_vit.models.preprocessing import normalization_of
 from keras_vit.record import config_of
@@ -14,28 +15,21 @@ class Encoder:
     """Runs the layers of a ViT one by one; not a layer, so that its weights are saved once."""
 
     def __init__(self, backbone):
-        layers = list(getattr(backbone, "layers", ()))
-        start = next((i for i, layer in enumerate(layers) if isinstance(layer, PatchEmbedding)), None)
-        blocks = [i for i, layer in enumerate(layers) if isinstance(layer, TransformerBlock)]
-        if start is None or not blocks or not isinstance(backbone, keras.Model):
-            raise ValueError(
-                "Expected `backbone` to be a ViT of this package's builders, with layers patch_embedding, block_00, "
-                f"... Received: {backbone!r}. If one of its layers holds the ViT, pass that: model.get_layer(...)."
-            )
+        self.blocks = vit_blocks(backbone)
+        layers, embedding = backbone.layers, backbone.get_layer("patch_embedding")
         self.backbone = backbone
         self.normalization = normalization_of(backbone)
         config = config_of(backbone)
         # Custom layers may follow. With norm_after_pooling, there is no `norm` after the blocks.
-        own = config.block_names + ([] if config.norm_after_pooling else ["norm"])
-        chain = [*layers[start + 1 : blocks[0]], *(layer for layer in layers if layer.name in own)]
-        self.blocks = [layer for layer in chain if isinstance(layer, TransformerBlock)]
+        tokens = layers[layers.index(embedding) + 1 : layers.index(self.blocks[0])]
+        chain = [*tokens, *self.blocks, *([] if config.norm_after_pooling else [backbone.get_layer("norm")])]
         self._check(config)
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
         self.block_layers = [layer for layer in chain if layer not in self.token_layers]
         # From images to patch embeddings without positions.
-        self.embedding = keras.Model(backbone.inputs[0], layers[start].output, name="embedding")
+        self.embedding = keras.Model(backbone.inputs[0], embedding.output, name="embedding")
         self.model = keras.Model(backbone.inputs[0], chain[-1].output, name="encoder")
-        self.dtype_policy = layers[start].dtype_policy
+        self.dtype_policy = embedding.dtype_policy
         self.is_hybrid = config.stages is not None
         self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
         self.channels, self.grid_size = config.in_channels, config.grid

@@ -118,7 +118,7 @@ def with_another_reader():
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
         (
             lambda: keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5, image_size=32, include_preprocessing=True),
-            "layers normalization and patch_embedding",
+            "layers named normalization, patch_embedding, block_00",
         ),
     ],
     ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
