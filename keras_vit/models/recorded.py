@@ -20,8 +20,8 @@ class RecordedModel(keras.Model):
 
     def __setattr__(self, name, value):
         # Otherwise Keras would track the new layer, and on PyTorch no error would say that it is unused.
-        ours = (vars(kind) for kind in type(self).__mro__ if kind.__module__.startswith("keras_vit."))
-        if any(isinstance(own.get(name), property) for own in ours):
+        own = getattr(type(self), name, None)
+        if isinstance(own, property) and own.fset is None:
             raise AttributeError(
                 f"`{name}` of model {self.name!r} is read from its layers and cannot be set. Add a new head to one of "
                 'them: keras.Model(model.input, keras.layers.Dense(7)(model.get_layer("pre_logits").output)).'
