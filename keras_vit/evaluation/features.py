@@ -61,9 +61,9 @@ def train_and_test_features(model, train, test, **options):
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
     """Returns a model's float32 outputs for all images, and the labels, each batch's converted by `read_labels`."""
     outputs, labels, full = [], [], 0
-    steps = _num_batches(data, batch_size)
+    batches, steps = _batches(data, batch_size)
     progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for batch in _batches(data, batch_size):
+    for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             received = f"batches of {len(batch)} parts" if isinstance(batch, (tuple, list)) else repr(batch)
             raise invalid("data", "batches of (images, labels)", received)
@@ -135,24 +135,17 @@ def _check_counts(images, labels):
         raise invalid("data", "as many labels as images", f"{len(images)} images and {len(labels)} labels")
 
 
-def _num_batches(data, batch_size):
-    """Returns the number of batches, or None if unknown."""
+def _batches(data, batch_size):
+    """Returns the batches of a dataset, and their number or None if unknown."""
     if is_arrays(data):
-        return -(-len(data[0]) // arguments.positive_int("batch_size", batch_size))
+        size = arguments.positive_int("batch_size", batch_size)
+        images, labels = map(to_numpy, data)
+        _check_counts(images, labels)
+        return sliced((images, labels), size), -(-len(images) // size)
+    if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
+        expected = "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches"
+        raise invalid("data", expected, type(data).__name__)
     count = num_batches(data)
     if count == np.inf:
         raise invalid("data", "a dataset that ends", "one that repeats")
-    return count
-
-
-def _batches(data, batch_size):
-    if is_arrays(data):
-        images, labels = map(to_numpy, data)
-        _check_counts(images, labels)
-        return sliced((images, labels), batch_size)
-    if isinstance(data, keras.utils.PyDataset):
-        return (data[i] for i in range(data.num_batches))
-    if not hasattr(data, "__iter__"):
-        expected = "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches"
-        raise invalid("data", expected, type(data).__name__)
-    return iter(data)
+    return (map(data.__getitem__, range(count)) if isinstance(data, keras.utils.PyDataset) else data), count

@@ -109,10 +109,9 @@ def few_shot_from_features(
     accuracies, chosen = [], []
     for seed in seeds:
         rows = _draw(labels, shots, seed)
-        fit = _Factorisation(x[rows], labels[rows], labels.max() + 1)
-        test = fit.project(test_x)
-        accuracies.append([float(np.mean(fit.predict(test, strength) == test_labels)) for strength in strengths])
-        chosen.append(int(np.argmin([fit.leave_one_out(strength) for strength in strengths])))
+        of_seed, errors = _fit(x[rows], labels[rows], test_x, test_labels, strengths)
+        accuracies.append(of_seed)
+        chosen.append(int(np.argmin(errors)))
     by_seed = {seed: row[i] for seed, row, i in zip(seeds, accuracies, chosen, strict=True)}
     return FewShotResult(
         accuracy=float(np.mean(list(by_seed.values()))),
@@ -122,37 +121,28 @@ def few_shot_from_features(
     )
 
 
-class _Factorisation:
-    """The regressions of all strengths from one SVD: with features U S V' and targets Y, W = V S / (S^2 + l2) U' Y."""
-
-    def __init__(self, features, labels, num_classes):
-        features = features.astype("float64")
-        self.mean, self.std = features.mean(axis=0), features.std(axis=0) + 1e-5
-        self.u, self.s, self.vt = np.linalg.svd(self._standardize(features), full_matrices=False)
-        targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
-        self.rotated = self.u.T @ targets
-        # The part of the targets that no weights can fit; 0 unless there are more images than features.
-        self.outside = 0 if self.u.shape[0] == self.u.shape[1] else targets - self.u @ self.rotated
-
-    def _standardize(self, features):
-        return np.pad((features - self.mean) / self.std, ((0, 0), (0, 1)), constant_values=BIAS)
-
-    def project(self, features):
-        """Projects features onto the singular vectors, which all strengths share."""
-        return self._standardize(features) @ self.vt.T
-
-    def predict(self, projected, l2):
-        """Predicts the classes of projected features."""
-        return (projected @ ((self.s / (self.s**2 + l2))[:, None] * self.rotated)).argmax(axis=1)
-
-    def leave_one_out(self, l2):
-        """Returns the leave-one-out mean squared error; choosing by accuracy would favor weak regularization."""
-        shrink = l2 / (self.s**2 + l2)
+def _fit(x, labels, test_x, test_labels, strengths):
+    """Returns the test accuracy and the leave-one-out mean squared error on the training images, for each strength."""
+    x = x.astype("float64")
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
+    x, test_x = (np.pad((part - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS) for part in (x, test_x))
+    # One SVD for all strengths: with features U S V' and targets Y, the weights are V S / (S^2 + l2) U' Y.
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    targets = 2.0 * (labels[:, None] == np.arange(labels.max() + 1)) - 1
+    rotated, projected, squares = u.T @ targets, test_x @ vt.T, u**2
+    # The part of the targets that no weights can fit; 0 unless there are more images than features.
+    outside = 0 if u.shape[0] == u.shape[1] else targets - u @ rotated
+    accuracies, errors = [], []
+    for l2 in strengths:
+        predicted = (projected @ ((s / (s**2 + l2))[:, None] * rotated)).argmax(axis=1)
+        accuracies.append(float(np.mean(predicted == test_labels)))
+        shrink = l2 / (s**2 + l2)
         # Residuals, and 1 - leverages, in a form without cancellation if the fit is almost exact.
-        residual = self.outside + self.u @ (shrink[:, None] * self.rotated)
-        squares = self.u**2
+        residual = outside + u @ (shrink[:, None] * rotated)
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink
-        return np.mean((residual / free[:, None]) ** 2)
+        # Choosing by accuracy would favor weak regularization.
+        errors.append(np.mean((residual / free[:, None]) ** 2))
+    return accuracies, errors
 
 
 def _draw(labels, shots, seed):

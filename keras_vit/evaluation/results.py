@@ -4,6 +4,7 @@ import math
 import numbers
 import os
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,5 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
     for name, value in accuracies.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
             raise invalid("accuracies", "numbers in [0, 1]", f"{value!r} for {name!r}")
-    means = {group: _mean([accuracies[n] for n in groups if groups[n] == group]) for group in groups.values()}
-    return {**means, "mean": _mean(accuracies.values())}
-
-
-def _mean(values):
-    return math.fsum(values) / len(values)
+    means = {group: fmean([accuracies[n] for n in groups if groups[n] == group]) for group in groups.values()}
+    return {**means, "mean": fmean(accuracies.values())}
