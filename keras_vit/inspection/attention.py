@@ -40,15 +40,12 @@ def attention_maps(
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A, equation 6.
     """
-    arguments.positive_int("batch_size", batch_size)
     watch = Watch(model)
     depth = len(watch.blocks)
     single = isinstance(blocks, numbers.Integral)
     chosen = range(depth) if blocks is None else [blocks] if single or not np.iterable(blocks) else list(blocks)
-    if not all(isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in chosen):
-        raise ValueError(f"Expected `blocks` to be an integer, a list of them or None. Received: blocks={blocks!r}")
-    if not all(-depth <= i < depth for i in chosen):
-        raise ValueError(f"Expected block indices below {depth}, the model's depth. Received: blocks={blocks!r}")
+    if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
+        raise arguments.invalid("blocks", f"None, or integers below {depth}, the model's depth", blocks)
     maps = {i % depth: [] for i in chosen}
 
     def keep(i, block, tokens):
@@ -75,7 +72,6 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 right, and appendix D.7.
     """
-    arguments.positive_int("batch_size", batch_size)
     watch = Watch(model)
     # Per block, each (num_heads,).
     sums, counts = {}, {}
@@ -91,9 +87,6 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
     for batch in batches(images, batch_size):
         watch.run(batch, add)
-    heads = [len(of_heads) for of_heads in sums.values()]
-    if len(set(heads)) > 1:
-        raise ValueError(f"Expected blocks with the same number of heads. Received: {heads} heads")
     return (np.stack(list(sums.values())) / np.maximum(np.stack(list(counts.values())), 1)).astype("float32")
 
 
@@ -137,7 +130,6 @@ def attention_rollout(
     """
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
-    arguments.positive_int("batch_size", batch_size)
     watch, fuse = Watch(model, readout), FUSIONS[head_fusion]
     rollout = None
 

@@ -1,10 +1,11 @@
 """Gradient-weighted attention rollout, and gradients on each backend."""
 
+import itertools
+
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.inspection.watch import Watch, batches, scores_of, to_numpy
 
 
@@ -32,7 +33,6 @@ def gradient_rollout(
     Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover pooled
     patches; here the pooling's weights are the last step.
     """
-    arguments.positive_int("batch_size", batch_size)
     watch = Watch(model, readout)
     if mode := quantization_of_attention(watch):
         raise ValueError(
@@ -48,11 +48,8 @@ def gradient_rollout(
                 f"{classes.shape}"
             )
         classes = np.broadcast_to(classes, number)
-    grids = []
-    for start, batch in zip(range(0, number, batch_size), batches(images, batch_size), strict=True):
-        chosen = None if classes is None else classes[start : start + batch_size]
-        grids.append(_of_batch(watch, batch, chosen))
-    return np.concatenate(grids)
+    chosen = itertools.repeat(None) if classes is None else batches(classes, batch_size)
+    return np.concatenate([_of_batch(watch, *pair) for pair in zip(batches(images, batch_size), chosen, strict=False)])
 
 
 def quantization_of_attention(watch):

@@ -60,7 +60,7 @@ def plot_predictions(images, labels, probabilities, class_names: Sequence[str], 
     images = np.asarray(ops.convert_to_numpy(images))
     labels = np.asarray(ops.convert_to_numpy(labels))
     probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
-    _check_predictions(images, labels, probabilities, class_names)
+    _check_predictions(images, labels, probabilities, len(class_names))
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)
     figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
@@ -82,26 +82,19 @@ def _short(name):
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def _check_predictions(images, labels, probabilities, class_names):
-    if images.ndim != 4 or not len(images) or images.shape[-1] not in (1, 3):
+def _check_predictions(images, labels, probabilities, num_classes):
+    shapes, number = (images.shape, labels.shape, probabilities.shape), len(images)
+    fit = shapes[1:] == ((number,), (number, num_classes))
+    if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise ValueError(
-            "Expected `images` of shape (number, height, width, channels), at least one, with one channel or three. "
-            f"Received: shape {images.shape}"
+            "Expected `images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "
+            f"`probabilities` of shape (number, {num_classes}). Received: shapes {', '.join(map(str, shapes))}"
         )
-    if labels.shape != (len(images),) or probabilities.shape != (len(images), len(class_names)):
-        raise ValueError(
-            f"Expected `labels` of shape {(len(images),)} and `probabilities` of shape "
-            f"{(len(images), len(class_names))}. Received: shapes {labels.shape} and {probabilities.shape}"
-        )
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(class_names):
-        raise ValueError(
-            f"Expected `labels` to be integers of 0..{len(class_names) - 1}. "
-            f"Received: {labels.dtype} from {labels.min()} to {labels.max()}"
-        )
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(f"Expected `labels` to be integers of 0..{num_classes - 1}. Received: {labels.tolist()}")
     # Rows normalised in half precision sum to 1 only roughly.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
         raise ValueError(
-            "Expected `probabilities` to be rows of non-negative numbers that sum to 1. Received: numbers from "
-            f"{probabilities.min():.4g} to {probabilities.max():.4g}. "
-            "If these are logits, apply keras.ops.softmax first."
+            "Expected `probabilities` to be rows of non-negative numbers that sum to 1; if these are logits, apply "
+            f"keras.ops.softmax first. Received: numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
         )

@@ -1,7 +1,6 @@
 """Finds the ViT in a model and runs it block by block."""
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -93,7 +92,6 @@ class Watch:
                         "model.get_layer(...)."
                     )
                 ran.append(layer)
-                self._check_tokens(args[0])
                 y = None if on_block is None else on_block(len(ran) - 1, layer, args[0])
                 # Otherwise PyTorch keeps the activations of all blocks.
                 return ops.stop_gradient(layer(args[0], training=False)) if y is None else y
@@ -113,15 +111,6 @@ class Watch:
             return layer(*args, **kwargs)
 
         return _unfolded(self.model, (keras.tree.map_structure(ops.convert_to_tensor, inputs),), {}, call)
-
-    def _check_tokens(self, tokens):
-        layout = self.layout
-        num_tokens = None if layout is None else layout.num_prefix_tokens + math.prod(layout.grid_size)
-        if num_tokens not in (None, tokens.shape[1]):
-            raise ValueError(
-                f"Expected blocks that take every patch, {num_tokens} tokens. Received: a block of {tokens.shape[1]} "
-                f"tokens in {_named(self.model)}"
-            )
 
     def _layout(self, feature_map):
         sides = tuple(feature_map.shape[1:3])
@@ -202,6 +191,7 @@ def only_one(model, kind) -> keras.Layer:
 
 def batches(inputs, batch_size) -> Iterator:
     """Splits a model's input, an array or a structure of arrays, into batches."""
+    arguments.positive_int("batch_size", batch_size)
     number = len(keras.tree.flatten(inputs)[0])
     if not number:
         raise ValueError("Expected `images` to hold at least one image. Received: none")

@@ -144,11 +144,11 @@ def test_an_empty_history_is_refused():
     [
         (lambda x, y, p: (x[0], y, p), "Expected `images` of shape"),
         (lambda x, y, p: (x[:0], y[:0], p[:0]), "at least one"),
-        (lambda x, y, p: (x[..., :2], y, p), "one channel or three"),
-        (lambda x, y, p: (x, y[:-1], p), "Expected `labels` of shape"),
+        (lambda x, y, p: (x[..., :2], y, p), "width, 1 or 3"),
+        (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
         (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
-        (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: int64 from 1 to 3"),
-        (lambda x, y, p: (x, y + 0.5, p), "integers of 0..2. Received: float64"),
+        (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
+        (lambda x, y, p: (x, y + 0.5, p), "integers of 0..2. Received: .0.5"),
         (lambda x, y, p: (x, y, p * 10), "apply keras.ops.softmax first"),
     ],
 )
