@@ -11,6 +11,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.precision import PRECISIONS, accuracy_change, with_precision
@@ -39,11 +40,7 @@ def write_checked(
     path = Path(path)
     if path.suffix != fmt.suffix:
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
-    if precision not in fmt.precisions:
-        raise ValueError(
-            f"Invalid value received for argument `precision`. Expected, for {fmt.suffix} files, one of "
-            f"{', '.join(fmt.precisions)}. Received: {precision!r}"
-        )
+    arguments.one_of("precision", precision, fmt.precisions)
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
     batches = parity.probes(model)

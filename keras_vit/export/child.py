@@ -82,13 +82,10 @@ def custom_objects(model, custom_module=None):
             module, name = known.__module__, known.__name__
         if custom_module is not None:
             module = os.fspath(custom_module)
-        elif module in (None, "__main__") or not hasattr(sys.modules.get(module), name):
-            # Keras records None for the running script and "builtins" for unregistered functions.
-            script, function = "defined in the running script", "a function without register_keras_serializable"
-            where = {None: script, "__main__": script, "builtins": function}.get(module, f"not at the top of {module}")
+        elif module == "__main__" or not hasattr(sys.modules.get(module), name):
             raise ValueError(
                 f"Expected layers that another process can import, as this export runs in one. Received: {name!r}, "
-                f"{where}. {ADVICE}"
+                f"which is defined in the running script, not at the top of a file, or not registered. {ADVICE}"
             )
         found[registered] = (module, name)
     return found
@@ -100,7 +97,7 @@ def main(job):
     keras.config.set_floatx(job["floatx"])
     modules = {source: _import(source) for source in {source for source, _ in job["objects"].values()}}
     objects = {
-        registered: keras.saving.get_registered_object(registered) or _found(modules[source], name)
+        registered: keras.saving.get_registered_object(registered) or getattr(modules[source], name)
         for registered, (source, name) in job["objects"].items()
     }
     # safe_mode=False allows Lambda layers; the parent process wrote the file, so it is trusted.
@@ -110,20 +107,11 @@ def main(job):
     Path(job["result"]).write_text(result, encoding="utf-8")
 
 
-def _found(module, name):
-    if not hasattr(module, name):
-        raise ImportError(f"Expected {name!r} at the top of {module.__name__}. Received: a module without it. {ADVICE}")
-    return getattr(module, name)
-
-
 def _import(source):
     """Imports a module by name or from a file."""
-    try:
-        if not os.path.isfile(source):
-            return importlib.import_module(source)
-        spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (Exception, SystemExit) as error:
-        raise ImportError(f"Cannot import the model's own layers from {source} in another process. {ADVICE}") from error
+    if not os.path.isfile(source):
+        return importlib.import_module(source)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

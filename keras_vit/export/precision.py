@@ -6,14 +6,12 @@ import keras
 import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
 
-from keras_vit import arguments
-
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
     """Returns a model with rounded weights, or for "int8" quantized dense kernels; for "float32" the model itself."""
-    if arguments.one_of("precision", precision, PRECISIONS) == "float32":
+    if precision == "float32":
         return model
     copy = keras.models.clone_model(model)
     weights = model.get_weights()

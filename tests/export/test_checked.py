@@ -95,7 +95,11 @@ def test_existing_files_are_replaced_only_if_told(tmp_path):
     [
         ("model.y", {}, "to end in '.x'"),
         ("model.x", {"precision": "int4"}, "`precision`"),
-        ("model.x", {"precision": "bfloat16", "precisions": ("float32",)}, "one of float32"),
+        (
+            "model.x",
+            {"precision": "bfloat16", "precisions": ("float32",)},
+            "`precision`. Expected one of 'float32'. Received",
+        ),
         ("model.x", {"labels": [1]}, "Expected `images`"),
     ],
 )

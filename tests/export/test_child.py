@@ -72,7 +72,7 @@ def test_layers_are_imported_from_their_modules_and_those_of_the_running_script_
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["[[None, 4], 'tensorflow', '-1']"], done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("ValueError"))
-    assert "Received: 'Own', defined in the running script" in line and "custom_module=" in line
+    assert "Received: 'Own', which is defined in the running script" in line and "custom_module=" in line
     assert (tmp_path / "runs").read_text() == "ran "
 
 
@@ -84,17 +84,15 @@ def test_a_file_can_define_the_layers(tmp_path):
     backbone = build(num_classes=0, num_layers=1)
     model = keras.Model(backbone.input, namespace["Head"]()(backbone.output))
     backend = keras.backend.backend()
-    with pytest.raises(ValueError, match="'Head', defined in the running script.*custom_module"):
+    with pytest.raises(ValueError, match="Received: 'Head'.*custom_module"):
         run_in_child(shapes, model, backend=backend)
     arguments = {"backend": backend, "custom_module": tmp_path / "my_layers.py"}
     assert run_in_child(shapes, model, **arguments)[:2] == [[None, 12], backend]
     (tmp_path / "empty.py").touch()
-    with pytest.raises(RuntimeError, match="(?s)ImportError: Expected 'Head' at the top of empty"):
+    with pytest.raises(RuntimeError, match="module 'empty' has no attribute 'Head'"):
         run_in_child(shapes, model, backend=backend, custom_module=tmp_path / "empty.py")
     (tmp_path / "ends.py").write_text("import sys; sys.exit(3)")
-    with pytest.raises(
-        RuntimeError, match="(?s)KERAS_BACKEND=.*ImportError: Cannot import the model's own layers from .*ends.py"
-    ):
+    with pytest.raises(RuntimeError, match="KERAS_BACKEND=.*exit status 3"):
         run_in_child(shapes, model, backend=backend, custom_module=tmp_path / "ends.py")
 
 
@@ -108,8 +106,8 @@ def test_what_is_not_at_the_top_level_of_a_module_is_refused_with_advice():
 
     x = keras.Input((3,))
     dense = keras.layers.Dense(2, activation=local)
-    for layer, message in ((Local(), "'Local', not at the top of tests"), (dense, "'local', a function without reg")):
-        with pytest.raises(ValueError, match=f"{message}.*custom_module"):
+    for layer, name in ((Local(), "Local"), (dense, "local")):
+        with pytest.raises(ValueError, match=f"Received: '{name}', .* not at the top of a file.*custom_module"):
             custom_objects(keras.Model(x, layer(x)))
 
 

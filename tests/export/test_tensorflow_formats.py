@@ -74,5 +74,5 @@ def test_smaller_weights_make_smaller_litert_files(tmp_path, precision, share, i
 
 
 def test_litert_refuses_bfloat16(tmp_path):
-    with pytest.raises(ValueError, match=r"for \.tflite files, one of float32, float16, int8"):
+    with pytest.raises(ValueError, match="`precision`. Expected one of 'float32', 'float16', 'int8'. Received"):
         export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
