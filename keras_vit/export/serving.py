@@ -18,7 +18,7 @@ from keras_vit.files import draft_folder, put_folder
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.models.inputs import KEEP_SCALE, range_of
-from keras_vit.models.predictions import activation_of, imagenet_classes, names_of
+from keras_vit.models.predictions import activation_of, classes_of
 from keras_vit.models.preprocessing import normalization_of
 
 # Used by serving_bytes if the model takes any size.
@@ -127,7 +127,7 @@ def saved_model(
     settings["normalization"] = _constants_of(model, normalization)
     if postprocess is not None:
         activation, classes = activation_of(model, postprocess), model.outputs[0].shape[-1]
-        names = read_labels(names_of(model) if labels is None else labels, classes)
+        names = read_labels([name for _, name in classes_of(model)] if labels is None else labels, classes)
         settings["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
     elif labels is not None:
         raise ValueError('Expected postprocess="classify" or "multi_label" with `labels`. Received: postprocess=None')
@@ -166,12 +166,7 @@ def saved_model(
 
 
 def read_labels(labels, num_classes):
-    """Returns class names from a list or a text file; None gives ImageNet's for 1000 classes, else numbers."""
-    if labels is None:
-        imagenet = imagenet_classes()
-        if num_classes == len(imagenet):
-            return [name for _, name in imagenet]
-        return [str(i) for i in range(num_classes)]
+    """Returns class names from a list or a text file."""
     if isinstance(labels, (str, os.PathLike)):
         labels = Path(labels).read_text(encoding="utf-8").splitlines()
     names = [str(name) for name in labels]
@@ -184,12 +179,11 @@ def read_labels(labels, num_classes):
 
 def _input_of(model):
     """Returns the (height, width, channels) of the model's input."""
-    inputs = getattr(model, "inputs", None)
-    shapes = [tuple(tensor.shape) for tensor in inputs] if inputs else "no model, or one that was never called"
-    if not inputs or len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] is not None or shapes[0][-1] is None:
+    shapes = [tuple(x.shape) for x in getattr(model, "inputs", None) or []]
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] is not None or shapes[0][-1] is None:
         raise ValueError(
             "Expected a model with one input of shape (None, height, width, channels), built or called once. "
-            f"Received: {shapes}"
+            f"Received: inputs of shapes {shapes}"
         )
     return shapes[0][1:]
 

@@ -15,7 +15,6 @@ import keras_vit
 from keras_vit import export
 from keras_vit.export import saved_files, serving
 from keras_vit.models.classify import read_image
-from keras_vit.models.predictions import imagenet_classes
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
 from tests.tiny import build
@@ -247,12 +246,10 @@ def test_labels_are_an_asset(folder):
     assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
 
 
-def test_labels_come_from_a_list_a_file_or_the_number_of_classes(tmp_path):
+def test_labels_come_from_a_list_or_a_file(tmp_path):
     (tmp_path / "labels.txt").write_text("a b\nc\n", encoding="utf-8")
     assert serving.read_labels(tmp_path / "labels.txt", 2) == ["a b", "c"]
     assert serving.read_labels(("x", "y"), 2) == ["x", "y"]
-    assert serving.read_labels(None, 3) == ["0", "1", "2"]
-    assert serving.read_labels(None, 1000)[285] == imagenet_classes()[285][1]
 
 
 @pytest.mark.parametrize("labels", [["a"], ["a", ""], ["a", "b\rc"], ["a\n", "b"]])
