@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -34,8 +36,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def url(model, tmp_path_factory):
-    """The address of a model at a server that is a process without Keras."""
+def server(model, tmp_path_factory):
+    """The address of a model, and the id of its server, a process without Keras."""
     folder = tmp_path_factory.mktemp("models") / "vit"
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
     # A newer version that is not finished must not be taken up.
@@ -53,9 +55,14 @@ def url(model, tmp_path_factory):
     )
     found = re.search(r"http://\S+(?=:predict)", process.stdout.readline())
     assert found, "the server did not start"
-    yield found[0]
+    yield found[0], process.pid
     process.terminate()
     process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server[0]
 
 
 def post(url, body):
@@ -236,11 +243,40 @@ def test_large_requests_are_refused(url):
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_slow_connections_hold_nobody_up(url):
+def test_slow_connections_hold_nobody_up_and_take_no_threads(server):
+    url, process_id = server
     host, port = re.search(r"//(.+):(\d+)/", url).groups()
+    threads = Path("/proc", str(process_id), "task")
+    before = len(list(threads.iterdir())) if threads.exists() else 0
     with contextlib.ExitStack() as stack:
-        for _ in range(300):
+        for _ in range(400):
             slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
             slow.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         image = np.zeros((16, 16, 3)).tolist()
         assert post(url, {"instances": [image]})[0] == 200
+        if before:
+            # TensorFlow may start a few of its own.
+            assert len(list(threads.iterdir())) < before + 50
+
+
+def test_help_names_every_limit(capsys):
+    serve = scripts.load("serve/server.py")
+    with pytest.raises(SystemExit):
+        serve.main(["--help"])
+    text = capsys.readouterr().out
+    assert set(serve.LIMITS) == {"max_body", "max_rows", "max_connections", "threads", "timeout"}
+    assert all(f"--{name.replace('_', '-')}" in text and str(value) in text for name, value in serve.LIMITS.items())
+
+
+def test_garbage_is_collected_again_after_a_request_is_parsed():
+    serve = scripts.load("serve/server.py")
+    seen = []
+
+    class Refusing:
+        def parse(self, body, max_rows):
+            seen.append(gc.isenabled())
+            raise serve.BadRequestError("no")
+
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/v1/models/vit:predict", "wsgi.input": io.BytesIO(b"{}")}
+    serve.Application(Refusing(), "vit")(environ, lambda status, headers: None)
+    assert seen == [False] and gc.isenabled()
