@@ -29,8 +29,8 @@ import numpy as np
 import tensorflow as tf
 import waitress
 
-# 8 MB hold 32 JPEG files of 180 kB in base64, or 4 images of 224 x 224 as JSON numbers. Other requests wait while JSON is
-# parsed, up to half a second for 8 MB.
+# 8 MB hold 32 JPEG files of 180 kB in base64, or 4 images of 224 x 224 as JSON numbers. While JSON is parsed,
+# up to half a second for 8 MB, other requests wait.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 
 

@@ -1,0 +1,465 @@
+"""Damaged and hostile inputs: weight files, configs, requests, pictures and killed training runs.
+
+Each case is made from the seed, its name and its number, and runs in a process with limited memory and time. Files and
+pictures must be refused by an error that names them, or read as if they were whole; a refused file must leave the model
+unchanged. The server must answer every request, and a good one within a second. Results go to results/fuzz.json; the
+exit status is 1 if one of them is not as promised.
+
+    KERAS_BACKEND=torch python benchmarks/fuzz.py --minutes 60
+
+One case again: python benchmarks/fuzz.py --only files --name npz --seed 0 --first 17 --cases 1
+"""
+
+import argparse
+import collections
+import contextlib
+import http.client
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+from hostile import GOOD, damaged, mutated, picture, request, rng_of, text_of
+
+ROOT = Path(__file__).parents[1]
+MEMORY = 16 * 2**30
+# For one case, and for the start of a process.
+CASE_SECONDS, START_SECONDS = 20, 120
+TINY = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_dim": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "mlp_dim": 20,
+    "num_classes": 5,
+    "head_init": "glorot_uniform",
+}
+# Whether the format has a checksum over all its bytes; without one, some damage cannot be noticed.
+CHECKSUM = {
+    "npz": True,
+    "safetensors": True,
+    "keras": True,
+    "official_npz": True,
+    "modern_pth": True,
+    "weights_h5": False,
+    "timm_safetensors": False,
+    "huggingface": False,
+    "legacy_pth": False,
+}
+CONFIGS = ("config.json", "preprocessor_config.json", "keras", "safetensors_header")
+# As many cases of each name as the whole run has.
+CASES = {"files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 10}
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+class Checkpoints:
+    """Nine whole checkpoints of two tiny models in a folder."""
+
+    def __init__(self, folder):
+        import keras
+
+        import keras_vit
+        from keras_vit.models.pretrained import read_model
+
+        self.folder, self.read_model, self.load_weights = Path(folder), read_model, keras_vit.load_weights
+        self.build, self.save, self.clone = keras_vit.ViT, keras_vit.save_weights, keras.models.clone_model
+        self.models, self.paths = {}, {}
+
+    def model(self, name):
+        """Returns the model whose weights are in the checkpoint."""
+        # timm and Hugging Face compute the exact GELU.
+        activation = "gelu" if name in ("safetensors", "timm_safetensors", "legacy_pth", "modern_pth") else "gelu_tanh"
+        if activation not in self.models:
+            model = self.build("B/16", activation=activation, **TINY)
+            rng = np.random.default_rng(1)
+            model.set_weights([rng.normal(size=w.shape).astype("float32") for w in model.get_weights()])
+            self.models[activation] = model
+        return self.models[activation]
+
+    def path(self, name):
+        """Writes a checkpoint and returns its path."""
+        if name in self.paths:
+            return self.paths[name]
+        from safetensors.numpy import load_file, save_file
+
+        model = self.model(name)
+        endings = {"weights_h5": ".weights.h5", "keras": ".keras", "huggingface": ""}
+        folder = self.folder / name
+        folder.mkdir()
+        path = folder / ("model" + endings.get(name, f".{name.rpartition('_')[2]}"))
+        if name == "npz":
+            self.save(model, path)
+        elif name == "official_npz":
+            with np.load(self.path("npz")) as arrays:
+                np.savez(path, **arrays)
+        elif name == "safetensors":
+            self.save(model, path, "timm")
+        elif name == "huggingface":
+            self.save(model, path, "huggingface")
+            # As transformers writes it: without the checksum of this package.
+            save_file(load_file(path / "model.safetensors"), path / "model.safetensors", {"format": "pt"})
+        elif name == "keras":
+            model.save(path)
+        elif name == "weights_h5":
+            model.save_weights(path)
+        else:
+            state = load_file(self.path("safetensors"))
+            if name == "timm_safetensors":
+                save_file(state, path, {"format": "pt"})
+            else:
+                import torch
+
+                state = {key: torch.from_numpy(value) for key, value in state.items()}
+                torch.save(state, path, _use_new_zipfile_serialization=name == "modern_pth")
+        self.paths[name] = path
+        return path
+
+
+def finding(section, name, outcome, detail, case=None):
+    """Returns a row of what is not as expected."""
+    return {"section": section, "name": name, "case": case, "outcome": outcome, "detail": detail}
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def outcome_of(function, file_name):
+    """Returns ("refused" or "crash", reason) if a function raises, else ("loaded", its result)."""
+    try:
+        return "loaded", function()
+    except (ValueError, OSError) as error:
+        message = str(error)
+        clear = file_name in message
+        return ("refused" if clear else "unclear"), f"{type(error).__name__}: {message[:300]}"
+    except Exception as error:
+        return "crash", f"{type(error).__name__}: {str(error)[:300]}"
+
+
+class Files:
+    """Damaged checkpoints, loaded into a model with other weights."""
+
+    def __init__(self, folder, name):
+        self.checkpoints, self.name = Checkpoints(folder), name
+        self.whole, self.model = self.checkpoints.path(name), self.checkpoints.model(name)
+        self.weights, self.before = self.model.get_weights(), [0.5 * w for w in self.model.get_weights()]
+        self.target = self.checkpoints.clone(self.model)
+        if self.load(self.whole) != ("loaded", ""):
+            raise RuntimeError(f"The whole {name} file does not load: {self.load(self.whole)}")
+
+    def run(self, rng):
+        bad = self.checkpoints.folder / "bad" / self.whole.name
+        bad.parent.mkdir(exist_ok=True)
+        if self.whole.is_dir():
+            shutil.copytree(self.whole, bad, dirs_exist_ok=True)
+            file = sorted(self.whole.iterdir())[rng.integers(2)].name
+            (bad / file).write_bytes(damaged((self.whole / file).read_bytes(), rng))
+        else:
+            bad.write_bytes(damaged(self.whole.read_bytes(), rng))
+        return self.load(bad)
+
+    def load(self, path):
+        """Returns the outcome and its reason."""
+        if self.name == "keras":
+            outcome, found = outcome_of(lambda: self.checkpoints.read_model(path), path.name)
+            right = (
+                outcome == "loaded" and same(found.get_weights(), self.weights) and found.config == self.model.config
+            )
+        else:
+            self.target.set_weights(self.before)
+            outcome, found = outcome_of(lambda: self.checkpoints.load_weights(self.target, path), path.name)
+            right = same(self.target.get_weights(), self.weights if outcome == "loaded" else self.before)
+        if outcome != "loaded":
+            return ("changed" if not right and self.name != "keras" else outcome), found
+        return ("loaded" if right else "silent"), ""
+
+
+class Configs:
+    """Configs with wrong, missing, unknown and huge values."""
+
+    def __init__(self, folder, name):
+        self.checkpoints, self.folder, self.name = Checkpoints(folder), Path(folder), name
+
+    def run(self, rng):
+        name = self.name
+        if name == "keras":
+            whole, path = self.checkpoints.path("keras"), self.folder / "bad.keras"
+            with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+                for item in source.namelist():
+                    data = source.read(item)
+                    if item == "config.json":
+                        data = text_of(mutated(json.loads(data), rng), rng)
+                    target.writestr(item, data)
+        elif name == "safetensors_header":
+            data = self.checkpoints.path("safetensors").read_bytes()
+            (length,) = struct.unpack("<Q", data[:8])
+            header = text_of(mutated(json.loads(data[8 : 8 + length]), rng), rng).encode()
+            path = self.folder / "bad.safetensors"
+            path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+        else:
+            path = self.folder / "bad"
+            shutil.copytree(self.checkpoints.path("huggingface"), path, dirs_exist_ok=True)
+            tree = json.loads((path / name).read_text())
+            (path / name).write_text(text_of(mutated(tree, rng), rng))
+        outcome, detail = outcome_of(lambda: self.checkpoints.read_model(path), path.name)
+        return outcome, "" if outcome == "loaded" else detail
+
+
+class Pictures:
+    """Damaged and hostile pictures, read as for predictions."""
+
+    def __init__(self, folder, name):
+        import keras_vit
+
+        self.read, self.path, self.model = keras_vit.read_image, Path(folder, "picture"), keras_vit.ViT("B/16", **TINY)
+
+    def run(self, rng):
+        self.path.write_bytes(picture(rng))
+        outcome, detail = outcome_of(lambda: self.read(self.path, self.model), self.path.name)
+        if outcome != "loaded":
+            return outcome, detail
+        whole = detail.shape == (16, 16, 3) and np.isfinite(detail).all() and 0 <= detail.min() <= detail.max() <= 255
+        return ("loaded", "") if whole else ("silent", f"{detail.shape} from {detail.min()} to {detail.max()}")
+
+
+SECTIONS = {"files": Files, "configs": Configs, "pictures": Pictures}
+NAMES = {"files": tuple(CHECKSUM), "configs": CONFIGS, "pictures": ("pictures",)}
+
+
+def work(section, name, seed, first, count):
+    """In a child process: runs cases and prints a line of JSON for each."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with tempfile.TemporaryDirectory() as folder:
+        runner = SECTIONS[section](folder, name)
+        print(json.dumps("ready"), flush=True)
+        for case in range(first, first + count):
+            outcome, detail = runner.run(rng_of(seed, name, case))
+            print(json.dumps([case, outcome, detail]), flush=True)
+
+
+def run_cases(section, name, seed, first, count, deadline):
+    """Runs cases in child processes; returns counts of outcomes and the findings."""
+    counts, findings, case, end = collections.Counter(), [], first, first + count
+    while case < end and time.monotonic() < deadline:
+        command = [sys.executable, __file__, "--worker", section, name, str(seed), str(case), str(end - case)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        started, late = False, threading.Event()
+        while case < end and time.monotonic() < deadline:
+
+            def stop(process=process, late=late):
+                late.set()
+                process.kill()
+
+            timer = threading.Timer(CASE_SECONDS if started else START_SECONDS, stop)
+            timer.start()
+            line = process.stdout.readline()
+            timer.cancel()
+            if not line and not started:
+                raise RuntimeError(f"The process for {section} {name} did not start: {' '.join(command)}")
+            if not started:
+                started = True
+                continue
+            if line:
+                _, outcome, detail = json.loads(line)
+            else:
+                outcome, detail = (
+                    ("hang", f"more than {CASE_SECONDS} s") if late.is_set() else ("crash", "process died")
+                )
+            counts[outcome] += 1
+            if outcome not in ("refused", "loaded"):
+                findings.append(finding(section, name, outcome, detail, case))
+            case += 1
+            if not line:
+                break
+        process.kill()
+        process.wait()
+    return counts, findings
+
+
+class Server:
+    """examples/serve/server.py in front of a tiny model."""
+
+    def __init__(self, folder):
+        import keras_vit
+
+        model = keras_vit.ViT("B/16", **TINY)
+        keras_vit.export.saved_model(model, Path(folder, "vit", "1"), postprocess="classify", overwrite=True)
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / "examples" / "serve" / "server.py", Path(folder, "vit"), "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        resource.prlimit(self.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
+        self.port = int(re.search(r":(\d+)/", self.process.stdout.readline())[1])
+
+    def post(self, body, timeout=CASE_SECONDS):
+        """Returns the status of the response."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
+            connection.request("POST", "/v1/models/vit:predict", body)
+            response = connection.getresponse()
+            response.read()
+            return response.status
+
+    def raw(self, data, timeout=CASE_SECONDS):
+        """Sends bytes that need not be HTTP; returns the status of the first response, or None."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+        found = re.match(rb"HTTP/1\.\d (\d+)", received)
+        return found and int(found[1])
+
+
+def run_requests(seed, first, count, deadline):
+    """Sends hostile requests to the server, and good ones beside them; returns results and findings."""
+    counts, findings, seconds, done = collections.Counter(), [], [], threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(folder)
+        good = json.dumps(GOOD)
+        for _ in range(20):
+            server.post(good)
+
+        def beside():
+            while not done.is_set():
+                start = time.monotonic()
+                try:
+                    fine = server.post(good, timeout=60) == 200
+                except (OSError, http.client.HTTPException):
+                    fine = False
+                seconds.append(time.monotonic() - start if fine else float("inf"))
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        for case in range(first, first + count):
+            if time.monotonic() > deadline:
+                break
+            way, data = request(rng_of(seed, "requests", case))
+            try:
+                status = getattr(server, way)(data)
+                outcome = "crash" if status == 500 else "answered" if status == 200 else "refused"
+                detail = f"status {status}"
+            except TimeoutError:
+                outcome, detail = "hang", "out of time"
+            except (OSError, http.client.HTTPException) as error:
+                outcome, detail = "refused", f"{type(error).__name__}: {error}"
+            if server.process.poll() is not None:
+                outcome, detail = "death", f"exit status {server.process.returncode}"
+            counts[outcome] += 1
+            if outcome in ("crash", "hang", "death"):
+                findings.append(
+                    {"section": "requests", "name": way, "case": case, "outcome": outcome, "detail": detail}
+                )
+            if outcome == "death":
+                break
+        done.set()
+        thread.join()
+        server.process.terminate()
+        server.process.wait()
+    slow = sum(second > 1 for second in seconds)
+    result = {**counts, "good": len(seconds), "good_slower_than_1_s": slow, "slowest_good_s": round(max(seconds), 3)}
+    if slow:
+        findings.append(
+            {"section": "requests", "name": "good", "outcome": "slow", "detail": f"{slow} of {len(seconds)}"}
+        )
+    return result, findings
+
+
+def run_kills(backend, count, deadline):
+    """Kills training runs on a backend; returns {mode: counts} and the findings."""
+    code = (
+        "import json, sys; from tests.training.killed import kills; print(json.dumps(kills(*json.loads(sys.argv[1]))))"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-c", code]
+    seconds = max(1, deadline - time.monotonic())
+    try:
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {}, [finding("kills", backend, "stopped", "out of time")]
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        return {}, [finding("kills", backend, "crash", reason)]
+    modes = json.loads(done.stdout.splitlines()[-1])
+    findings = []
+    for mode, row in modes.items():
+        if row["damaged"] or row["resumed"] < row["kills"] or not row["identical"]:
+            findings.append(finding("kills", f"{backend} {mode}", "differs", str(row)))
+    return modes, findings
+
+
+def is_failure(row):
+    """Whether a finding breaks a promise; damage that no checksum covers does not."""
+    without_checksum = row["section"] == "files" and not CHECKSUM[row["name"]]
+    return not (row["outcome"] == "silent" and without_checksum)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60, help="stop after this time (default: 60)")
+    parser.add_argument("--only", default=",".join(CASES), help="sections, separated by commas (default: all)")
+    parser.add_argument("--name", help="only this format or kind of config")
+    parser.add_argument("--seed", type=int, default=0, help="of all cases (default: 0)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case (default: 0)")
+    parser.add_argument("--cases", type=int, help=f"per name (default: {CASES})")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fuzz.json")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        section, name, *numbers = args.worker
+        return work(section, name, *map(int, numbers))
+    sections = args.only.split(",")
+    if unknown := set(sections) - set(CASES):
+        parser.error(f"argument --only: expected sections out of {', '.join(CASES)}. Received: {', '.join(unknown)}")
+    start = time.monotonic()
+    deadline = start + 60 * args.minutes
+    print(f"seed {args.seed}, at most {args.minutes:g} minutes", flush=True)
+    results, findings = {"seed": args.seed, "backend": os.environ.get("KERAS_BACKEND", "tensorflow")}, []
+    for section in sections:
+        count = args.cases or CASES[section]
+        rows = results[section] = {}
+        names = {"requests": ("requests",), "kills": BACKENDS}.get(section) or NAMES[section]
+        for name in [name for name in names if args.name in (None, name)]:
+            begun = time.monotonic()
+            if section == "requests":
+                row, found = run_requests(args.seed, args.first, count, deadline)
+            elif section == "kills":
+                row, found = run_kills(name, count, deadline)
+            else:
+                row, found = run_cases(section, name, args.seed, args.first, count, deadline)
+            rows[name] = {**row, "seconds": round(time.monotonic() - begun, 1)}
+            findings += found
+            print(f"{section:9}{name:26}{json.dumps(rows[name])}", flush=True)
+    failures = [found for found in findings if is_failure(found)]
+    results |= {"minutes": round((time.monotonic() - start) / 60, 1), "failures": len(failures), "findings": findings}
+
+    from keras_vit.files import replacing
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(args.out) as draft:
+        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for failure in failures[:50]:
+        print(json.dumps(failure))
+    print(f"{len(failures)} failures; wrote {args.out}")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
