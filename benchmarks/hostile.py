@@ -1,10 +1,14 @@
 """Damaged bytes, configs, pictures and requests for fuzz.py, each made from a random generator."""
 
 import base64
+import functools
+import importlib.util
 import io
 import json
 import struct
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 
@@ -85,11 +89,34 @@ def png_bomb(width, height):
     return png(width, height, zlib.compress(bytes(height * (1 + 3 * width)), 9))
 
 
+@functools.cache
+def costly(number):
+    """Returns a small file that is costly to decode."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    if importlib.util.find_spec("tests.hostile_images") is None:
+        return png_bomb(5000, 5000)
+    from tests.hostile_images import gif, jpeg_scans, jpeg_sequential, png, png_text
+
+    makers = (
+        lambda: jpeg_scans(4992, 3000),
+        lambda: jpeg_scans(1000, 30),
+        lambda: jpeg_sequential(4096, 500),
+        lambda: png(5000, 5000, interlace=1),
+        lambda: png(4000, 4000, rows=1),
+        lambda: png_text(b"zTXt", 20),
+        lambda: png_text(b"iTXt", 20),
+        lambda: gif(20, (4000, 4000), (4000, 4000)),
+    )
+    return makers[number % len(makers)]()
+
+
 def picture(rng):
     """Returns a damaged or hostile picture of a random format."""
     from PIL import Image
 
-    kind = rng.integers(6)
+    kind = rng.integers(7)
+    if kind == 6:
+        return costly(int(rng.integers(8)))
     if kind == 0:
         sides = [(16384, 1500), (40_000, 40_000), (2**31 - 1, 2**31 - 1), (0, 5), (1, 60_000), (3000, 3000)]
         width, height = sides[rng.integers(len(sides))]
