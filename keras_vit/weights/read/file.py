@@ -46,7 +46,8 @@ class WeightsFile:
             with refusing_damage(self.path):
                 source = stack.enter_context(self._open())
             for key in keys:
-                self.entries[key]
+                if key not in self.entries:
+                    raise KeyError(f"{self.path!r} does not hold {key!r}")
                 with refusing_damage(self.path), np.errstate(over="ignore"):
                     array = np.asarray(self._read(source, key), "float32")
                 wrong = array.size - np.count_nonzero(np.isfinite(array))
