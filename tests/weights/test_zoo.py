@@ -15,7 +15,7 @@ import pytest
 import keras_vit
 from keras_vit.weights import names, zoo
 from keras_vit.weights.download import DownloadError
-from keras_vit.weights.model import weights_of
+from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from tests.weights.http_server import Answer, running
 
 GOOGLE = "https://storage.googleapis.com"
@@ -25,15 +25,16 @@ TI16 = zoo.find("ViTTi16.augreg_imagenet2012")
 
 
 @functools.cache
-def archive(num_classes=TI16.num_classes):
-    """A file of the shapes of `TI16`, and small, since it holds zeros."""
+def archive(row=TI16, num_classes=1000):
+    """A file of the shapes of a row, and small, since it holds zeros."""
     with keras.StatelessScope(initialize_variables=False):
-        model = keras_vit.ViTTi16(num_classes=num_classes)
+        model = getattr(keras_vit, row.architecture)(num_classes=num_classes)
+        heads = heads_of(sizes_of(model))
     keras.utils.clear_session(free_memory=False)
     arrays = {}
     for weight, variable in weights_of(model).items():
-        name = names.OFFICIAL.find(weight)
-        shapes = name.codec.file_shapes(tuple(variable.shape), (3, 64))
+        name = names.SOURCES[row.source].find(weight)
+        shapes = name.codec.file_shapes(tuple(variable.shape), heads)
         arrays |= {key: np.zeros(shape, "float16") for key, shape in zip(name.keys, shapes, strict=True)}
     body = io.BytesIO()
     np.savez_compressed(body, **arrays)
@@ -260,9 +261,18 @@ def test_downloads_once(server, home):
     assert hashlib.sha256(server.body).hexdigest() in (home / f"{TI16.filename}.sha256").read_text()
 
 
-@pytest.mark.parametrize("body", [b"<?xml version='1.0'?><Error/>", b"PK\x03\x04" + bytes(500), b"", archive(5)])
-def test_what_is_no_checkpoint_never_gets_its_name(server, home, body):
-    server.body = body
+@pytest.mark.parametrize("name", ["RViTTi16.augreg_imagenet2012", "BiTR50x1.imagenet2012"])
+def test_files_of_other_families_are_known_by_their_sizes(home, offline, name):
+    row = zoo.find(name)
+    put(home / row.filename).write_bytes(archive(row))
+    assert zoo.fetch(row) == str(home / row.filename)
+
+
+@pytest.mark.parametrize(
+    "body", [b"<?xml version='1.0'?><Error/>", b"PK\x03\x04" + bytes(500), b"", archive(num_classes=5)]
+)
+def test_what_is_no_such_checkpoint_never_gets_its_name(server, home, body):
+    server.body = archive(num_classes=5) if body == "another" else body
     with pytest.raises(DownloadError):
         zoo.fetch(TI16._replace(url=server.url))
     assert not (home / TI16.filename).exists() and not (home / f"{TI16.filename}.sha256").exists()
