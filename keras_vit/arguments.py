@@ -5,41 +5,46 @@ import math
 import numbers
 import reprlib
 
+# The longest side of an image, and the widest layer of a model: a config that asks for more is damaged.
+LARGEST = 2**16
+
 
 def invalid(name, expected, value):
     """Returns the ValueError for an invalid argument."""
     return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}")
 
 
-def positive_int(name, value):
-    """Returns `value` as an int; raises if it is not an integer of at least 1."""
-    return _int(name, value, 1)
+def positive_int(name, value, most=math.inf):
+    """Returns `value` as an int; raises if it is not an integer of 1 to `most`."""
+    return _int(name, value, 1, most)
 
 
-def non_negative_int(name, value):
-    """Returns `value` as an int; raises if it is not an integer of at least 0."""
-    return _int(name, value, 0)
+def non_negative_int(name, value, most=math.inf):
+    """Returns `value` as an int; raises if it is not an integer of 0 to `most`."""
+    return _int(name, value, 0, most)
 
 
-def _int(name, value, least):
+def _int(name, value, least, most):
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise invalid(name, f"an integer of at least {least}", value)
+    if value > most:
+        raise invalid(name, f"an integer of at most {most}", value)
     return int(value)
 
 
-def pair(name, value):
-    """Returns `value` as (height, width); an int sets both."""
+def pair(name, value, most=math.inf):
+    """Returns `value` as (height, width), each of 1 to `most`; an int sets both."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise invalid(name, "an integer or (height, width)", value)
-    return positive_int(name, both[0]), positive_int(name, both[1])
+    return positive_int(name, both[0], most), positive_int(name, both[1], most)
 
 
 def image_size(value):
     """Returns `value` as (height, width), or (None, None) for any size at run time."""
     if isinstance(value, (tuple, list)) and tuple(value) == (None, None):
         return None, None
-    return pair("image_size", value)
+    return pair("image_size", value, LARGEST)
 
 
 def is_number(value):
@@ -65,6 +70,13 @@ def positive_number(name, value):
     """Returns `value` as a float; raises if it is not a finite number above 0."""
     if number(name, value) <= 0:
         raise invalid(name, "a number above 0", value)
+    return float(value)
+
+
+def epsilon(name, value):
+    """Returns `value` as a float; raises if it is not a number above 0 and at most 1."""
+    if positive_number(name, value) > 1:
+        raise invalid(name, "a number of at most 1", value)
     return float(value)
 
 

@@ -11,19 +11,23 @@ from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)
+# More blocks or units of a stage, stages and width than any model has: a file that states them is damaged.
+MOST_LAYERS, MOST_STAGES, MOST_WIDE = 1024, 8, 64
 
 
 def stage_sizes(name, value):
     """Returns `value` as a tuple of ints; raises if it is not the number of units per stage."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
-    return tuple(arguments.positive_int(name, num_units) for num_units in value)
+    if len(value) > MOST_STAGES:
+        raise arguments.invalid(name, f"at most {MOST_STAGES} stages", value)
+    return tuple(arguments.positive_int(name, num_units, MOST_LAYERS) for num_units in value)
 
 
 def half_multiple(name, value):
     """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
-    if arguments.positive_number(name, value) * 2 % 1:
-        raise arguments.invalid(name, "a multiple of 0.5, since the norms have 32 groups", value)
+    if arguments.positive_number(name, value) * 2 % 1 or value > MOST_WIDE:
+        raise arguments.invalid(name, f"a multiple of 0.5, at most {MOST_WIDE}, since the norms have 32 groups", value)
     return float(value)
 
 
@@ -56,30 +60,30 @@ class ViTConfig(ModelConfig):
 
     family: ClassVar[str] = "vit"
 
-    patch_size: int | tuple[int, int] = checked(arguments.pair)
-    hidden_dim: int = checked(arguments.positive_int)
-    num_layers: int = checked(arguments.positive_int)
-    num_heads: int = checked(arguments.positive_int)
-    mlp_dim: int = checked(arguments.positive_int)
+    patch_size: int | tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
+    hidden_dim: int = checked(arguments.positive_int, arguments.LARGEST)
+    num_layers: int = checked(arguments.positive_int, MOST_LAYERS)
+    num_heads: int = checked(arguments.positive_int, arguments.LARGEST)
+    mlp_dim: int = checked(arguments.positive_int, arguments.LARGEST)
     head_dim: int | None = checked(arguments.positive_int, optional=True, default=None)
     stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
     width_factor: float = checked(half_multiple, default=1.0)
     pooling: str | None = checked(arguments.one_of, POOLINGS, default="token")
     position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
     position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
-    grid_size: tuple[int, int] | None = checked(arguments.pair, optional=True, default=None)
+    grid_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
     class_token: bool | None = checked(arguments.boolean, optional=True, default=None)
     class_token_position: bool = checked(arguments.boolean, default=True)
     distillation_token: bool = checked(arguments.boolean, default=False)
     distillation_head: bool = checked(arguments.boolean, default=True)
     return_both_heads: bool = checked(arguments.boolean, default=False)
-    num_registers: int = checked(arguments.non_negative_int, default=0)
+    num_registers: int = checked(arguments.non_negative_int, arguments.LARGEST, default=0)
     norm_after_pooling: bool = checked(arguments.boolean, default=False)
-    representation_size: int | None = checked(arguments.positive_int, optional=True, default=None)
+    representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
     layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
     qk_norm: bool = checked(arguments.boolean, default=False)
     activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
-    layer_norm_epsilon: float = checked(arguments.positive_number, default=1e-6)
+    layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
 
     @classmethod
     def from_variant(cls, variant, **overrides):

@@ -9,6 +9,8 @@ from keras_vit.preprocessing import Preprocessing, preprocessing_record
 
 # Sets the position table of a model of any size, unless its weights have another.
 DEFAULT_IMAGE_SIZE = 224
+# More classes than any model has.
+MOST_CLASSES = 2**20
 
 # (field, dependent field that `replace` derives again unless it is passed too).
 _FOLLOWS = (
@@ -45,8 +47,8 @@ class ModelConfig:
     family: ClassVar[str] = ""
 
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
-    in_channels: int = checked(arguments.positive_int, default=3)
-    num_classes: int = checked(arguments.non_negative_int, default=1000)
+    in_channels: int = checked(arguments.positive_int, arguments.LARGEST, default=3)
+    num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
     classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     # Not compared, since neither changes the outputs. `multi_label`: an image may have any number of classes.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from keras_vit import arguments
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+# Beyond these, float32 could not scale images.
+SMALLEST, LARGEST = 1e-6, 1e6
 # The only value these filters allow.
 _ANTIALIAS = {"nearest": False, "area": True}
 
@@ -50,10 +52,10 @@ class Preprocessing:
 
     def __post_init__(self):
         value_range, mean, std = (_numbers(name, getattr(self, name)) for name in ("value_range", "mean", "std"))
-        if len(value_range) != 2 or value_range[0] >= value_range[1]:
+        if len(value_range) != 2 or value_range[1] - value_range[0] < SMALLEST:
             raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
-        if min(std) <= 0:
-            raise arguments.invalid("std", "positive numbers", self.std)
+        if min(std) < SMALLEST:
+            raise arguments.invalid("std", f"positive numbers of at least {SMALLEST:g}", self.std)
         arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
         arguments.one_of("crop_rounding", self.crop_rounding, ("even", "down"))
         if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
@@ -136,9 +138,9 @@ def carrier_of(model):
 
 
 def _numbers(name, value):
-    """Returns a number, or a list, tuple or array of them, as a tuple of floats."""
+    """Returns a number up to 1e6, or a list, tuple or array of them, as a tuple of floats."""
     values = value.tolist() if hasattr(value, "tolist") else value
     values = values if isinstance(values, (tuple, list)) else (values,)
-    if not values or not all(map(arguments.is_number, values)):
-        raise arguments.invalid(name, "a number, or one per channel", value)
+    if not values or not all(arguments.is_number(number) and abs(number) <= LARGEST for number in values):
+        raise arguments.invalid(name, f"a number up to {LARGEST:g}, or one per channel", value)
     return tuple(map(float, values))

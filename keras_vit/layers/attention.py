@@ -68,7 +68,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.head_dim = arguments.optional(arguments.positive_int, "head_dim", head_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.qk_norm = bool(qk_norm)
-        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.max_relative_distance = arguments.optional(
             arguments.positive_int, "max_relative_distance", max_relative_distance
         )

@@ -42,7 +42,7 @@ class AttentionPooling(CompositeLayer):
         self.num_heads = arguments.positive_int("num_heads", num_heads)
         self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
         self.activation = activations.get(activation)
-        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="norm", **self.inherited)
         self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **self.inherited)

@@ -52,7 +52,7 @@ class StandardizedConv2D(Layer):
         self.padding = arguments.one_of("padding", padding, ("same", "symmetric"))
         if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
             raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
-        self.epsilon = arguments.positive_number("epsilon", epsilon)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.epsilon_added_to = arguments.one_of("epsilon_added_to", epsilon_added_to, ("std", "variance"))
         self.kernel_initializer = keras.initializers.get(
             initializers.LecunNormal() if kernel_initializer is None else kernel_initializer

@@ -80,7 +80,7 @@ class TransformerBlock(CompositeLayer):
         self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
         self.qk_norm = bool(qk_norm)
         self.activation = activations.get(activation)
-        self.layer_norm_epsilon = arguments.positive_number("layer_norm_epsilon", layer_norm_epsilon)
+        self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.max_relative_distance = max_relative_distance
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)

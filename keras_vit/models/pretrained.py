@@ -14,6 +14,7 @@ from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import zoo
 from keras_vit.weights.checkpoint import Checkpoint
+from keras_vit.weights.fields import check_positions
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.model import name_of
 
@@ -88,6 +89,8 @@ def from_pretrained(
         assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
     fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
     if build is ViT:
+        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
+            check_positions(checkpoint, fields)
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
             fields.pop("return_both_heads", None)

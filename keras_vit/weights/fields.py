@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from keras_vit import variants
+from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
@@ -36,13 +36,39 @@ class Stated(NamedTuple):
 
 def image_size(checkpoint):
     """Returns the (height, width) of images that the file states, or None."""
-    said = checkpoint.own.get("image_size") or checkpoint.config.get("image_size")
+    said = checkpoint.own.get("image_size")
+    if said is None:
+        said = checkpoint.config.get("image_size")
     if checkpoint.file.container == "timm":
-        said = ((checkpoint.facts.get("timm") or {}).get("input_size") or (None,))[1:]
-    if isinstance(said, int):
-        said = (said, said)
-    known = isinstance(said, (tuple, list)) and len(said) == 2
-    return tuple(said) if known and all(isinstance(side, int) and side > 0 for side in said) else None
+        said = (checkpoint.facts.get("timm") or {}).get("input_size")
+        said = said[1:] if isinstance(said, (tuple, list)) else said
+    found = _checked(checkpoint, lambda name, value: arguments.image_size(value), "image_size", said)
+    return None if found == (None, None) else found
+
+
+def _checked(checkpoint, check, name, value, *args):
+    """Returns a value of the file's config, checked by `check(name, value, *args)`; None if it is missing."""
+    try:
+        return None if value is None else check(name, value, *args)
+    except ValueError as error:
+        raise ValueError(f"Cannot load {checkpoint.path!r}: its config does not fit. {error}") from None
+
+
+def check_positions(checkpoint, fields):
+    """Raises if the image size that a file states needs more position embeddings than its table holds."""
+    grid = fields.get("grid_size")
+    fixed = fields.get("position_embedding", "learned") in ("sincos2d", "none")
+    if fixed or (grid is None and None in fields["image_size"]):
+        return
+    stride = total_stride(fields["stages"]) if fields.get("stages") is not None else 1
+    rows, columns = grid or arguments.grid_size(fields["image_size"], fields["patch_size"], stride)
+    table = checkpoint.weights.get("position_embedding/embeddings", ())
+    held = table[1] if len(table) == 3 else 0
+    if rows * columns > held:
+        raise ValueError(
+            f"Expected {checkpoint.path!r} to hold the {rows * columns} position embeddings that images of "
+            f"{fields['image_size']} pixels need. Received: {held}. Pass the image_size= of its model."
+        )
 
 
 def sizes(checkpoint):
@@ -86,7 +112,13 @@ def _num_heads(checkpoint):
         return width // norm[0]
     number = checkpoint.config.get("num_attention_heads", checkpoint.own.get("num_heads"))
     number = _model_args(checkpoint).get("num_heads", number)
-    return number if isinstance(number, int) and number > 0 and width % number == 0 else None
+    return _checked(checkpoint, _heads, "num_heads", number, width)
+
+
+def _heads(name, value, width):
+    if width % arguments.positive_int(name, value, width):
+        raise arguments.invalid(name, f"a divisor of the width, {width}", value)
+    return value
 
 
 def settings(checkpoint):
@@ -97,8 +129,9 @@ def settings(checkpoint):
     for key in ("hidden_act", "act_layer"):
         if key in config:
             found["activation"] = _known(checkpoint, key, config[key], _ACTIVATIONS)
-    if isinstance(config.get("layer_norm_eps"), (int, float)):
-        found["layer_norm_epsilon"] = float(config["layer_norm_eps"])
+    if config.get("layer_norm_eps") is not None:
+        epsilon = config["layer_norm_eps"]
+        found["layer_norm_epsilon"] = _checked(checkpoint, arguments.epsilon, "layer_norm_eps", epsilon)
     if "pre_logits/kernel" in checkpoint.weights:
         _known(checkpoint, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
     return {name: checkpoint.own.get(name, value) for name, value in found.items()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from keras_vit import arguments
 from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
@@ -79,9 +80,17 @@ def of_huggingface(path, preprocessor, config):
             f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
             f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
         )
-    size, crop = (_side(preprocessor.get(key)) for key in ("size", "crop_size"))
+    size, crop = (_side(path, key, preprocessor.get(key)) for key in ("size", "crop_size"))
     cropped = preprocessor.get("do_center_crop") and size and crop
-    interpolation = _RESAMPLE.get(preprocessor.get("resample"), OFFICIAL_PREPROCESSING["interpolation"])
+    resample = preprocessor.get("resample")
+    if resample is not None and (type(resample) is not int or resample not in _RESAMPLE):
+        raise _unreadable(path, f"resample as one of {', '.join(map(str, _RESAMPLE))}", resample)
+    channels = config.get("num_channels", 3)
+    for name in ("image_mean", "image_std"):
+        constants = preprocessor.get(name)
+        if isinstance(constants, (list, tuple)) and len(constants) not in (1, channels):
+            raise _unreadable(path, f"{name} as one number, or one for each of {channels} channels", constants)
+    interpolation = _RESAMPLE.get(resample, OFFICIAL_PREPROCESSING["interpolation"])
     return {
         "mean": preprocessor.get("image_mean", OFFICIAL_PREPROCESSING["mean"]),
         "std": preprocessor.get("image_std", OFFICIAL_PREPROCESSING["std"]),
@@ -108,9 +117,14 @@ def _keeps_shape(preprocessor):
     return kind.startswith(("Bit", "CLIP"))
 
 
-def _side(size):
-    """Returns the shorter side of a size in transformers: a number, or a dict of sides."""
-    if isinstance(size, dict):
-        sides = [side for side in size.values() if isinstance(side, int) and side > 0]
-        return min(sides, default=None)
-    return size if isinstance(size, int) and size > 0 else None
+def _side(path, name, size):
+    """Returns the shorter side of a size in transformers: a number, or a dict of sides; None if it is not stated."""
+    sides = [side for side in size.values() if side is not None] if isinstance(size, dict) else [size]
+    try:
+        return None if size is None or not sides else min(arguments.image_size(side)[0] for side in sides)
+    except ValueError:
+        raise _unreadable(path, f"{name} in pixels", size) from None
+
+
+def _unreadable(path, expected, value):
+    return ValueError(f"Cannot load {path!r}: its preprocessor_config.json. Expected {expected}. Received: {value!r}")

@@ -8,6 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.models.pretrained import read_model
 from keras_vit.weights import fields
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
@@ -241,11 +242,49 @@ def changed(folder, tmp_path, name="config.json", **changes):
     [
         ({"hidden_act": "quick_gelu"}, r"hidden_act='quick_gelu'.*Expected one of 'gelu'"),
         ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'"),
+        ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
+        ({"num_attention_heads": 4.0}, "`num_heads`.*Received: 4.0"),
+        ({"num_attention_heads": -1}, "`num_heads`.*Received: -1"),
+        ({"num_attention_heads": 3}, "`num_heads`. Expected a divisor of the width, .*Received: 3"),
+        ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
+        ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
+        ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
+        ({"image_size": "32"}, "`image_size`"),
+        ({"image_size": 33_000}, "to hold the 17015625 position embeddings .*Received: 17"),
     ],
 )
 def test_a_config_that_no_model_here_follows_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"image_mean": [0.1, 0.2]}, "image_mean as one number, or one for each of 3 channels. Received: .0.1, 0.2."),
+        ({"image_mean": [float("nan")] * 3}, "`mean`. Expected a number"),
+        ({"image_std": [float("inf")] * 3}, "`std`. Expected a number"),
+        ({"resample": 99}, "resample as one of 0, 1, 2, 3, 4. Received: 99"),
+        ({"size": {"height": -3}}, "size in pixels. Received: .*-3"),
+    ],
+)
+def test_a_preprocessor_that_cannot_be_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, "preprocessor_config.json", **changes))
+
+
+@pytest.mark.parametrize("method", ["learned", "learned2d", "relative"])
+def test_an_image_size_beyond_the_arrays_is_refused(tmp_path, method):
+    keras_vit.save_weights(build(), tmp_path / "model.npz")
+    checkpoint = Checkpoint(tmp_path / "model.npz")
+    stated = checkpoint.stated.fields
+    fields.check_positions(checkpoint, stated)
+    with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of its model"):
+        fields.check_positions(checkpoint, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
+    fields.check_positions(checkpoint, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
+    checkpoint.weights.clear()
+    with pytest.raises(ValueError, match="Received: 0"):
+        fields.check_positions(checkpoint, stated)
 
 
 def test_a_config_says_an_unsquare_image(tmp_path):
