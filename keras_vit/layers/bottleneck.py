@@ -83,15 +83,20 @@ class Bottleneck(Layer):
 
     def call(self, images):
         if self.pre_activation:
-            x = ops.relu(self.norm_1(images))
+            x = self.norm_1(images, show_nan=False)
+            x = ops.relu(x) if self.conv_proj is None else relu(x)
             shortcut = images if self.conv_proj is None else self.conv_proj(x)
-            x = self.conv_1(x)
-            x = self.conv_2(ops.relu(self.norm_2(x)))
-            return shortcut + self.conv_3(ops.relu(self.norm_3(x)))
-        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images))
-        x = ops.relu(self.norm_1(self.conv_1(images)))
-        x = ops.relu(self.norm_2(self.conv_2(x)))
-        return ops.relu(shortcut + self.norm_3(self.conv_3(x)))
+            x = ops.relu(self.norm_2(self.conv_1(x), show_nan=False))
+            return shortcut + self.conv_3(ops.relu(self.norm_3(self.conv_2(x), show_nan=False)))
+        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images), show_nan=False)
+        x = ops.relu(self.norm_1(self.conv_1(images), show_nan=False))
+        x = ops.relu(self.norm_2(self.conv_2(x), show_nan=False))
+        return relu(shortcut + self.norm_3(self.conv_3(x), show_nan=False))
 
     def compute_output_shape(self, images_shape):
         return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))
+
+
+def relu(x):
+    """ReLU that keeps NaN, which XLA's on CPUs turns into 0; NaN has to stay only on the shortcut."""
+    return ops.relu(x) if keras.backend.backend() == "torch" else ops.where(x <= 0, 0.0, x)

@@ -1,3 +1,5 @@
+import math
+
 import keras
 from keras import ops
 
@@ -17,7 +19,9 @@ class GroupNormalization(Layer):
         epsilon: Float, added to the variance.
         gamma_initializer: Initializer of the scale.
 
-    Input and output shape: (batch, height, width, channels), always channels last.
+    Call arguments:
+        images: (batch, height, width, channels), always channels last; the output has the same shape.
+        show_nan: Bool, whether a group with NaN becomes infinite where a following ReLU would hide NaN.
 
     Raises:
         ValueError: If the number of channels is not a multiple of `groups`.
@@ -33,7 +37,7 @@ class GroupNormalization(Layer):
     def __init__(self, groups=32, epsilon=1e-6, gamma_initializer="ones", **kwargs):
         super().__init__(**kwargs)
         self.groups = arguments.positive_int("groups", groups)
-        self.epsilon = arguments.positive_number("epsilon", epsilon)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
@@ -51,7 +55,7 @@ class GroupNormalization(Layer):
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros", autocast=False)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
-    def call(self, images):
+    def call(self, images, show_nan=True):
         _, height, width, channels = ops.shape(images)
         group_shape = (self.groups, channels // self.groups)
         x = ops.reshape(ops.cast(images, "float32"), (-1, height * width, *group_shape))
@@ -59,4 +63,7 @@ class GroupNormalization(Layer):
         variance = ops.mean(ops.square(x), axis=(1, 3), keepdims=True)
         gamma, beta = (ops.reshape(ops.cast(w, "float32"), group_shape) for w in (self.gamma, self.beta))
         x = x * (ops.rsqrt(variance + self.epsilon) * gamma) + beta
+        if show_nan and keras.backend.backend() != "torch":
+            # XLA's ReLU on CPUs turns NaN, but not infinity, into 0.
+            x = ops.where(variance >= 0, x, math.inf)
         return ops.cast(ops.reshape(x, (-1, height, width, channels)), self.compute_dtype)

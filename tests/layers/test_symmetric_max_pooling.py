@@ -36,6 +36,14 @@ def test_zeros_may_be_a_maximum():
     assert y == [[[-1, -1], [-1, -1]], [[0, 0], [0, -1]]]
 
 
+@pytest.mark.parametrize("padding", ["lowest", "zeros"])
+def test_nan_is_not_hidden(padding):
+    x = np.zeros((2, 6, 6, 1), "float32")
+    x[1, 3, 3] = np.nan
+    y = ops.convert_to_numpy(SymmetricMaxPooling2D(3, 2, padding)(x))[..., 0]
+    assert np.isfinite(y[0]).all() and (~np.isfinite(y[1])).sum() == 4
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -180,3 +180,11 @@ def test_named_builders_explain_themselves():
     assert keras_vit.BiTR50x3.__name__ == "BiTR50x3" and 'keras_vit.BiT("R50x3", ...)' in keras_vit.BiTR50x3.__doc__
     with pytest.raises(TypeError, match="variant"):
         keras_vit.BiTR50x1(variant="R101x1")
+
+
+def test_nan_in_an_image_is_nan_in_its_logits():
+    model = build(stages=(1, 1))
+    randomize(model, np.random.default_rng(0))
+    x = np.random.default_rng(1).normal(size=(3, *model.input_shape[1:])).astype("float32")
+    x[1, 0, 0, 0] = x[2] = np.nan
+    assert np.isnan(model.predict(x, verbose=0)).all(axis=1).tolist() == [False, True, True]

@@ -160,3 +160,11 @@ def test_named_builders_explain_themselves():
     assert pickle.loads(pickle.dumps(builder)) is builder
     # A name that TensorFlow's scopes allow.
     assert builder(**TINY, stages=(1,)).name == "vit_R50_B16"
+
+
+def test_nan_in_an_image_is_nan_in_its_logits():
+    model = build(stages=(1, 1))
+    randomize(model, np.random.default_rng(0))
+    x = np.random.default_rng(1).normal(size=(3, *model.input_shape[1:])).astype("float32")
+    x[1, 0, 0, 0] = x[2] = np.nan
+    assert np.isnan(model.predict(x, verbose=0)).all(axis=1).tolist() == [False, True, True]

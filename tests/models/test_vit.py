@@ -373,3 +373,18 @@ def test_real_model_merging_eight_tokens_a_block_names_the_same_classes(shared):
     assert model.get_layer("block_11").output[0].shape == (None, 197 - 12 * 8, 768)
     logits = model.predict(keras_vit.preprocess_input(x, model), batch_size=7, verbose=0)
     assert (logits.argmax(axis=1) != expected).sum() <= 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pooling": "map", "token_merging": 4},
+        {"pooling": "gap", "token_merging": 4, "num_registers": 2},
+        {"distillation_token": True, "activation": "relu"},
+    ],
+)
+def test_nan_in_an_image_is_nan_in_its_logits(changes):
+    model = randomize(build(**changes))
+    x = images(2, 16, 16, 3)
+    x[1, 3, 5, 0] = np.nan
+    assert np.isnan(model.predict(x, verbose=0)).all(axis=1).tolist() == [False, True]
