@@ -1,5 +1,7 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
+import json
+import math
 import os
 import zipfile
 from collections.abc import Sequence
@@ -124,8 +126,9 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
     try:
+        _check_size(path)
         return keras.saving.load_model(path, compile=False)
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{damaged} ({error}).") from error
     except TypeError as error:
         # Keras raises TypeError for a layer that it does not know.
@@ -133,6 +136,25 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
             f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
             f"{error}"
         ) from error
+
+
+def _check_size(path):
+    """Raises if the model that a .keras file describes has more numbers than the file has bytes."""
+    size = os.path.getsize(path)
+    with zipfile.ZipFile(path) as file:
+        if file.getinfo("config.json").file_size > 2**26:
+            raise zipfile.BadZipFile("config.json is too large")
+        config = {**json.loads(file.read("config.json")), "compile_config": None}
+    try:
+        # Builds the layers without their weights.
+        with keras.StatelessScope(initialize_variables=False):
+            model = keras.saving.deserialize_keras_object(config)
+    except ValueError:
+        # Some layers of users cannot be built so; other errors come again when the model is read.
+        return
+    count = sum(math.prod(variable.shape) for variable in model.variables)
+    if count > size:
+        raise ValueError(f"Cannot read {path!r}: its config describes {count:,} numbers. The file has {size:,} bytes.")
 
 
 def _local_path(path, row):
