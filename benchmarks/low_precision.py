@@ -40,7 +40,9 @@ def compiled(name, policy):
     """Returns a compiled model and its optimizer's first state."""
     model = keras_vit.ViT("Ti/16", dtype=policy, **SIZES, **MODELS[name])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras_vit.training.adamw(RATE), loss, metrics=["accuracy"])
+    # XLA takes minutes to compile float16 for CPUs in TensorFlow.
+    jit_compile = False if keras.backend.backend() == "tensorflow" else "auto"
+    model.compile(keras_vit.training.adamw(RATE), loss, metrics=["accuracy"], jit_compile=jit_compile)
     model.optimizer.build(model.trainable_variables)
     return model, [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
 
