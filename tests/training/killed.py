@@ -1,13 +1,17 @@
-"""A small training run to be killed, and what starts, kills and starts it again.
+"""Small training runs to be killed, and what starts, kills and starts them again.
 
-`python -m tests.training.killed KILLS` tries it on the backend of KERAS_BACKEND and prints what came of it.
+`python -m tests.training.killed KILLS [MODE ...]` kills each mode so often on the backend of KERAS_BACKEND, and prints
+what came of it. Each process is killed a random time after a random step; the last must end as if none had been.
 """
 
+import concurrent.futures
+import functools
 import json
 import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +22,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.training import Resume, fit
+from keras_vit.distillation import Distiller
+from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
+from keras_vit.training import SAM, Resume, fit
 from tests.tiny import build
 
 # More than there will be: EarlyStopping ends the run.
@@ -37,12 +43,14 @@ def make_model():
     return model
 
 
+def arrays(count):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 16, 16, 3)).astype("float32"), rng.integers(5, size=count)
+
+
 def make_dataset(epoch):
     """Shuffled and augmented anew in each epoch by whatever the global seed gives."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4 * STEPS, 16, 16, 3)).astype("float32")
-    y = rng.integers(5, size=4 * STEPS)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(4 * STEPS).batch(4)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays(4 * STEPS)).shuffle(4 * STEPS).batch(4)
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x), stddev=0.1), y)).prefetch(2)
 
 
@@ -67,39 +75,115 @@ class Mean(keras.callbacks.Callback):
         self.steps, self.mean, self.kernel = state["steps"], state["mean"], state["kernel"]
 
 
-def train(folder):
-    """Trains until EarlyStopping ends it, and writes there all that it leaves."""
+class Steps(keras.callbacks.Callback):
+    """Says that a step is done, before its checkpoint is written; or interrupts there."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.resume, self.last = None, last
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.resume.step == self.last:
+            raise KeyboardInterrupt
+        print("done", self.resume.step, flush=True)
+
+
+def resume_of(folder, *callbacks, last=None):
+    """Returns a `Resume` that saves each step and tells of it."""
+    steps = Steps(last)
+    steps.resume = Resume(folder, every=1, callbacks=[*callbacks, steps])
+    return steps.resume
+
+
+def write_end(folder, *values, **named):
+    """Writes all that a run leaves."""
+    np.savez(Path(folder) / "end.npz", *values, **named)
+
+
+def train_plain(folder):
+    """Trains with many callbacks until EarlyStopping ends it."""
     folder = Path(folder)
-    resume = Resume(folder / "run", every=1)
-
-    class Steps(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            # Said before the checkpoint of this step is written.
-            print("done", resume.step, flush=True)
-
     mean, best = Mean(), folder / "best.weights.h5"
-    callbacks = [
+    resume = resume_of(
+        folder / "run",
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05),
         keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
         keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
         keras.callbacks.CSVLogger(folder / "log.csv"),
         mean,
-        Steps(),
-    ]
+    )
     model = make_model()
     validation = make_dataset(0).take(5).cache()
-    history = fit(
-        model, make_dataset, EPOCHS, resume=resume, callbacks=callbacks, validation_data=validation, verbose=0
-    )
+    history = fit(model, make_dataset, EPOCHS, resume=resume, validation_data=validation, verbose=0)
     last = model.get_weights()
     end = [*last, *(history.history[k] for k in sorted(history.history)), model.optimizer.learning_rate.numpy()]
     model.load_weights(best)
     end += [*model.get_weights(), mean.steps, mean.mean, mean.kernel, (folder / "log.csv").read_text()]
-    np.savez(folder / "end.npz", *end, stopped=resume.stopped or "", epochs=history.epoch)
+    write_end(folder, *end, stopped=resume.stopped or "", epochs=history.epoch)
 
 
-def start(folder):
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+# A part of the steps of an epoch is enough where the model differs, and not the callbacks.
+FEW = {"epochs": 3, "steps": 6}
+
+
+def vit(**changes):
+    return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
+
+
+def distiller():
+    return Distiller(vit(distillation_token=True), vit())
+
+
+TRAINERS = {
+    "sam": lambda: SAM(vit(), rho=0.1),
+    "distiller": distiller,
+    "mae": lambda: MAE(vit(), decoder_num_layers=1, decoder_hidden_dim=12, decoder_num_heads=3),
+    "simmim": lambda: SimMIM(vit(), mask_unit=4),
+    "masked_patches": lambda: MaskedPatchPrediction(vit()),
+    "float16": lambda: vit(dtype="mixed_float16"),
+    "two_fits": vit,
+    "numpy": vit,
+}
+WITHOUT_LABELS = ("mae", "simmim", "masked_patches")
+
+
+def train_small(mode, folder, last=None):
+    """Trains one of TRAINERS, with Adam at a rate that falls, up to a step, and writes there all that it leaves."""
+    Path(folder).mkdir(exist_ok=True)
+    keras.utils.set_random_seed(1)
+    model = TRAINERS[mode]()
+    labelled = mode not in WITHOUT_LABELS
+    options = {"jit_compile": keras.backend.backend() == "jax"}
+    model.compile(keras.optimizers.Adam(0.01), LOSS if labelled else None, **options)
+    falling = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)
+    resume = resume_of(Path(folder) / "run", falling, last=last)
+
+    def make_few(epoch):
+        dataset = make_dataset(epoch).take(FEW["steps"])
+        return dataset if labelled else dataset.map(lambda x, y: x)
+
+    if mode == "numpy":
+        x, y = arrays(4 * FEW["steps"])
+        history = model.fit(x, y, 4, FEW["epochs"], callbacks=[resume], verbose=0)
+    elif mode == "two_fits":
+        fit(model, make_few, 1, resume=resume, verbose=0)
+        fit(model, make_few, 2, resume=resume, verbose=0)
+        # Then with other settings, as one unfreezes a model.
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), LOSS, **options)
+        history = fit(model, make_few, 2, resume=resume_of(Path(folder) / "run2", falling), verbose=0)
+    else:
+        history = fit(model, make_few, FEW["epochs"], resume=resume, verbose=0)
+    variables = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
+    losses = [history.history[name] for name in sorted(history.history)]
+    write_end(folder, *variables, *losses, rate=float(model.optimizer.learning_rate), epochs=history.epoch)
+
+
+MODES = {"plain": train_plain, **{mode: functools.partial(train_small, mode) for mode in TRAINERS}}
+
+
+def start(mode, folder):
     """Forks a process that trains. What is imported here need not be imported there: most lives are short."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -107,7 +191,7 @@ def start(folder):
         for stream in (1, 2):
             os.dup2(writing, stream)
         try:
-            train(folder)
+            MODES[mode](folder)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -126,8 +210,8 @@ def finish(process):
     return output, status
 
 
-def train_to_the_end(folder):
-    output, status = finish(start(folder))
+def train_to_the_end(mode, folder):
+    output, status = finish(start(mode, folder))
     assert status == 0, output
     return output
 
@@ -137,29 +221,34 @@ def end(folder):
         return dict(archive)
 
 
-def try_kills(kills, folder, seed=0):
+def last_steps(folder):
+    """The step of the newest checkpoint of each run in a folder."""
+    paths = sorted(Path(folder).glob("run*/step_*.npz"))
+    return {path.parent.name: int(path.stem.split("_")[1]) for path in paths}
+
+
+def try_kills(mode, kills, folder, seed=0):
     """Kills a run again and again, a random time after a random step.
 
     Returns:
-        Dict of counts, and of whether the end is that of a run left alone.
+        Dict of counts, and of whether the end is that of a run left alone ("identical").
     """
     folder = Path(folder)
     rng = random.Random(seed)
-    counts = {"kills": 0, "resumed": 0, "damaged": 0, "while saving": 0}
-    (folder / "alone").mkdir()
-    (folder / "killed").mkdir()
-    total = train_to_the_end(folder / "alone").count("done ")
-    expected = 0
+    counts = {"kills": 0, "resumed": 0, "damaged": 0, "while_saving": 0}
+    alone, killed = folder / "alone", folder / "killed"
+    alone.mkdir()
+    killed.mkdir()
+    total = train_to_the_end(mode, alone).count("done ")
+    saved = {}
     while counts["kills"] < kills:
-        process = start(folder / "killed")
+        process = start(mode, killed)
         # Such that the run does not end before the last kill.
-        most = 2 * (total - expected) // (kills - counts["kills"] + 1) - 3
-        steps, first, output = rng.randint(1, max(1, most)), None, ""
+        steps = rng.randint(1, max(1, 2 * (total - sum(saved.values())) // (kills - counts["kills"] + 1) - 3))
+        output = ""
         for line in process[1]:
             output += line
-            done = int(line.split()[1]) if line.startswith("done ") else None
-            first = done if first is None else first
-            if done is not None and done - first == steps:
+            if output.count("\ndone ") + output.startswith("done ") == steps:
                 # A step with its checkpoint takes some milliseconds.
                 time.sleep(rng.uniform(0, 0.02))
                 break
@@ -167,23 +256,57 @@ def try_kills(kills, folder, seed=0):
         rest, status = finish(process)
         output += rest
         assert status == -signal.SIGKILL, output
-        counts["while saving"] += len(list((folder / "killed" / "run").glob(".step_*.npz.*.draft"))) > 0
+        counts["while_saving"] += any(killed.glob("run*/.step_*.npz.*.draft"))
         counts["kills"] += 1
         counts["damaged"] += "damaged" in output
-        found = re.search(r"Resuming from .* step (\d+)\.", output)
-        counts["resumed"] += counts["kills"] > 1 and found is not None and int(found[1]) >= expected
-        slots = sorted((folder / "killed" / "run").glob("step_*.npz"))
-        expected = int(slots[-1].stem.split("_")[1]) if slots else 0
-    output = train_to_the_end(folder / "killed")
-    counts["resumed"] += "Resuming from" in output or "nothing is left" in output
-    # Once more, when all is done.
-    output = train_to_the_end(folder / "killed")
-    alone, killed = end(folder / "alone"), end(folder / "killed")
+        counts["resumed"] += counts["kills"] > 1 and resumed_at(output, saved)
+        saved = last_steps(killed)
+    output = train_to_the_end(mode, killed)
+    counts["resumed"] += resumed_at(output, saved)
+    if mode == "plain":
+        # Once more, when all is done.
+        output = train_to_the_end(mode, killed)
+        counts["stopped"] = f"was stopped by {end(alone)['stopped']}" in output
+    alone, killed = end(alone), end(killed)
     equal = alone.keys() == killed.keys() and all(np.array_equal(alone[name], killed[name]) for name in alone)
-    counts["stopped"] = f"was stopped by {alone['stopped']}" in output
-    return {**counts, "last step": expected, "steps": total, "equal": equal}
+    return {**counts, "steps": total, "identical": equal}
+
+
+def resumed_at(output, saved):
+    """Whether a process went on at each run's newest checkpoint, or found the run at its end."""
+    found = dict(re.findall(r"Resuming from '.*/(run2?)/step_0*(\d+)\.npz'", output))
+    ended = re.findall(r"The run in '.*/(run2?)' (?:has done|was stopped)", output)
+    return all(found.get(run) == str(step) or (run in ended and run not in found) for run, step in saved.items())
+
+
+def kills(backend, kills_per_mode, modes=tuple(MODES), at_once=2):
+    """Kills runs of each mode on a backend; returns their counts by mode, as `try_kills` does.
+
+    Each mode has its own process, of which as many run at once as there are cores to use.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.killed", str(kills_per_mode)]
+    environment = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+
+    def one(mode):
+        options = {"cwd": Path(__file__).parents[2], "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run([*command, mode], check=False, **options)
+        if done.returncode:
+            raise RuntimeError(f"The kills of {mode} on {backend} ended with an error:\n{done.stderr}")
+        return json.loads(done.stdout.splitlines()[-1])[mode]
+
+    with tempfile.TemporaryDirectory() as cache, concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        # XLA compiles a step once instead of in each process.
+        environment |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        return dict(zip(modes, pool.map(one, modes), strict=True))
+
+
+def main(kills_per_mode, *modes):
+    counts = {}
+    for mode in modes or MODES:
+        with tempfile.TemporaryDirectory() as folder:
+            counts[mode] = try_kills(mode, int(kills_per_mode), folder)
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({"backend": keras.backend.backend(), **try_kills(int(sys.argv[1]), folder)}))
+    main(*sys.argv[1:])

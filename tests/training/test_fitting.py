@@ -1,14 +1,11 @@
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 from keras_vit.training import Resume, fit
+from tests.training import killed
 from tests.training.test_resume import StopAt, X, Y, assert_equal, make_model
 
 tf = pytest.importorskip("tensorflow", reason="the pipelines are tf.data")
@@ -104,13 +101,23 @@ def test_a_callback_can_stop_it(tmp_path):
     assert max(path.name for path in tmp_path.iterdir()) == "step_000000000012.npz"
 
 
+@pytest.mark.tried_on("torch")
+@pytest.mark.parametrize("mode", killed.TRAINERS)
+def test_every_kind_of_training_ends_as_if_left_alone(tmp_path, mode):
+    killed.train_small(mode, tmp_path / "alone")
+    with pytest.raises(KeyboardInterrupt):
+        killed.train_small(mode, tmp_path / "parted", last=6 if mode == "two_fits" else 8)
+    killed.train_small(mode, tmp_path / "parted")
+    alone, parted = killed.end(tmp_path / "alone"), killed.end(tmp_path / "parted")
+    for name in alone | parted:
+        np.testing.assert_array_equal(parted[name], alone[name])
+    assert alone["rate"] < 0.01 or mode == "two_fits"
+
+
 @pytest.mark.tried_on("jax")
 def test_killed_at_random_times():
     if not hasattr(os, "fork"):
         pytest.skip("the processes are forked")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.training.killed", "5"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout.splitlines()[-1])
-    assert (counts["kills"], counts["resumed"], counts["damaged"]) == (5, 5, 0), counts
-    assert counts["equal"] and counts["stopped"], counts
+    (counts,) = killed.kills(keras.backend.backend(), 3, modes=["plain"]).values()
+    assert (counts["kills"], counts["resumed"], counts["damaged"]) == (3, 3, 0), counts
+    assert counts["identical"] and counts["stopped"], counts
