@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_vit.costs import profile
+from keras_vit.training.checkpoints import CheckpointSlots
 
 # The gradients take about twice the time of the forward pass.
 STEP_PER_FORWARD = 3
@@ -71,7 +72,7 @@ def folder_problems(out, needed):
     """Yields reasons why a run could not write `needed` bytes to a folder."""
     there, free = _nearest(out), free_bytes(out)
     # New checkpoints replace the existing ones.
-    needed -= sum(file.stat().st_size for file in Path(out).glob("checkpoints/*.npz"))
+    needed -= sum(path.stat().st_size for path in CheckpointSlots(Path(out, "checkpoints")).paths())
     if not there.is_dir():
         yield f"Expected `out` to be a folder, or one that can be made. Received: {str(out)!r}, where {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):

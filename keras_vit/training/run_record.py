@@ -11,15 +11,18 @@ import numpy as np
 from keras_vit.models.inputs import num_batches, to_numpy
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data")
-# Where a class is defined differs between backends and versions.
-_NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config")
+# Where a class is defined differs between backends and versions; a checkpoint has the generators that seeds begin.
+_NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
 def record_of(model, data):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
     rate = plain_rate(model.optimizer)
+    kept = {id(variable) for variable in model.variables}
+    # Such as those of a distiller's teacher.
+    unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
-        "model": _clean(_config(model)),
+        "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
         "optimizer": _clean(_config(model.optimizer)),
         "learning_rate": None if rate is None else float(rate),
         "loss": _clean(keras.saving.serialize_keras_object(getattr(model, "loss", None))),
@@ -68,10 +71,15 @@ def difference(saved, here, place=""):
     """Describes the first difference of two records, in what both have; None if there is none."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
-    elif isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here):
-        pairs = ((_name(value, i), saved[i], value) for i, value in enumerate(here))
+    elif isinstance(saved, list) and isinstance(here, list):
+        pairs = [(_name(b, i), a, b) for i, (a, b) in enumerate(zip(saved, here, strict=False))]
+        pairs.append(("length", len(saved), len(here)))
     else:
-        return None if saved == here else f"{place.lstrip('.')} {reprlib.repr(saved)} and not {reprlib.repr(here)}"
+        return (
+            None
+            if repr(saved) == repr(here)
+            else f"{place.lstrip('.')} {reprlib.repr(saved)} and not {reprlib.repr(here)}"
+        )
     found = (difference(a, b, f"{place}.{name}") for name, a, b in pairs)
     return next((text for text in found if text), None)
 

@@ -248,6 +248,11 @@ def test_resume(tmp_path):
     assert_equal(alone, resumed)
     assert history == again
     archive = np.load(max((tmp_path / "parted").iterdir()))
+    other = conv_teacher()
+    other.set_weights([0.5 * w for w in other.get_weights()])
+    with pytest.raises(ValueError, match="another run: model.unsaved.*`allow="):
+        distiller = compiled(linear_student(), other, keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+        distiller.fit(IMAGES, LABELS, batch_size=2, epochs=4, verbose=0, callbacks=[Resume(tmp_path / "parted")])
     # The student's kernel and bias, and no weight of the teacher.
     assert sorted(name for name in archive.files if "/model/" in name) == ["arrays/model/00000", "arrays/model/00001"]
 

@@ -159,6 +159,12 @@ def test_all_problems_are_named_at_once(model, tmp_path):
         look(model, (RAW, LABELS + 1), out=tmp_path / "run")
 
 
+def test_a_link_to_a_checkpoint_that_is_gone_does_not_stop_it(model, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step_000000000001.npz").symlink_to(tmp_path / "gone")
+    assert look(model, (IMAGES, LABELS), out=tmp_path).free_disk > 0
+
+
 def test_what_may_be_meant_is_said_once(model, caplog):
     with caplog.at_level(logging.WARNING, "keras_vit"):
         found = look(model, (RAW / 255, np.minimum(LABELS, 3)))

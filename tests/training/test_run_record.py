@@ -1,0 +1,71 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
+from tests.tiny import build
+
+
+def record(model=None, optimizer=None, data=None):
+    model = model or build(num_layers=1)
+    model.compile(optimizer or keras.optimizers.Adam(0.1), "mse")
+    return record_of(model, data)
+
+
+def test_a_model_built_again_has_the_same_record():
+    def layers():
+        return [keras.Input((4, 4, 3)), keras.layers.RandomCrop(2, 2), keras.layers.Flatten(), keras.layers.Dense(2)]
+
+    # Its layers have other names by default, and other seeds.
+    first, second = (record(keras.Sequential(layers())) for _ in range(2))
+    assert difference(json.loads(json.dumps(first)), second) is None
+    assert difference(json.loads(json.dumps(record())), record()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"num_heads": 2}, "num_heads 3 and not 2"),
+        ({"dropout_rate": 0.5}, "dropout.class_name 'TransformerBlock' and not 'Dropout'"),
+        ({"attention_dropout_rate": 0.5}, "attention_dropout_rate 0.0 and not 0.5"),
+        ({"activation": "relu"}, "activation 'gelu_tanh' and not 'relu'"),
+        ({"num_layers": 2}, "num_layers 1 and not 2"),
+    ],
+)
+def test_what_a_vit_is_built_with_is_compared(changes, place):
+    found = difference(record(), record(build(**{"num_layers": 1, **changes})))
+    assert found.startswith("model.layers") and found.endswith(place), found
+
+
+def test_what_an_optimizer_is_made_with_is_compared():
+    def schedule(steps):
+        return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, steps))
+
+    assert difference(record(), record(optimizer=keras.optimizers.Adam(0.1, beta_1=0.8))).startswith("optimizer.beta_1")
+    found = difference(record(optimizer=schedule(10)), record(optimizer=schedule(20)))
+    assert found == "optimizer.learning_rate.config.decay_steps 10 and not 20"
+    assert difference(record(), record(optimizer=keras.optimizers.Adam(0.2))).startswith("learning_rate 0.1")
+    assert plain_rate(schedule(3)) is None
+
+
+def test_data_is_known_by_its_sizes_and_a_sample():
+    x, y = np.arange(300.0).reshape(100, 3), np.zeros(100)
+    assert data_of(x, y) == data_of(x.copy(), y, batch_size=32)
+    for other in (data_of(x + 1, y), data_of(x[:99], y[:99]), data_of(x, y, batch_size=5), data_of(x)):
+        assert difference(data_of(x, y), other)
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    assert data_of(dataset.batch(4), steps=25) == data_of(dataset.batch(4), steps=25)
+    assert difference(data_of(dataset.batch(4), steps=25), data_of(dataset.batch(5), steps=20)) == "steps 25 and not 20"
+    assert not goes_on(dataset.batch(4)) and not goes_on(dataset.batch(4), steps_per_epoch=25)
+    assert goes_on(dataset.batch(4).repeat(), steps_per_epoch=25) and goes_on(x, steps_per_epoch=3)
+    assert not goes_on(x, batch_size=10, steps_per_epoch=10)
+
+
+def test_only_what_both_records_have_is_compared():
+    assert difference({"a": 1, "old": 2}, {"a": 1, "new": 3}) is None
+    assert difference({"a": [{"name": "b", "c": float("nan")}]}, {"a": [{"name": "b", "c": float("nan")}]}) is None
+    assert difference([1, 2], [1]) == "length 2 and not 1"
+    assert difference({"a": [{"name": "b", "c": 1}]}, {"a": [{"name": "b", "c": 2}]}) == "a.b.c 1 and not 2"
