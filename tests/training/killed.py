@@ -274,7 +274,8 @@ def try_kills(mode, kills, folder, seed=0):
 
 def resumed_at(output, saved):
     """Whether a process went on at each run's newest checkpoint, or found the run at its end."""
-    found = dict(re.findall(r"Resuming from '.*/(run2?)/step_0*(\d+)\.npz'", output))
+    # The first of each run: a second fit of it goes on where the first ended.
+    found = dict(re.findall(r"Resuming from '.*/(run2?)/step_0*(\d+)\.npz'", output)[::-1])
     ended = re.findall(r"The run in '.*/(run2?)' (?:has done|was stopped)", output)
     return all(found.get(run) == str(step) or (run in ended and run not in found) for run, step in saved.items())
 
