@@ -44,26 +44,21 @@ def _bytes(variables):
 
 def forward(model, batch, replicas=1):
     """Returns (seconds, loss or None) of a batch without training, extrapolated from a few images if it is slow."""
-    size = len(batch[0])
+    size, loss = len(batch[0]), None
     few = min(size, -(-FEW_IMAGES // replicas) * replicas)
-    seconds, loss = _timed(model, tuple(part[:few] for part in batch))
-    seconds *= size / few
-    if size >= 4 * few and seconds < PATIENCE:
+    for count in (few, size):
+        part = tuple(array[:count] for array in batch)
+        # The first call compiles.
+        for _ in range(2):
+            started = time.perf_counter()
+            if len(part) == 1:
+                model.predict_on_batch(part[0])
+            else:
+                loss = float(model.test_on_batch(*part, return_dict=True)["loss"])
+            seconds = (time.perf_counter() - started) * size / count
         # A few images do not fill a GPU.
-        seconds, loss = _timed(model, batch)
-    return seconds, loss
-
-
-def _timed(model, batch):
-    """Returns (seconds, loss) of the second call; the first compiles."""
-    for _ in range(2):
-        started = time.perf_counter()
-        if len(batch) == 1:
-            model.predict_on_batch(batch[0])
-            loss = None
-        else:
-            loss = float(model.test_on_batch(*batch, return_dict=True)["loss"])
-        seconds = time.perf_counter() - started
+        if size < 4 * few or seconds >= PATIENCE:
+            break
     model.reset_metrics()
     return seconds, loss
 

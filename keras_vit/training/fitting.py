@@ -45,28 +45,20 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
     """
     check_one_process()
     resume = resume if isinstance(resume, Resume) else Resume(resume)
-    given = resume.callbacks
+    given, optimizer = resume.callbacks, model.optimizer
     resume.callbacks = [*(given or []), *callbacks]
-    try:
-        return _fit(model, make_dataset, epochs, resume, verbose, options)
-    finally:
-        resume.callbacks = given
-
-
-def _fit(model, make_dataset, epochs, resume, verbose, options):
-    params = {"verbose": verbose, "epochs": epochs, "steps": None}
-    run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
-    # Builds the metrics; otherwise `fit` would on a first batch, and another iterator may shuffle in another order.
-    resume.set_seeds(0)
-    dataset = make_dataset(0)
-    model.evaluate(dataset, steps=1, verbose=0)
-    resume.data = data_of(dataset, steps=num_batches(dataset))
-    # As fit does before on_train_begin.
-    model.make_train_function()
-    optimizer = model.optimizer
     # Each fit would replace the weights by their moving average; only the end of the run may.
     optimizer.finalize_variable_values = lambda variables: None
     try:
+        params = {"verbose": verbose, "epochs": epochs, "steps": None}
+        run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
+        # Builds the metrics; otherwise `fit` would on a first batch, and another iterator may shuffle in another order.
+        resume.set_seeds(0)
+        dataset = make_dataset(0)
+        model.evaluate(dataset, steps=1, verbose=0)
+        resume.data = data_of(dataset, steps=num_batches(dataset))
+        # As fit does before on_train_begin.
+        model.make_train_function()
         keras.callbacks.CallbackList.on_train_begin(run)
         for epoch in range(epochs if resume.stopped else resume.epoch, epochs):
             resume.set_seeds(epoch)
@@ -77,21 +69,15 @@ def _fit(model, make_dataset, epochs, resume, verbose, options):
             run.set_params({**params, "steps": None if steps == math.inf else steps})
             # Keras warns that it cannot shuffle a tf.data.Dataset.
             order = {"shuffle": False} if hasattr(dataset, "element_spec") else {}
-            model.fit(
-                dataset,
-                initial_epoch=epoch,
-                epochs=epoch + 1,
-                callbacks=run,
-                verbose=verbose,
-                **{**order, **options},
-            )
+            ends = {"initial_epoch": epoch, "epochs": epoch + 1}
+            model.fit(dataset, callbacks=run, verbose=verbose, **ends, **{**order, **options})
             if model.stop_training:
                 break
+        type(optimizer).finalize_variable_values(optimizer, model.trainable_weights)
+        keras.callbacks.CallbackList.on_train_end(run)
     finally:
         del optimizer.finalize_variable_values
-        resume.data = None
-    optimizer.finalize_variable_values(model.trainable_weights)
-    keras.callbacks.CallbackList.on_train_end(run)
+        resume.callbacks, resume.data = given, None
     return model.history
 
 
