@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import os
 import re
 import reprlib
 
@@ -25,7 +26,7 @@ def record_of(model, data):
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
         "optimizer": _clean(_config(model.optimizer)),
         "learning_rate": None if rate is None else float(rate),
-        "loss": _clean(keras.saving.serialize_keras_object(getattr(model, "loss", None))),
+        "loss": _clean(_config(getattr(model, "loss", None))),
         "data": _clean(data),
     }
 
@@ -41,14 +42,16 @@ def data_of(x, y=None, sample_weight=None, batch_size=None, steps=None):
     arrays = keras.tree.flatten((x, y, sample_weight))
     if all(hasattr(array, "shape") or array is None for array in arrays):
         return {"batch_size": batch_size or 32, "arrays": [_digest(array) for array in arrays if array is not None]}
-    names = [getattr(x, name, None) for name in ("class_names", "file_paths")]
+    # A job may find the same files in another folder.
+    files = [os.path.basename(path) for path in getattr(x, "file_paths", None) or ()]
     return {
         "kind": type(x).__name__,
         "spec": str(getattr(x, "element_spec", None)),
         "batch_size": batch_size or getattr(x, "batch_size", None),
         "steps": steps,
         "num_images": getattr(x, "num_images", None),
-        "names": hashlib.sha256(repr(names).encode()).hexdigest()[:16],
+        "class_names": _sha256(repr(getattr(x, "class_names", None)).encode()),
+        "files": _sha256(repr(files).encode()),
     }
 
 
@@ -56,7 +59,8 @@ def goes_on(x=None, batch_size=None, steps_per_epoch=None, **others):
     """Whether an epoch of `model.fit` with these arguments begins where the one before it ended in the data."""
     if steps_per_epoch is None:
         return False
-    return steps_per_epoch != (-(-len(x) // (batch_size or 32)) if hasattr(x, "shape") else num_batches(x))
+    first = keras.tree.flatten(x)[0]
+    return steps_per_epoch != (-(-len(first) // (batch_size or 32)) if hasattr(first, "shape") else num_batches(x))
 
 
 def arguments_of_fit():
@@ -74,12 +78,10 @@ def difference(saved, here, place=""):
     elif isinstance(saved, list) and isinstance(here, list):
         pairs = [(_name(b, i), a, b) for i, (a, b) in enumerate(zip(saved, here, strict=False))]
         pairs.append(("length", len(saved), len(here)))
+    elif repr(saved) == repr(here):
+        return None
     else:
-        return (
-            None
-            if repr(saved) == repr(here)
-            else f"{place.lstrip('.')} {reprlib.repr(saved)} and not {reprlib.repr(here)}"
-        )
+        return f"{place.lstrip('.')} {reprlib.repr(saved)} and not {reprlib.repr(here)}"
     found = (difference(a, b, f"{place}.{name}") for name, a, b in pairs)
     return next((text for text in found if text), None)
 
@@ -91,16 +93,19 @@ def _name(value, default):
 
 
 def _config(thing):
-    """Returns the config of a model, layer or optimizer; for one without, what can be read from it."""
+    """Returns the config of a model, layer, optimizer or loss; for one without, what can be read from it."""
+    kind = type(thing).__name__
     try:
-        return {"class": type(thing).__name__, **thing.get_config()}
+        if hasattr(thing, "get_config"):
+            return {"class": kind, **thing.get_config()}
+        return keras.saving.serialize_keras_object(thing)
     # A user's own class may have no config, or one that fails.
     except Exception:
         plain = {"loss", "stop_training", *vars(keras.Model(name="plain"))}
         own = {name: value for name, value in vars(thing).items() if name[0] != "_" and name not in plain}
         settings = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str, tuple))}
         layers = [_config(layer) for layer in getattr(thing, "layers", ())]
-        return {"class": type(thing).__name__, "name": thing.name, **settings, "layers": layers}
+        return {"class": kind, "name": getattr(thing, "name", None), **settings, "layers": layers}
 
 
 def _clean(value):
@@ -123,7 +128,15 @@ def _clean(value):
 
 
 def _digest(array):
-    """Describes an array by shape, dtype and a digest of about 64 of its rows."""
-    rows = to_numpy(array[:: max(1, array.shape[0] // 64)])
-    digest = hashlib.sha256(rows.tobytes()).hexdigest()[:16]
-    return {"shape": list(array.shape), "dtype": str(rows.dtype), "values": digest}
+    """Describes an array by shape, and a digest of about 64 of its rows if it is dense."""
+    described = {"shape": [int(size or 0) for size in array.shape]}
+    try:
+        rows = to_numpy(array[:: max(1, array.shape[0] // 64)])
+    except (TypeError, ValueError, NotImplementedError):
+        return described
+    values = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()
+    return {**described, "dtype": str(rows.dtype), "values": _sha256(values)}
+
+
+def _sha256(data):
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -188,7 +188,7 @@ def _identity(recipe, train, test):
 def _refuse_another(out, facts, resume):
     """Raises if the folder has checkpoints of a run with other settings or data."""
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
-    if path.exists() and resume.checkpoints.paths():
+    if path.is_file() and resume.checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
         # A setting that is missing there is newer than that run, and is not compared.
         if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):

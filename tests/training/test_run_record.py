@@ -1,8 +1,10 @@
+import functools
 import json
 
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 
 from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
 from tests.tiny import build
@@ -59,9 +61,28 @@ def test_data_is_known_by_its_sizes_and_a_sample():
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     assert data_of(dataset.batch(4), steps=25) == data_of(dataset.batch(4), steps=25)
     assert difference(data_of(dataset.batch(4), steps=25), data_of(dataset.batch(5), steps=20)) == "steps 25 and not 20"
+    dataset.file_paths = ["/jobs/1/a.png", "/jobs/1/b.png"]
+    first, dataset.file_paths = data_of(dataset), ["/jobs/2/a.png", "/jobs/2/b.png"]
+    assert data_of(dataset) == first
+    dataset.file_paths = ["/jobs/2/a.png", "/jobs/2/c.png"]
+    assert difference(first, data_of(dataset)).startswith("files")
     assert not goes_on(dataset.batch(4)) and not goes_on(dataset.batch(4), steps_per_epoch=25)
     assert goes_on(dataset.batch(4).repeat(), steps_per_epoch=25) and goes_on(x, steps_per_epoch=3)
     assert not goes_on(x, batch_size=10, steps_per_epoch=10)
+
+
+def test_what_has_no_config_does_not_stop_a_run():
+    def loss(weight, y, prediction):
+        return weight * keras.ops.mean(keras.ops.square(y - prediction))
+
+    model = build(num_layers=1)
+    model.compile("sgd", functools.partial(loss, 2.0))
+    assert record_of(model, None)["loss"]["class"] == "partial"
+    strange = scipy.sparse.csr_matrix(np.eye(3)), np.array(["a", None, 3], object)
+    assert difference(data_of(*strange), data_of(*strange)) is None
+    json.dumps(data_of(*strange))
+    ragged = pytest.importorskip("tensorflow").ragged.constant([[1], [2, 3]])
+    assert data_of(ragged) == data_of(ragged)
 
 
 def test_only_what_both_records_have_is_compared():
