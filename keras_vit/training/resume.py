@@ -196,10 +196,7 @@ class Resume(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if self._to_skip:
-            raise ValueError(
-                f"Expected the data to have the {self.batch} batches that {str(self._slot.path)!r} has seen of epoch "
-                f"{self.epoch + 1}. Received: an epoch of fewer batches."
-            )
+            self._refuse_short_epoch()
         self._kept.tell("on_epoch_end", epoch, logs)
         # Not a copy: later callbacks still add to it.
         self._epochs.append((epoch, logs))
@@ -321,6 +318,9 @@ class Resume(keras.callbacks.Callback):
                 f"Expected `steps_per_execution` to divide {self.batch}, the batches that {path!r} has seen of its "
                 f"epoch. Received: steps_per_execution={together}"
             )
+        if self.params["steps"] is not None and self.params["steps"] <= self.batch - together:
+            # On TensorFlow, Keras could not end an epoch without a step.
+            self._refuse_short_epoch()
         self._to_skip = self.batch // together
         model.make_train_function()
         train = model.train_function
@@ -341,6 +341,12 @@ class Resume(keras.callbacks.Callback):
             return (logs, args[0]) if len(args) == 2 else logs
 
         self._skip = functools.partial(setattr, model, "train_function", skip)
+
+    def _refuse_short_epoch(self):
+        raise ValueError(
+            f"Expected the data to have the {self.batch} batches that {str(self._slot.path)!r} has seen of epoch "
+            f"{self.epoch + 1}. Received: an epoch of fewer batches."
+        )
 
     def _restore_history(self):
         """Adds the epochs before this process to the history."""

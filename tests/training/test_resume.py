@@ -328,6 +328,20 @@ def test_what_changes_the_run_is_named_and_can_be_allowed(tmp_path):
     assert len(fit_small(tmp_path, small(), epochs=2).epoch) == 2
 
 
+def test_loss_scaling_goes_on(tmp_path):
+    scales = []
+    for folder, epochs in (("alone", (2,)), ("parted", (1, 2))):
+        for count in epochs:
+            keras.utils.set_random_seed(1)
+            model = small()
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1), dynamic_growth_steps=5)
+            model.compile(optimizer, "mse", jit_compile=False)
+            fit_small(tmp_path / folder, model, epochs=count)
+        scales.append(state(model))
+    for a, b in zip(*scales, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("batches, steps", [(4, 2), (4, 8), (None, 4)])
 def test_epochs_that_go_on_in_the_data_are_refused(tmp_path, batches, steps):
     tf = pytest.importorskip("tensorflow")
