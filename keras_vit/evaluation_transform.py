@@ -4,12 +4,8 @@ The TensorFlow transform gives the same bits in pipelines and exported graphs; N
 """
 
 import dataclasses
-import io
 import math
-import os
-import re
 
-import keras
 import numpy as np
 
 from keras_vit.interpolation import cubic, triangle
@@ -23,10 +19,6 @@ _KERNELS = {
     "lanczos5": ("lanczos5", 5.0, lambda x, xp: np.sinc(x) * np.sinc(x / 5) * (np.abs(x) < 5)),
     "area": ("box", 0.5, lambda x, xp: np.heaviside(0.5 - np.abs(x), 0.5)),
 }
-# Pillow uses libjpeg's accurate transform.
-_DCT = "INTEGER_ACCURATE"
-_GREY = (0.299, 0.587, 0.114)
-_COLOR_MODES = {1: "grayscale", 3: "rgb"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,70 +155,6 @@ class EvaluationTransform:
         weights[(places < 0) | (places >= old)] = 0
         total = weights.sum(axis=1, keepdims=True)
         return first, (weights / np.where(total == 0, 1, total)).astype("float32")
-
-
-def read_image(file: str | os.PathLike | bytes, channels: int = 3) -> np.ndarray:
-    """Reads an image with Pillow, as uint8 (height, width, channels).
-
-    Args:
-        file: Path of an image file in any format that Pillow reads, or its bytes.
-        channels: 1 (grayscale) or 3 (RGB), regardless of the file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a readable image, or `channels` is not 1 or 3.
-        ImportError: If Pillow is not installed.
-
-    Example:
-
-    >>> read_image("cat.jpg").shape  # doctest: +SKIP
-    (375, 500, 3)
-    """
-    if channels not in (1, 3):
-        raise ValueError(f"Expected images of 1 or 3 channels. Received: {channels} channels")
-    of_bytes = isinstance(file, bytes)
-    name = f"{len(file)} bytes" if of_bytes else os.fspath(file)
-    if not of_bytes and not os.path.isfile(file):
-        raise FileNotFoundError(f"Expected an image file. Received: {name!r}, where there is no file.")
-    try:
-        image = keras.utils.load_img(io.BytesIO(file) if of_bytes else name, color_mode=_COLOR_MODES[channels])
-    except ImportError as error:
-        raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
-    except (MemoryError, PermissionError):
-        raise
-    # Pillow's errors differ by format and damage.
-    except Exception as error:
-        # For bytes, Pillow's message has the address of a buffer.
-        reason = re.sub(r" <_io.*?>", "", str(error))
-        raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
-    if image.mode.startswith("I"):
-        # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
-        return (np.asarray(image) >> 8).astype("uint8")[..., None]
-    return keras.utils.img_to_array(image, data_format="channels_last", dtype="uint8")
-
-
-def decode_jpeg(encoded, channels):
-    """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
-    import tensorflow as tf
-
-    return _to_channels(tf.io.decode_jpeg(encoded, 3, dct_method=_DCT), channels)
-
-
-def decode_png(encoded, channels):
-    """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
-    import tensorflow as tf
-
-    return _to_channels(tf.io.decode_png(encoded, 3), channels)
-
-
-def _to_channels(image, channels):
-    """Converts RGB to grayscale if `channels` is 1, as Pillow does; libpng and libjpeg differ."""
-    import tensorflow as tf
-
-    if channels == 3:
-        return image
-    grey = tf.tensordot(tf.cast(image, "float32"), tf.constant([[part] for part in _GREY]), 1)
-    return tf.cast(tf.round(grey), "uint8")
 
 
 def _weighted(image, first, weights, axis):

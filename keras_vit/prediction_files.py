@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from keras_vit.data.table import csv_rows
+from keras_vit.image_files import NOT_READ
 
 
 def find_images(inputs, column=None, folder=None, extension=""):
@@ -40,9 +41,9 @@ def find_images(inputs, column=None, folder=None, extension=""):
 def _of_folder(folder):
     from PIL import Image
 
-    # Pillow can only write some formats, and lists BUFR, GRIB and HDF5 although it cannot read them.
+    # Pillow can only write some formats.
     kinds = Image.registered_extensions()
-    endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in ("BUFR", "GRIB", "HDF5")}
+    endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
     files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
     images = [str(path) for path in files if path.suffix.lower() in endings and not path.name.startswith(".")]
     others = sorted({*map(str, files)} - {*images})

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 import keras_vit
-from keras_vit import evaluation_transform as image_file
-from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg
+from keras_vit import image_files as image_file
+from keras_vit.evaluation_transform import EvaluationTransform
+from keras_vit.image_files import decode_jpeg
 from keras_vit.models.classify import read_image
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.preprocessing import of_huggingface, of_timm

@@ -5,10 +5,10 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.data.source import tf
-from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
+from keras_vit.evaluation_transform import EvaluationTransform
+from keras_vit.image_files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header, read_image
 from keras_vit.preprocessing import Preprocessing
 
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PN"
 CROPS = ("pretrain", "finetune", "pad", "eval")
 # The paper's resize sizes for "finetune"; other sizes use the usual ratio of 8/7, as 256 for 224.
 RESIZE = {384: 448, 480: 512}
@@ -18,8 +18,8 @@ RESIZE = {384: 448, 480: 512}
 class Crop:
     """Decodes an image and crops it to a fixed size.
 
-    The format is detected from the first bytes, not the file name: JPEG, PNG, GIF (first frame) or BMP. The size in the
-    header is checked before decoding.
+    The format is detected from the first bytes, not the file name: TensorFlow decodes JPEG and PNG, Pillow all others
+    (of a GIF the first frame). The size in the header and the number of a JPEG's scans are checked before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -32,7 +32,7 @@ class Crop:
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         interpolation, crop_fraction: As in `keras_vit.Preprocessing`; `crop_fraction` is for "eval".
         antialias: Bool, filter before downscaling, as Pillow does and the official code does not.
-        max_pixels: Integer, the largest height x width of an input image.
+        max_pixels: Integer, the largest height x width of an input image, and a sixteenth of a JPEG's pixels x scans.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
         evaluation: The `keras_vit.Preprocessing` for "eval"; None builds it from the arguments above.
 
@@ -88,14 +88,14 @@ class Crop:
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
+
+        def array():
+            return self._cut(self._in_python(self._load_array, encoded, "float32"), seed)
+
         if self.channels not in (1, 3, 4):
-            return self._array(encoded, seed)
-
-        def picture():
-            return tf.cast(self._picture(encoded, seed), "float32")
-
+            return array()
         is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
-        return tf.cond(is_array, lambda: self._array(encoded, seed), picture)
+        return tf.cond(is_array, array, lambda: tf.cast(self._picture(encoded, seed), "float32"))
 
     def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         """Flips, resizes and crops the result of `decode`, which must have had the same seed."""
@@ -121,88 +121,64 @@ class Crop:
         return image
 
     def _picture(self, encoded, seed):
-        start = tf.strings.substr(encoded, 0, 3)
+        # In evaluation the same pixels as exported graphs give, and nearly Pillow's.
+        exact = self.kind == "eval" and self.channels != 4
 
-        def pixels():
-            return tf.io.decode_image(encoded, self.channels, expand_animations=False)
+        def png():
+            with tf.control_dependencies([self._checked_size(png_header, encoded)]):
+                return self._cut((decode_png if exact else tf.io.decode_png)(encoded, self.channels), seed)
 
-        def whole():
-            shape = self._allowed(self._header(encoded, start))
-            return _cut(pixels(), self._window(shape, seed))
+        def jpeg():
+            size = self._checked_size(jpeg_header, encoded)
+            with tf.control_dependencies([size]):
+                if exact:
+                    return decode_jpeg(encoded, self.channels)
+                # A truncated JPEG always fails if decoded whole, but only for some crops otherwise.
+                return tf.cond(
+                    tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
+                    lambda: tf.image.decode_and_crop_jpeg(encoded, self._window(size, seed), self.channels),
+                    lambda: self._cut(tf.io.decode_jpeg(encoded, self.channels), seed),
+                )
 
-        def window():
-            window = self._window(self._allowed(tf.image.extract_jpeg_shape(encoded)), seed)
-            return tf.image.decode_and_crop_jpeg(encoded, window, self.channels)
+        def other():
+            return self._cut(self._in_python(self._by_pillow, encoded, "uint8"), seed)
 
-        if self.channels == 4:
-            return whole()
-        if self.kind == "eval":
-            # Slower, but gives the same pixels as exported graphs, and nearly Pillow's.
-            decoders = [(JPEG, decode_jpeg), (PNG, decode_png)]
-            cases = [(start == magic, lambda f=f: f(encoded, self.channels)) for magic, f in decoders]
-            with tf.control_dependencies([self._allowed(self._header(encoded, start))]):
-                return tf.case(cases, default=pixels)
-        # A truncated JPEG (no end marker) always fails if decoded whole, but only for some crops otherwise.
-        complete = tf.reduce_all(tf.strings.substr(encoded, [0, -2], [3, 2]) == [JPEG, b"\xff\xd9"])
-        if not tf.executing_eagerly():
-            # One node, since each node of the branch not taken costs time too.
-            whole = tf.function(whole, autograph=False, experimental_attributes={"_noinline": True})
-        return tf.cond(complete, window, whole)
+        is_jpeg = (tf.strings.substr(encoded, 0, 3) == JPEG) & (self.channels != 4)
+        return tf.case([(is_jpeg, jpeg), (tf.strings.substr(encoded, 0, len(PNG)) == PNG, png)], default=other)
 
-    def _array(self, encoded, seed):
-        def load(data):
-            # numpy_function passes bytes in a graph, and an array of them in eager mode.
-            file = io.BytesIO(data if isinstance(data, bytes) else data.item())
-            try:
-                array = np.load(file, allow_pickle=False)
-            # Of a damaged header, NumPy raises errors of many types.
-            except Exception as error:
-                raise ValueError(f"Cannot read the array: {error}") from None
-            if array.ndim != 3 or array.shape[-1] != self.channels or not array.size:
-                raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
-            return array.astype("float32")
+    def _by_pillow(self, data):
+        return read_image(data, self.channels, self.max_pixels)
 
-        array = tf.ensure_shape(tf.numpy_function(load, [encoded], "float32"), (None, None, self.channels))
-        return _cut(array, self._window(self._allowed(tf.shape(array)), seed))
+    def _load_array(self, data):
+        try:
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+        # Of a damaged header, NumPy raises errors of many types.
+        except Exception as error:
+            raise ValueError(f"Cannot read the array: {error}") from None
+        if array.ndim != 3 or array.shape[-1] != self.channels or not 0 < array.size <= self.max_pixels * self.channels:
+            raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
+        return array.astype("float32")
 
-    def _header(self, encoded, start):
-        """Reads (height, width, channels) from a picture's header; the channels may be wrong."""
-
-        def integers(position, count, dtype, little_endian=True):
-            part = tf.strings.substr(encoded, position, count)
-            width, height = tf.unstack(tf.cast(tf.io.decode_raw(part, dtype, little_endian), "int32")[:2], num=2)
-            return tf.abs(tf.stack([height, width, self.channels]))
-
-        def unknown():
-            message = "Expected a JPEG, PNG, GIF or BMP. Received bytes starting with"
-            with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[message, start])]):
-                return tf.zeros(3, "int32")
-
-        size = tf.case(
-            [
-                (start == JPEG, lambda: tf.image.extract_jpeg_shape(encoded)),
-                (start == PNG, lambda: integers(16, 8, tf.int32, little_endian=False)),
-                (start == b"GIF", lambda: integers(6, 4, tf.uint16)),
-                (tf.strings.substr(encoded, 0, 2) == b"BM", lambda: integers(18, 8, tf.int32)),
-            ],
-            default=unknown,
+    def _in_python(self, function, encoded, dtype):
+        # numpy_function passes bytes in a graph, and an array of them in eager mode.
+        call = tf.numpy_function(
+            lambda data: function(data if isinstance(data, bytes) else data.item()), [encoded], dtype
         )
-        return tf.ensure_shape(size, (3,))
+        return tf.ensure_shape(call, (None, None, self.channels))
 
-    def _allowed(self, shape):
-        """Returns `shape`, (height, width, channels); fails if it has too many pixels."""
-        pixels = tf.reduce_prod(tf.cast(shape[:2], "float32"))
-        message = f"Expected an image of at most max_pixels={self.max_pixels} pixels. Received"
-        allowed = tf.raw_ops.Assert(condition=pixels <= self.max_pixels, data=[message, shape])
-        with tf.control_dependencies([allowed]):
-            return tf.identity(shape)
+    def _checked_size(self, header, encoded):
+        """Returns the (height, width) in an image's header; fails if it exceeds the limits."""
+        size, fits = header(encoded, self.max_pixels)
+        message = f"Expected an image of at most max_pixels={self.max_pixels} pixels, in at most 16 scans. Received"
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=fits, data=[message, size])]):
+            return tf.cast(tf.identity(size), "int32")
 
-    def _window(self, shape, seed):
-        """Returns the window (y, x, height, width) to decode, for an image of shape (height, width, channels)."""
+    def _window(self, size, seed):
+        """Returns the random window (y, x, height, width) of an image of (height, width) `size` for "pretrain"."""
         if self.kind != "pretrain":
-            return tf.concat([[0, 0], shape[:2]], 0)
+            return tf.concat([[0, 0], size], 0)
         start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-            shape,
+            tf.concat([size, [self.channels]], 0),
             tf.zeros((0, 0, 4)),
             seed,
             min_object_covered=0.0,
@@ -212,7 +188,6 @@ class Crop:
         )
         return tf.concat([start[:2], extent[:2]], 0)
 
-
-def _cut(image, window):
-    y, x, height, width = tf.unstack(window)
-    return image[y : y + height, x : x + width]
+    def _cut(self, image, seed):
+        y, x, height, width = tf.unstack(self._window(tf.shape(image)[:2], seed), num=4)
+        return image[y : y + height, x : x + width]

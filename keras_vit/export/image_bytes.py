@@ -1,17 +1,16 @@
-"""TensorFlow ops that decode JPEG and PNG files; headers are checked first, as a 62 KB PNG can decode to a gigabyte."""
+"""TensorFlow ops that decode JPEG and PNG files within the limits of `keras_vit.image_files`."""
 
 import dataclasses
 
 import tensorflow as tf
 
-from keras_vit.evaluation_transform import EvaluationTransform, decode_jpeg, decode_png
+from keras_vit.evaluation_transform import EvaluationTransform
+from keras_vit.image_files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header
 from keras_vit.preprocessing import Preprocessing
 
 # Clients read these strings: do not change them.
 STATUSES = ("ok", "unknown_format", "too_large", "damaged")
 OK, UNKNOWN_FORMAT, TOO_LARGE, DAMAGED = range(4)
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-# Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 16_384
 # Images decoded in parallel, at up to about 12 bytes per pixel each.
 PARALLEL = 4
@@ -48,21 +47,15 @@ class ImageReader:
         def black(status):
             return lambda: (tf.zeros(shape), tf.constant(status))
 
-        def checked(size, decode):
-            size = tf.cast(size, "int64")
-            fits = tf.reduce_all((size > 0) & (size <= MAX_SIDE)) & (tf.reduce_prod(size) <= self.max_pixels)
+        def checked(header, decode):
+            _, fits = header(data, self.max_pixels, MAX_SIDE)
             return tf.cond(fits, lambda: (resize(decode(data, self.channels)), tf.constant(OK)), black(TOO_LARGE))
 
         def jpeg():
-            return checked(tf.image.extract_jpeg_shape(data)[:2], decode_jpeg)
-
-        def png():
-            # Unsigned sizes of 2**31 and more become negative and are rejected too.
-            sides = tf.io.decode_raw(tf.strings.substr(data, len(PNG), 8), "int32", little_endian=False)
-            return checked(tf.ensure_shape(sides, (2,))[::-1], decode_png)
+            return checked(jpeg_header, decode_jpeg)
 
         def other():
-            return tf.cond(_starts(data, PNG), png, black(UNKNOWN_FORMAT))
+            return tf.cond(_starts(data, PNG), lambda: checked(png_header, decode_png), black(UNKNOWN_FORMAT))
 
         image, status = tf.cond(_starts(data, JPEG), jpeg, other)
         return index, tf.ensure_shape(image, shape), status

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit import arguments, evaluation_transform
+from keras_vit import arguments, image_files
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
 from keras_vit.models.preprocessing import normalization_of, scaled
@@ -33,7 +33,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
     >>> image = keras_vit.read_image("cat.jpg", keras_vit.ViTB16())  # doctest: +SKIP
     """
     _, height, width, channels = model.input_shape
-    image = evaluation_transform.read_image(path, channels)
+    image = image_files.read_image(path, channels)
     if height is None or width is None:
         return image.astype("float32")
     return EvaluationTransform((height, width), normalization_of(model).preprocessing).in_numpy(image)

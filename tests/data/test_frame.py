@@ -172,5 +172,5 @@ def test_missing_files_are_named(folder, tmp_path):
 
 def test_no_image_that_decodes(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"text")
-    with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*start"):
+    with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*no image"):
         make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)
