@@ -5,6 +5,7 @@ blocks again. Pixels, sides and scans are limited here, for Pillow and TensorFlo
 """
 
 import io
+import itertools
 import os
 import re
 import zlib
@@ -26,6 +27,8 @@ NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GREY = (0.299, 0.587, 0.114)
 _START, _SCAN, _END = 0xD8, 0xDA, 0xD9
+# Neither restarts (D0 to D7) nor escaped bytes, which are part of a scan's data.
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 
 
 def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
@@ -63,6 +66,7 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
         with open(file, "rb") as opened:
             data = opened.read()
     try:
+        _check_parts(data)
         Image.init()
         with Image.open(io.BytesIO(data), formats=[kind for kind in Image.OPEN if kind not in NOT_READ]) as image:
             _check_work(data, image.size, max_pixels)
@@ -82,6 +86,14 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
         raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
 
 
+def _check_parts(data):
+    """Raises if a JPEG or PNG has so many small segments or chunks that Pillow would take seconds for them."""
+    parts = _markers(data) if data.startswith(JPEG) else _chunks(data) if data.startswith(PNG[:8]) else ()
+    most = MAX_SEGMENTS + len(data) // 1024
+    if any(True for _ in itertools.islice(parts, most, None)):
+        raise ValueError(f"expected at most {most} segments or chunks")
+
+
 def _check_work(data, size, max_pixels):
     """Raises if an image of (width, height) `size` is too large, or a JPEG of too many scans."""
     pixels = size[0] * size[1]
@@ -91,18 +103,28 @@ def _check_work(data, size, max_pixels):
         raise ValueError(f"expected at most {MAX_SCANS * max_pixels // pixels} scans of its size, received {scans}")
 
 
-def num_scans(data):
+def num_scans(jpeg):
     """Returns the number of scans of a JPEG, without those of pictures inside its segments or after its end."""
-    scans, position = 0, 2
-    # Restart markers (D0 to D7) and escaped bytes are part of a scan's data.
-    while found := re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])", re.DOTALL).search(data, position):
+    return sum(marker == _SCAN for marker in _markers(jpeg))
+
+
+def _markers(jpeg):
+    """Yields the markers of a JPEG up to its end, without those of restarts."""
+    position = 2
+    while (found := _MARKER.search(jpeg, position)) and found[1][0] != _END:
         marker, position = found[1][0], found.end()
-        if marker == _END:
-            break
-        scans += marker == _SCAN
         if marker >= 0xC0 and marker != _START:
-            position += max(2, int.from_bytes(data[position : position + 2], "big"))
-    return scans
+            position += max(2, int.from_bytes(jpeg[position : position + 2], "big"))
+        yield marker
+
+
+def _chunks(png):
+    """Yields the name, start and end of each chunk of a PNG."""
+    end = 4
+    while end + 12 < len(png):
+        start = end + 12
+        end = start + int.from_bytes(png[start - 8 : start - 4], "big")
+        yield png[start - 4 : start], start, end
 
 
 def _check_rows(data, image):
@@ -118,14 +140,11 @@ def _check_rows(data, image):
     for left, top, across, down in passes:
         width, height = -(-(image.width - left) // across), -(-(image.height - top) // down)
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
-    unpacker, position = zlib.decompressobj(), 8
-    while missing > 0 and position < len(data):
-        length, kind = int.from_bytes(data[position : position + 4], "big"), data[position + 4 : position + 8]
-        packed = data[position + 8 : position + 8 + length] if kind == b"IDAT" else b""
+    unpacker = zlib.decompressobj()
+    for packed in (data[start:end] for name, start, end in _chunks(data) if name == b"IDAT"):
         while packed and missing > 0:
-            missing -= len(unpacker.decompress(packed, 1 << 20))
+            missing -= len(unpacker.decompress(packed, 1 << 17))
             packed = unpacker.unconsumed_tail
-        position += length + 12
     if missing > 0:
         raise ValueError("it has fewer rows than its header says")
 

@@ -7,23 +7,23 @@ import zlib
 from PIL import Image
 
 
-def _segment(marker, data):
+def segment(marker, data):
     return b"\xff" + bytes([marker]) + struct.pack(">H", len(data) + 2) + data
 
 
-def _chunk(kind, data):
+def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def jpeg_scans(side, scans, between=b""):
     """A progressive gray JPEG of empty scans: some 40 bytes and side * side / 64 blocks of work each."""
-    out = b"\xff\xd8" + _segment(0xDB, b"\0" + bytes([1] * 64))
-    out += _segment(0xC2, struct.pack(">BHHB", 8, side, side, 1) + b"\x01\x11\x00")
+    out = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([1] * 64))
+    out += segment(0xC2, struct.pack(">BHHB", 8, side, side, 1) + b"\x01\x11\x00")
     # Codes of one bit: a DC difference of 0, and an end-of-band run with 14 bits more.
     codes = bytes([1] + [0] * 15)
-    out += _segment(0xC4, b"\x00" + codes + b"\x00") + _segment(0xC4, b"\x10" + codes + b"\xe0")
+    out += segment(0xC4, b"\x00" + codes + b"\x00") + segment(0xC4, b"\x10" + codes + b"\xe0")
     blocks = (-(-side // 8)) ** 2
-    out += _segment(0xDA, b"\x01\x01\x00\x00\x00\x00") + bytes(-(-blocks // 8))
+    out += segment(0xDA, b"\x01\x01\x00\x00\x00\x00") + bytes(-(-blocks // 8))
     bits = ""
     while blocks > 0:
         run = min(blocks, 32767)
@@ -31,18 +31,18 @@ def jpeg_scans(side, scans, between=b""):
         blocks -= max(run, 16384)
     bits += "1" * (-len(bits) % 8)
     data = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\x00")
-    return out + (between + _segment(0xDA, b"\x01\x01\x00\x01\x3f\x00") + data) * scans + b"\xff\xd9"
+    return out + (between + segment(0xDA, b"\x01\x01\x00\x01\x3f\x00") + data) * scans + b"\xff\xd9"
 
 
 def jpeg_sequential(side, scans, start=0xC0, components=3):
     """A baseline (or, with `start` 0xC9, arithmetic) JPEG that repeats scans without data."""
-    out = b"\xff\xd8" + _segment(0xDB, b"\0" + bytes([1] * 64))
+    out = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([1] * 64))
     frame = b"".join(bytes([i + 1, 0x11, 0]) for i in range(components))
-    out += _segment(start, struct.pack(">BHHB", 8, side, side, components) + frame)
+    out += segment(start, struct.pack(">BHHB", 8, side, side, components) + frame)
     codes = bytes([1] + [0] * 15)
     if start == 0xC0:
-        out += _segment(0xC4, b"\x00" + codes + b"\x00") + _segment(0xC4, b"\x10" + codes + b"\x00")
-    one = b"".join(_segment(0xDA, bytes([1, i + 1, 0]) + b"\x00\x3f\x00") + b"\x5a\x3c" for i in range(components))
+        out += segment(0xC4, b"\x00" + codes + b"\x00") + segment(0xC4, b"\x10" + codes + b"\x00")
+    one = b"".join(segment(0xDA, bytes([1, i + 1, 0]) + b"\x00\x3f\x00") + b"\x5a\x3c" for i in range(components))
     return out + one * scans + b"\xff\xd9"
 
 
@@ -50,35 +50,22 @@ def png(width, height, rows=None, depth=8, color=2, interlace=0, before=b"", dat
     """A PNG of zeros with its first `rows` (default: all) and other chunks before its data."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     if data is None:
-        if interlace:
-            size = 0
-            for x, y, dx, dy in (
-                (0, 0, 8, 8),
-                (4, 0, 8, 8),
-                (0, 4, 4, 8),
-                (2, 0, 4, 4),
-                (0, 2, 2, 4),
-                (1, 0, 2, 2),
-                (0, 1, 1, 2),
-            ):
-                w, h = -(-(width - x) // dx), -(-(height - y) // dy)
-                size += h * (1 + w * channels * depth // 8) if w > 0 and h > 0 else 0
-        else:
-            size = (height if rows is None else rows) * (1 + width * channels * depth // 8)
+        # Interlaced, more bytes, as each of seven passes has rows.
+        size = (height if rows is None else rows) * (1 + width * channels * depth // 8) + interlace * 2 * height
         packer, data = zlib.compressobj(9), b""
         while size > 0:
             data += packer.compress(bytes(min(size, 1 << 24)))
             size -= 1 << 24
-        data = _chunk(b"IDAT", data + packer.flush())
-    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlace))
-    return b"\x89PNG\r\n\x1a\n" + head + before + data + _chunk(b"IEND", b"")
+        data = chunk(b"IDAT", data + packer.flush())
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlace))
+    return b"\x89PNG\r\n\x1a\n" + head + before + data + chunk(b"IEND", b"")
 
 
 def png_text(kind, count, size=7_900_000):
     """A small PNG with compressed chunks of `size` bytes each."""
     packed = zlib.compress(bytes(size), 9) if kind != b"zTXt" else zlib.compress(b"a" * size, 9)
     head = {b"zTXt": b"k\0\0", b"iTXt": b"k\0\x01\0\0\0", b"iCCP": b"k\0\0"}[kind]
-    return png(8, 8, before=_chunk(kind, head + packed) * count)
+    return png(8, 8, before=chunk(kind, head + packed) * count)
 
 
 def gif(frames, screen, frame):

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 import keras_vit
-from keras_vit import image_files as image_file
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.image_files import decode_jpeg
 from keras_vit.models.classify import read_image
@@ -164,14 +163,3 @@ def test_every_way_gives_the_same_pixels(tmp_path, name):
         answer = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
         (served,) = (value.numpy() for value in answer.values() if value.dtype == tf.float32)
         np.testing.assert_array_equal(served, flat)
-
-
-def test_an_image_is_read_from_a_path_or_bytes(files):
-    for file in files[:3]:
-        color, gray = image_file.read_image(file), image_file.read_image(file.read_bytes(), channels=1)
-        with Image.open(file) as picture:
-            np.testing.assert_array_equal(color, np.asarray(picture.convert("RGB")))
-            np.testing.assert_array_equal(gray[..., 0], np.asarray(picture.convert("L")))
-        assert color.dtype == gray.dtype == np.uint8 and gray.shape[2] == 1
-    with pytest.raises(ValueError, match="Cannot read '9 bytes': it is no image"):
-        image_file.read_image(b"no image.")

@@ -3,8 +3,10 @@ import io
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from keras_vit.data import Crop
+from tests import hostile_images
 from tests.data.images import HUGE_PNG, jpeg, picture
 
 
@@ -128,6 +130,10 @@ BROKEN = {
     "only its last bytes lost": JPEG[:-40],
     "header only": JPEG[:20],
     "huge": HUGE_PNG,
+    "many scans": hostile_images.jpeg_scans(64, 20),
+    "many texts": hostile_images.png_text(b"zTXt", 9),
+    "png of few rows": hostile_images.png(16, 16, rows=15),
+    "gif frame beyond its screen": hostile_images.gif(1, (8, 8), (400, 400)),
     "array of other channels": _npy(np.zeros((5, 5, 2))),
     "pickle": _npy(np.array([[[{}]]], object)),
     "empty array": _npy(np.zeros((0, 5, 3))),
@@ -138,10 +144,21 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("kind", ["pretrain", "finetune", "eval"])
 def test_broken_images_are_errors(name, kind):
-    crop = Crop((8, 8), kind, arrays=True)
+    crop = Crop((8, 8), kind, arrays=True, max_pixels=64 * 64)
     for seed in range(3):
         with pytest.raises((tf.errors.OpError, ValueError, OSError)):
             crop(BROKEN[name], (seed, 1))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pillow_decodes_other_formats(kind, channels):
+    file, black = io.BytesIO(), Image.new("RGB", (30, 20))
+    Image.new("RGB", (30, 20), "red").save(
+        file, kind, **({"append_images": [black], "save_all": True} if kind == "GIF" else {})
+    )
+    red = {1: [76], 3: [255, 0, 0], 4: [255, 0, 0, 255]}[channels]
+    np.testing.assert_allclose(Crop((4, 4), channels=channels)(file.getvalue(), (0, 1))[1, 1], red, atol=4)
 
 
 def test_the_limit_on_pixels():

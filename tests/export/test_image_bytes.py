@@ -1,3 +1,5 @@
+import io
+
 import keras
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ from PIL import Image
 
 from keras_vit.models.classify import read_image
 from keras_vit.preprocessing import Preprocessing
+from tests import hostile_images
 from tests.export.bodies import bad_images, encoded, pixels
 from tests.tiny import build
 
@@ -14,6 +17,15 @@ from keras_vit.export.image_bytes import STATUSES, ImageReader  # noqa: E402
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the graph is TensorFlow's on every backend", allow_module_level=True)
+
+
+def encoded_with_thumbnails(count):
+    """A progressive JPEG of 64 x 64 pixels that holds as many progressive ones."""
+    picture = Image.fromarray(pixels(3, (64, 64, 3)))
+    file, thumbnail = io.BytesIO(), io.BytesIO()
+    picture.resize((16, 16)).save(thumbnail, "JPEG", progressive=True)
+    picture.save(file, "JPEG", progressive=True, exif=b"Exif\0\0" + thumbnail.getvalue() * count)
+    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +78,26 @@ def test_every_row_has_its_own_status():
 def test_pixels_are_limited_before_they_are_decoded():
     data = encoded(0)
     assert [ImageReader((8, 8), max_pixels=limit)([data])[1].numpy().tolist() for limit in (600, 599)] == [[0], [2]]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (hostile_images.jpeg_scans(64, 14), "ok"),
+        (hostile_images.jpeg_scans(64, 20), "too_large"),
+        (hostile_images.jpeg_scans(64, 20, hostile_images.segment(0xFE, b"\xff\xd9")), "too_large"),
+        (hostile_images.jpeg_sequential(64, 10), "too_large"),
+        (hostile_images.png_text(b"zTXt", 9), "too_large"),
+        (hostile_images.png_text(b"iTXt", 9), "too_large"),
+        (hostile_images.png(64, 64, rows=63), "damaged"),
+        (hostile_images.png(64, 65), "too_large"),
+        # Thumbnails have scans of their own.
+        (encoded_with_thumbnails(3), "ok"),
+    ],
+    ids=str,
+)
+def test_a_small_file_cannot_ask_for_much_work(data, status):
+    assert STATUSES[int(ImageReader((8, 8), max_pixels=64 * 64)([data])[1][0])] == status
 
 
 def test_a_long_thin_image_costs_no_more_than_another():

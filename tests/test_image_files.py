@@ -1,0 +1,110 @@
+import io
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_vit import image_files
+from keras_vit.image_files import num_scans, read_image
+from tests import hostile_images
+from tests.pictures import write_jpegs
+
+tf = pytest.importorskip("tensorflow", reason="it is counted in TensorFlow too")
+
+# Nothing here depends on the backend.
+pytestmark = pytest.mark.tried_on("torch")
+
+
+def encoded(size=(40, 30), kind="JPEG", mode="RGB", **options):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), "uint8")
+    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_an_image_is_read_from_a_path_or_bytes(tmp_path):
+    for file in write_jpegs(tmp_path, 3):
+        color, gray = read_image(file), read_image(file.read_bytes(), channels=1)
+        with Image.open(file) as picture:
+            np.testing.assert_array_equal(color, np.asarray(picture.convert("RGB")))
+            np.testing.assert_array_equal(gray[..., 0], np.asarray(picture.convert("L")))
+        assert color.dtype == gray.dtype == np.uint8 and gray.shape[2] == 1
+    with pytest.raises(ValueError, match="Cannot read '9 bytes': it is no image"):
+        read_image(b"no image.")
+    with pytest.raises(ValueError, match="1, 3 or 4 channels. Received: 2"):
+        read_image(file, channels=2)
+
+
+def test_sixteen_bits_keep_their_upper_byte():
+    file = io.BytesIO()
+    Image.fromarray(np.array([[0, 257, 65535]], "uint16")).save(file, "PNG")
+    for channels in (1, 3):
+        assert read_image(file.getvalue(), channels)[0, :, 0].tolist() == [0, 1, 255]
+
+
+thumbnail = encoded((16, 12), progressive=True)
+# With a thumbnail in it and, as of a camera that films too, bytes of any kind behind it.
+photo = encoded(progressive=True, exif=b"Exif\0\0" + thumbnail) + np.random.default_rng(0).bytes(2_000_000)
+JPEGS = {
+    "baseline": (encoded(), 1),
+    "progressive": (encoded(progressive=True), 10),
+    "with a thumbnail": (photo, 10),
+    "empty scans": (hostile_images.jpeg_scans(64, 40), 41),
+    "an end inside a comment": (hostile_images.jpeg_scans(64, 40, hostile_images.segment(0xFE, b"\xff\xd9")), 41),
+    "sequential": (hostile_images.jpeg_sequential(64, 7), 21),
+    "only a start": (b"\xff\xd8\xff", 0),
+    "cut within a segment": (encoded()[:150], 0),
+}
+
+
+@pytest.mark.parametrize("name", JPEGS)
+def test_scans_are_counted_segment_by_segment(name):
+    data, expected = JPEGS[name]
+    assert num_scans(data) == expected
+    assert int(image_files._scans(tf.constant(data), tf.constant(1000, tf.int64))) == expected
+
+
+def test_many_segments_are_not_visited_one_by_one():
+    data = b"\xff\xd8" + hostile_images.segment(0xFE, b"") * 5000 + encoded()[2:]
+    assert int(image_files._scans(tf.constant(data), tf.constant(7, tf.int64))) == 8
+    with pytest.raises(ValueError, match="at most .* segments"):
+        read_image(data)
+
+
+PART = hostile_images.chunk(b"IDAT", zlib.compress(bytes(406)))
+HOSTILE = {
+    "scans": (hostile_images.jpeg_scans(64, 20), "at most 16 scans .* received 21"),
+    "pixels": (hostile_images.png(65, 64), "at most 4096 pixels"),
+    "side": (hostile_images.png(1, 70_000), "65535 a side"),
+    "chunks": (hostile_images.png(8, 8, before=hostile_images.chunk(b"abCd", b"") * 5000), "at most .* chunks"),
+    "texts": (hostile_images.png_text(b"zTXt", 20), ""),
+    "few rows": (hostile_images.png(16, 16, rows=15), "fewer rows"),
+    "few interlaced rows": (hostile_images.png(16, 16, interlace=1, data=PART), "fewer rows"),
+    "more than Pillow allows": (hostile_images.png(16384, 16384, rows=1), "decompression bomb"),
+    "frame beyond its screen": (hostile_images.gif(1, (8, 8), (400, 400)), ""),
+    "truncated": (encoded()[:-200], "truncated"),
+    "empty": (b"", ""),
+    "PostScript": (encoded(kind="EPS"), ""),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_by_name(tmp_path, name):
+    data, reason = HOSTILE[name]
+    (tmp_path / "x.img").write_bytes(data)
+    most = {"side": 70_000, "more than Pillow allows": 300_000_000}.get(name, 4096)
+    with pytest.raises(ValueError, match=f"Cannot read .*x.img.*{reason}"):
+        read_image(tmp_path / "x.img", max_pixels=most)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_a_black_picture_is_whole(mode):
+    file = io.BytesIO()
+    Image.new(mode, (13, 7)).save(file, "PNG")
+    assert read_image(file.getvalue()).shape == (7, 13, 3)
+
+
+def test_an_interlaced_picture_is_whole():
+    assert not read_image(hostile_images.png(13, 7, interlace=1)).any()
+    assert not read_image(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
