@@ -54,7 +54,9 @@ def _predict(args):
     if args.csv:
         print(f"Wrote {args.csv}: {len(names)} images")
     else:
-        print(prediction_files.as_json(names, predictions) if args.json else table(names, predictions))
+        text = prediction_files.as_json(names, predictions) if args.json else table(names, predictions)
+        # A file's name need not be UTF-8.
+        print(text.encode(errors="backslashreplace").decode())
 
 
 def _read_model(args, path, **options):

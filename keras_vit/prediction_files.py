@@ -68,10 +68,13 @@ def _of_csv(path, column):
 
 
 def write_csv(path, header, names, predictions):
-    """Writes the results of `classify`, one row per image; cells of unreadable images are empty."""
+    """Writes the results of `classify`, one row per image; cells of unreadable images are empty.
+
+    A name that is not UTF-8 has backslashes for its other bytes.
+    """
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow([header, *(column + ending for ending in endings for column in ("label", "probability"))])
         for name, classes in zip(names, predictions, strict=True):

@@ -1,4 +1,6 @@
+import contextlib
 import json
+import os
 import pathlib
 import re
 import sys
@@ -67,6 +69,11 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
     status, out, _ = run(capsys, "predict", tmp_path / "a.png", tmp_path / "a.png", "--weights", file, "--top", 2)
     lines = out.splitlines()
     assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
+    # A name that is not UTF-8.
+    with contextlib.suppress(OSError):
+        (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
+        status, out, _ = run(capsys, "predict", tmp_path / os.fsdecode(b"caf\xe9.png"), "--weights", file)
+        assert status == 0 and "caf\\udce9.png" in out
 
 
 def test_predict_takes_a_run_and_writes_a_row_an_image(capsys, caplog, tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -65,6 +66,11 @@ def test_what_is_not_there_is_named(folder):
         find_images([folder / "empty"])
     with pytest.raises(ValueError, match="Expected a CSV file"):
         find_images([folder / "images"], "image")
+
+
+def test_a_name_that_is_not_utf8_is_written(tmp_path):
+    write_csv(tmp_path / "a.csv", "id", [os.fsdecode(b"caf\xe9"), "y"], PREDICTIONS)
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1].startswith("caf\\udce9,dog")
 
 
 def test_each_image_has_a_row_and_an_object(tmp_path):

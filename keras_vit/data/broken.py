@@ -1,5 +1,6 @@
 """Handles images that cannot be decoded: skips them, fills their places and lists them in a warning."""
 
+import os
 import re
 
 import numpy as np
@@ -26,22 +27,22 @@ class BrokenImages(dict):
             reason = _reason(load, record)
             if reason is None:
                 return record
-            reasons.append(f"{_text(record['name'].numpy())}: {reason}")
+            reasons.append(f"{os.fsdecode(record['name'].numpy())}: {reason}")
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
     def note(self, earlier, earlier_names, indices, names, images, done):
         """Records a batch's broken images, warns of those in ended epochs (index < `done`), and returns the others."""
         for name, image in zip(names, images, strict=True):
-            if _text(name) not in self:
+            if os.fsdecode(name) not in self:
                 reason = _reason(self._load, {"name": name, "image": image})
-                self[_text(name)] = reason or "it failed once, and decodes now"
+                self[os.fsdecode(name)] = reason or "it failed once, and decodes now"
         indices, names = np.concatenate([earlier, indices]), np.concatenate([earlier_names, names])
         over = indices < done
         # Repeated copies of an image count once.
         numbers = indices // self._repeats
         for epoch in np.unique(numbers[over] // self._num_images):
             chosen = over & (numbers // self._num_images == epoch)
-            self._warn(sorted(dict(zip(numbers[chosen], map(_text, names[chosen]), strict=True)).values()))
+            self._warn(sorted(dict(zip(numbers[chosen], map(os.fsdecode, names[chosen]), strict=True)).values()))
         return indices[~over], names[~over]
 
     def _warn(self, names):
@@ -52,10 +53,6 @@ class BrokenImages(dict):
 
     def __repr__(self) -> str:
         return f"<BrokenImages: {self._summary}>"
-
-
-def _text(name):
-    return name.decode(errors="replace")
 
 
 def _reason(load, record):

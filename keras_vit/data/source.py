@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,9 @@ class Source:
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
     """Makes a `Source` of files with labels of the given kind and sample weights."""
-    records = {"name": np.array(files, object), "image": np.array(files, object)}
+    # As bytes, since a file's name need not be UTF-8.
+    paths = np.array([os.fsencode(file) for file in files], object)
+    records = {"name": paths, "image": paths}
     if kind is not None:
         records["label"] = np.array(labels, "int32" if kind == "int" else "float32")
     if weights is not None:

@@ -99,7 +99,8 @@ def _of_images(watch, paths, arrays, top):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
         distances.append(attention_distance(model, inputs))
-        yield f"<h3>{html.escape(os.path.basename(os.fspath(path)))}</h3>"
+        # A file's name need not be UTF-8.
+        yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
         # Only one output of shape (batch, classes) can be shown as a table.

@@ -1,4 +1,5 @@
 import logging
+import os
 import shutil
 
 import keras
@@ -210,6 +211,19 @@ def test_a_folder_without_labels(folder, tmp_path):
     with pytest.raises(ValueError, match="Expected images in .* None found"):
         (tmp_path / "nothing").mkdir()
         from_directory(tmp_path / "nothing", labels="none")
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    names = [os.path.join(tmp_path, os.fsdecode(name)) for name in (b"a/caf\xe9.jpg", b"b/caf\xe9.jpg", b"b/x\xe9.jpg")]
+    for name, content in zip(names, (jpeg(1), jpeg(2), b"broken"), strict=True):
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+        try:
+            with open(name, "wb") as file:
+                file.write(content)
+        except OSError:
+            pytest.skip("the file system takes only UTF-8 names")
+    data = from_directory(tmp_path, image_size=8, training=False)
+    assert data.file_paths == names and len(batches(data)[0][1]) == 2 and list(data.broken) == names[2:]
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "val", "notes")])

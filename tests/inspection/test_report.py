@@ -1,6 +1,8 @@
 import base64
+import contextlib
 import html.parser
 import io
+import os
 import re
 
 import keras
@@ -46,6 +48,9 @@ def images(tmp_path):
     paths = [tmp_path / "a<b>&c.png", tmp_path / "second.png"]
     for path in paths:
         keras.utils.save_img(path, rng.integers(0, 256, (20, 30, 3)), scale=False)
+    # A name that is not UTF-8.
+    with contextlib.suppress(OSError):
+        paths[1] = paths[1].rename(tmp_path / os.fsdecode(b"caf\xe9 second.png"))
     return paths
 
 
