@@ -108,3 +108,15 @@ def test_a_black_picture_is_whole(mode):
 def test_an_interlaced_picture_is_whole():
     assert not read_image(hostile_images.png(13, 7, interlace=1)).any()
     assert not read_image(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
+
+
+def test_each_hostile_file_is_read_or_refused():
+    read = set()
+    for name, data in hostile_images.pictures(64).items():
+        try:
+            read_image(data, max_pixels=64 * 64)
+            read.add(name)
+        except ValueError as error:
+            assert "Cannot read" in str(error)
+    assert {"JPEG, 16 empty scans", "PNG of 16 bits, RGBA, interlaced", "GIF, 50 frames", "TIFF"} < read
+    assert not any("3000" in name or "100" in name or "250,000" in name for name in read)

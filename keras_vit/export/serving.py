@@ -54,8 +54,9 @@ def saved_model(
       as that layer specifies; only for models with 1 or 3 channels.
 
     All return `outputs` in float32; several outputs are named by the keys of a dict or by their layers. `serving_bytes`
-    adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, or
-    a side above 16,384) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
+    adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, a
+    side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)` scans, or a PNG of more than 8
+    compressed texts) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
 
     `postprocess` adds `probabilities`, (batch, classes), and the top `classes` (int32), `scores` and `labels`, each
     (batch, top), most probable first. The labels are also a text file in the SavedModel's `assets`.

@@ -1,0 +1,95 @@
+"""Milliseconds for small image files that ask for much work, at each entrance, beside the largest honest pictures.
+
+The entrances are `serving_bytes` of an exported model, `keras_vit.data`'s pipelines and `read_image`, which `classify`
+and reports use. All are limited to 25 million pixels here, the default of `serving_bytes`. A file that is not answered
+within the time of the slowest honest picture is marked. Results go to results/hostile_images.json.
+
+    python -m benchmarks.hostile_images
+"""
+
+import io
+import json
+import os
+import pathlib
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from keras_vit.data import Crop, read_image
+from keras_vit.export.image_bytes import STATUSES, ImageReader
+from keras_vit.files import replacing
+from keras_vit.text_table import text_table
+from tests import hostile_images
+
+SIDE, MAX_PIXELS = 5000, 25_000_000
+
+
+def honest():
+    """Returns {name: bytes} of pictures with as many pixels as permitted: photograph-like, and noise of 16 bits."""
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (SIDE // 16, SIDE // 16, 3), "uint8")).resize((SIDE, SIDE), 3)
+    grain = rng.integers(-12, 13, (SIDE, SIDE, 1))
+    photo = Image.fromarray(np.clip(np.asarray(coarse) + grain, 0, 255).astype("uint8"))
+    found = {}
+    for name, kind, options in (
+        ("JPEG", "JPEG", {"quality": 92}),
+        ("progressive JPEG", "JPEG", {"quality": 92, "progressive": True}),
+        ("PNG", "PNG", {"compress_level": 1}),
+        ("JPEG 2000", "JPEG2000", {}),
+    ):
+        file = io.BytesIO()
+        photo.save(file, kind, **options)
+        found[f"honest {name}"] = file.getvalue()
+    noise = rng.integers(0, 65536, (SIDE, SIDE, 4), "uint16")
+    found["honest PNG of 16 bits, RGBA"] = tf.io.encode_png(noise, compression=1).numpy()
+    return found
+
+
+def entrances():
+    """Returns {name: function of a file's bytes to how it was answered}."""
+    reader = tf.function(ImageReader((224, 224), max_pixels=MAX_PIXELS), autograph=False)
+    crops = {kind: Crop((224, 224), kind, max_pixels=MAX_PIXELS) for kind in ("eval", "pretrain")}
+    graphs = {kind: tf.function(lambda x, c=c: c(x, (0, 1)), autograph=False) for kind, c in crops.items()}
+    found = {"serving": lambda data: STATUSES[int(reader(tf.constant([data]))[1][0])]}
+    found |= {f"pipeline, {kind}": lambda data, f=f: f(tf.constant(data)) is None for kind, f in graphs.items()}
+    return found | {"read_image": lambda data: read_image(data, max_pixels=MAX_PIXELS) is None}
+
+
+def milliseconds(function, data):
+    """Returns (milliseconds, the best of those within a few seconds, whether the file was decoded)."""
+    times = []
+    while sum(times) < 3 and len(times) < 3:
+        start = time.perf_counter()
+        try:
+            decoded = function(data) in ("ok", False)
+        except (ValueError, tf.errors.OpError):
+            decoded = False
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3, decoded
+
+
+def main():
+    ways, rows = entrances(), []
+    for function in ways.values():
+        for data in hostile_images.pictures(16).values():
+            milliseconds(function, data)
+    for name, data in [*honest().items(), *hostile_images.pictures(SIDE).items()]:
+        times = {way: milliseconds(function, data) for way, function in ways.items()}
+        rows.append({"file": name, "bytes": len(data), **{way: list(found) for way, found in times.items()}})
+    slowest = {way: max(row[way][0] for row in rows if row["file"].startswith("honest")) for way in ways}
+    cells = []
+    for row in rows:
+        marks = {way: " refused" * (not row[way][1]) + " SLOW" * (row[way][0] > slowest[way]) for way in ways}
+        cells.append([row["file"], row["bytes"], *(f"{row[way][0]:,.0f}{marks[way]}" for way in ways)])
+    print(text_table(["file", "bytes", *ways], cells))
+    path = pathlib.Path(__file__).parent / "results" / "hostile_images.json"
+    with replacing(path) as draft:
+        draft.write_text(json.dumps({"max_pixels": MAX_PIXELS, "milliseconds, decoded": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
