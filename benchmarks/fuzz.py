@@ -360,18 +360,22 @@ def run_requests(seed, first, count, deadline):
     with tempfile.TemporaryDirectory() as folder:
         server = Server(folder)
         good = json.dumps(GOOD)
-        for _ in range(20):
-            server.post(good)
+
+        def ask():
+            start = time.monotonic()
+            try:
+                fine = server.post(good, timeout=60) == 200
+            except (OSError, http.client.HTTPException):
+                fine = False
+            time.sleep(0.02)
+            return time.monotonic() - start - 0.02 if fine else float("inf")
 
         def beside():
             while not done.is_set():
-                start = time.monotonic()
-                try:
-                    fine = server.post(good, timeout=60) == 200
-                except (OSError, http.client.HTTPException):
-                    fine = False
-                seconds.append(time.monotonic() - start if fine else float("inf"))
-                time.sleep(0.02)
+                seconds.append(ask())
+
+        # On a busy machine, good requests are slow by themselves.
+        alone = [ask() for _ in range(120)][20:]
 
         thread = threading.Thread(target=beside)
         thread.start()
@@ -402,6 +406,7 @@ def run_requests(seed, first, count, deadline):
         server.process.wait()
     slow = sum(second > 1 for second in seconds)
     result = {**counts, "good": len(seconds), "good_slower_than_1_s": slow, "slowest_good_s": round(max(seconds), 3)}
+    result["slowest_good_alone_s"] = round(max(alone), 3)
     if slow:
         findings.append(
             {"section": "requests", "name": "good", "outcome": "slow", "detail": f"{slow} of {len(seconds)}"}
