@@ -20,6 +20,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -421,15 +422,19 @@ def run_kills(backend, count, deadline):
     )
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", code]
-    seconds = max(1, deadline - time.monotonic())
+    # A session of its own, so that all its processes end with it.
+    options = {"env": environment, "cwd": ROOT, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     try:
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        output, errors = process.communicate(timeout=max(1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         return {}, [finding("kills", backend, "stopped", "out of time")]
-    if done.returncode:
-        reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+    if process.returncode:
+        reason = (errors.strip() or f"exit status {process.returncode}").splitlines()[-1]
         return {}, [finding("kills", backend, "crash", reason)]
-    modes = json.loads(done.stdout.splitlines()[-1])
+    modes = json.loads(output.splitlines()[-1])
     findings = []
     for mode, row in modes.items():
         if row["damaged"] or row["resumed"] < row["kills"] or not row["identical"]:
