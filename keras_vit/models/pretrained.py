@@ -24,6 +24,8 @@ from keras_vit.weights.model import name_of
 _NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
+# Keras checks few values of a config, so a damaged one fails in many ways.
+_DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
 
 
 def from_pretrained(
@@ -128,14 +130,14 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     try:
         _check_size(path)
         return keras.saving.load_model(path, compile=False)
-    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{damaged} ({error}).") from error
     except TypeError as error:
         # Keras raises TypeError for a layer that it does not know.
         raise ValueError(
             f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
             f"{error}"
         ) from error
+    except _DAMAGE as error:
+        raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
 
 
 def _check_size(path):

@@ -419,3 +419,24 @@ def test_a_keras_file_whose_config_asks_for_more_than_it_holds_is_refused(tmp_pa
             large.writestr(name, text.replace(b'"mlp_dim": 20', b'"mlp_dim": 60000') if name == "config.json" else text)
     with pytest.raises(ValueError, match=r"large\.keras.* its config describes 1,5.* numbers"):
         read_model(tmp_path / "large.keras")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"dtype": "float32"', b'"dtype": {"module": "keras", "class_name": "DTypePolicy", "config": {"name": 7}}'),
+        (b'"hidden_dim": 12', b'"hidden_dim": [12]'),
+        (b'"units": 5', b'"units": "5"'),
+        (b'{"module"', b"[" * 5000 + b'{"module"'),
+        (b"{", b"\xff{"),
+    ],
+)
+def test_a_keras_file_with_a_wrong_config_is_named(old, new, tmp_path):
+    build().save(tmp_path / "good.keras")
+    with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
+        for name in good.namelist():
+            data = good.read(name)
+            assert name != "config.json" or old in data
+            bad.writestr(name, data.replace(old, new) if name == "config.json" else data)
+    with pytest.raises(ValueError, match=r"Cannot read .*bad\.keras"):
+        read_model(tmp_path / "bad.keras")
