@@ -48,7 +48,9 @@ class BrokenImages(dict):
     def _warn(self, names):
         count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
         more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
-        self._summary = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
+        text = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
+        # Logs and reports hold UTF-8; file names may not.
+        self._summary = text.encode(errors="backslashreplace").decode()
         logger.warning("%s", self._summary)
 
     def __repr__(self) -> str:

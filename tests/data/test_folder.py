@@ -224,6 +224,7 @@ def test_names_that_are_not_utf8(tmp_path):
             pytest.skip("the file system takes only UTF-8 names")
     data = from_directory(tmp_path, image_size=8, training=False)
     assert data.file_paths == names and len(batches(data)[0][1]) == 2 and list(data.broken) == names[2:]
+    assert "x\\udce9.jpg" in repr(data.broken)
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "val", "notes")])
