@@ -1,7 +1,5 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
-import json
-import math
 import os
 import zipfile
 from collections.abc import Sequence
@@ -128,7 +126,6 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
     try:
-        _check_size(path)
         return keras.saving.load_model(path, compile=False)
     except TypeError as error:
         # Keras raises TypeError for a layer that it does not know.
@@ -138,25 +135,6 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
-
-
-def _check_size(path):
-    """Raises if the model that a .keras file describes has more numbers than the file has bytes."""
-    size = os.path.getsize(path)
-    with zipfile.ZipFile(path) as file:
-        if file.getinfo("config.json").file_size > 2**26:
-            raise zipfile.BadZipFile("config.json is too large")
-        config = {**json.loads(file.read("config.json")), "compile_config": None}
-    try:
-        # Builds the layers without their weights.
-        with keras.StatelessScope(initialize_variables=False):
-            model = keras.saving.deserialize_keras_object(config)
-    except ValueError:
-        # Some layers of users cannot be built so; other errors come again when the model is read.
-        return
-    count = sum(math.prod(variable.shape) for variable in model.variables)
-    if count > size:
-        raise ValueError(f"Cannot read {path!r}: its config describes {count:,} numbers. The file has {size:,} bytes.")
 
 
 def _local_path(path, row):
