@@ -43,7 +43,7 @@ def test_every_crop_has_the_models_size(photo, interpolation, fraction):
 def test_a_model_of_any_size_and_one_of_grey_images(photo):
     assert read_image(photo, build(image_size=(None, None))).shape == (20, 30, 3)
     assert read_image(photo, build(in_channels=1)).shape == (16, 16, 1)
-    with pytest.raises(ValueError, match="1 or 3 channels"):
+    with pytest.raises(ValueError, match="1, 3 or 4 channels"):
         read_image(photo, build(in_channels=5))
 
 
