@@ -193,7 +193,12 @@ class TransformerBlock(CompositeLayer):
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
 
-    def compute_output_spec(self, tokens, *args, return_attention_scores=False, **kwargs):
-        if return_attention_scores or self.token_merging:
-            return self.traced_spec(tokens, *args, return_attention_scores=return_attention_scores, **kwargs)
-        return keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
+    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
+        # By hand, since JAX cannot trace token merging for an unknown number of tokens.
+        shapes = self.compute_output_shape(tokens.shape)
+        shape, *sizes_shape = shapes if self.token_merging else (shapes,)
+        outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
+        outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
+        if return_attention_scores:
+            outputs.append(self.attention.compute_output_spec(tokens, return_attention_scores=True)[1])
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
