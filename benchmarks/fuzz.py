@@ -41,16 +41,6 @@ ROOT = Path(__file__).parents[1]
 MEMORY = 4 * 2**30
 # For one case, and for the start of a process.
 CASE_SECONDS, START_SECONDS = 20, 120
-TINY = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_dim": 12,
-    "num_layers": 2,
-    "num_heads": 3,
-    "mlp_dim": 20,
-    "num_classes": 5,
-    "head_init": "glorot_uniform",
-}
 # Whether the format has a checksum over all its bytes; without one, some damage cannot be noticed.
 CHECKSUM = {
     "npz": True,
@@ -79,18 +69,17 @@ class Checkpoints:
         from keras_vit.models.pretrained import read_model
 
         self.folder, self.read_model, self.load_weights = Path(folder), read_model, keras_vit.load_weights
-        self.build, self.save, self.clone = keras_vit.ViT, keras_vit.save_weights, keras.models.clone_model
+        self.save, self.clone = keras_vit.save_weights, keras.models.clone_model
         self.models, self.paths = {}, {}
 
     def model(self, name):
         """Returns the model whose weights are in the checkpoint."""
+        from tests.tiny import build, randomize
+
         # timm and Hugging Face compute the exact GELU.
         activation = "gelu" if name in ("safetensors", "timm_safetensors", "legacy_pth", "modern_pth") else "gelu_tanh"
         if activation not in self.models:
-            model = self.build("B/16", activation=activation, **TINY)
-            rng = np.random.default_rng(1)
-            model.set_weights([rng.normal(size=w.shape).astype("float32") for w in model.get_weights()])
-            self.models[activation] = model
+            self.models[activation] = randomize(build(activation=activation), 1)
         return self.models[activation]
 
     def path(self, name):
@@ -252,8 +241,9 @@ class Pictures:
 
     def __init__(self, folder, name):
         import keras_vit
+        from tests.tiny import build
 
-        self.read, self.path, self.model = keras_vit.read_image, Path(folder, "picture"), keras_vit.ViT("B/16", **TINY)
+        self.read, self.path, self.model = keras_vit.read_image, Path(folder, "picture"), build()
 
     def run(self, rng):
         self.path.write_bytes(picture(rng))
@@ -323,9 +313,9 @@ class Server:
 
     def __init__(self, folder):
         import keras_vit
+        from tests.tiny import build
 
-        model = keras_vit.ViT("B/16", **TINY)
-        keras_vit.export.saved_model(model, Path(folder, "vit", "1"), postprocess="classify", overwrite=True)
+        keras_vit.export.saved_model(build(), Path(folder, "vit", "1"), postprocess="classify", overwrite=True)
         self.process = subprocess.Popen(
             [sys.executable, ROOT / "examples" / "serve" / "server.py", Path(folder, "vit"), "--port", "0"],
             stdout=subprocess.PIPE,
