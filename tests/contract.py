@@ -208,3 +208,11 @@ def _check_gradients(model, inputs, no_gradient):
         assert np.isfinite(new).all(), weight.path
         if not weight.path.endswith(tuple(no_gradient)):
             assert not np.array_equal(new, old), f"No gradient reaches {weight.path}"
+
+
+def check_nan(model):
+    """Checks that an image with NaN gets NaN in each logit, and the other images of its batch none."""
+    randomize(model, np.random.default_rng(0))
+    x = np.random.default_rng(1).normal(size=(3, *model.input_shape[1:])).astype("float32")
+    x[1, 0, 0, 0] = x[2] = np.nan
+    assert np.isnan(model.predict(x, verbose=0)).all(axis=1).tolist() == [False, True, True]
