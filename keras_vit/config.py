@@ -11,7 +11,7 @@ from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "map", None)
-# More blocks or units of a stage, stages and width than any model has: a file that states them is damaged.
+# Limits far above any model: blocks (or units of a stage), stages and width factor. A file beyond them is damaged.
 MOST_LAYERS, MOST_STAGES, MOST_WIDE = 1024, 8, 64
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.data.source import tf
 from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header, read_image
+from keras_vit.image_files import JPEG, MAX_SCANS, PNG, decode_jpeg, decode_png, jpeg_header, png_header, read_image
 from keras_vit.preprocessing import Preprocessing
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
@@ -152,7 +152,7 @@ class Crop:
     def _load_array(self, data):
         try:
             array = np.load(io.BytesIO(data), allow_pickle=False)
-        # Of a damaged header, NumPy raises errors of many types.
+        # NumPy raises errors of many types for a damaged header.
         except Exception as error:
             raise ValueError(f"Cannot read the array: {error}") from None
         if array.ndim != 3 or array.shape[-1] != self.channels or not 0 < array.size <= self.max_pixels * self.channels:
@@ -169,7 +169,8 @@ class Crop:
     def _checked_size(self, header, encoded):
         """Returns the (height, width) in an image's header; fails if it exceeds the limits."""
         size, fits = header(encoded, self.max_pixels)
-        message = f"Expected an image of at most max_pixels={self.max_pixels} pixels, in at most 16 scans. Received"
+        limits = f"max_pixels={self.max_pixels} pixels, in at most {MAX_SCANS} scans"
+        message = f"Expected an image of at most {limits}. Received"
         with tf.control_dependencies([tf.raw_ops.Assert(condition=fits, data=[message, size])]):
             return tf.cast(tf.identity(size), "int32")
 

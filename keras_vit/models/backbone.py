@@ -112,7 +112,7 @@ def _blocks(model):
 
 
 def vit_blocks(model):
-    """The transformer blocks of a ViT, in order, or of a part of it; raises if the model itself is none."""
+    """The transformer blocks of a ViT, or of a part of it, in order; raises if `model` is not a ViT."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or config_of(model).family != "vit":
         raise ValueError(

@@ -63,7 +63,7 @@ def classify(
     activation, classes = activation_of(model), classes_of(model)
     top = checked_top(top, classes)
     if missing := [os.fspath(path) for path in paths if not os.path.isfile(path)]:
-        received = f"{len(missing)} paths of no file, the first {', '.join(missing[:10])}"
+        received = f"{len(missing)} paths without a file, the first {', '.join(missing[:10])}"
         raise FileNotFoundError(f"Expected image files. Received: {received}")
     named, errors, full = [[] for _ in paths], [], {}
     progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))

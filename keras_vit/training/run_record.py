@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit.models.inputs import num_batches, to_numpy
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data")
-# Where a class is defined differs between backends and versions; a checkpoint has the generators that seeds begin.
+# Modules differ between backends and versions; the state of random generators is in the checkpoint.
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
@@ -56,7 +56,7 @@ def data_of(x, y=None, sample_weight=None, batch_size=None, steps=None):
 
 
 def goes_on(x=None, batch_size=None, steps_per_epoch=None, **others):
-    """Whether an epoch of `model.fit` with these arguments begins where the one before it ended in the data."""
+    """Returns whether each epoch of `model.fit` with these arguments goes on in the data where the last one ended."""
     if steps_per_epoch is None:
         return False
     first = keras.tree.flatten(x)[0]

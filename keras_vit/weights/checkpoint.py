@@ -15,7 +15,7 @@ from keras_vit.weights.read.folders import ShardedFile
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
-# An array without numbers can claim any number of them.
+# An array of size 0 can claim to stack any number of blocks.
 _MOST_BLOCKS = 1000
 
 

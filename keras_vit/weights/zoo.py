@@ -113,7 +113,7 @@ def _check(row, path):
 
 
 def most_bytes(row):
-    """Returns a length that no file of a Row's sizes reaches: twice that of its weights in float32."""
+    """Returns an upper limit on the bytes of a Row's file: about twice its weights in float32."""
     parameters = width = 0
     if size := re.search(r"(?:ViT|DeiT)([A-Za-z]+)\d", row.architecture):
         width, num_layers, mlp_dim, _ = variants.SIZES[size[1]]
