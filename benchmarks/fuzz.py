@@ -55,7 +55,7 @@ CHECKSUM = {
 }
 CONFIGS = ("config.json", "preprocessor_config.json", "keras", "safetensors_header")
 # As many cases of each name as the whole run has.
-CASES = {"files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 10}
+CASES = {"files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 5}
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -412,7 +412,7 @@ def run_kills(backend, count, deadline):
     )
     # Python looks for modules in ROOT, where it starts, and not in this file's folder.
     environment = {**os.environ, "KERAS_BACKEND": backend}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, json.dumps([backend, count])]
     # A session of its own, so that all its processes end with it.
     options = {"env": environment, "cwd": ROOT, "text": True, "start_new_session": True}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
