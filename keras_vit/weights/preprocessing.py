@@ -23,6 +23,15 @@ def preprocessing_of(checkpoint, record, in_channels, **given):
 
 def of_checkpoint(checkpoint):
     """Returns (constants, whether the checkpoint itself determines them)."""
+    found, is_stated = _of_checkpoint(checkpoint)
+    try:
+        Preprocessing(**found)
+    except ValueError as error:
+        raise ValueError(f"Cannot load {checkpoint.path!r}: its preprocessing is invalid. {error}") from None
+    return found, is_stated
+
+
+def _of_checkpoint(checkpoint):
     source, weights = checkpoint.source, checkpoint.weights
     own, container = checkpoint.own.get("preprocessing"), checkpoint.file.container
     if own is not None:
