@@ -25,7 +25,7 @@ from keras_vit.files import replacing
 SIZES = {"image_size": 32, "num_classes": 10, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 256}
 MODELS = {"vit": {"patch_size": 8}, "hybrid": {"patch_size": 1, "stages": (1, 1), "width_factor": 0.5}}
 POLICIES = ("mixed_bfloat16", "mixed_float16")
-STEPS, BATCH, RATE = 200, 32, 3e-3
+STEPS, BATCH, RATE = 200, 8, 3e-3
 
 
 def load():

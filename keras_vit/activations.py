@@ -1,4 +1,4 @@
-"""Activations by name: those of Keras, plus "gelu_tanh", which Keras has only as a function."""
+"""Activations by name: those of Keras, plus "gelu_tanh" and "quick_gelu"."""
 
 import keras
 from keras import ops
@@ -10,9 +10,19 @@ def gelu_tanh(x):
     return ops.gelu(x, approximate=True)
 
 
+@keras.saving.register_keras_serializable(package="keras_vit")
+def quick_gelu(x):
+    """The approximation `x * sigmoid(1.702 * x)` of GELU, as in OpenAI's CLIP."""
+    return x * ops.sigmoid(1.702 * x)
+
+
+_OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
+
+
 def get(identifier):
     """Returns the activation for a name, config or callable."""
-    return gelu_tanh if identifier == "gelu_tanh" else keras.activations.get(identifier)
+    own = _OWN.get(identifier) if isinstance(identifier, str) else None
+    return keras.activations.get(identifier) if own is None else own
 
 
 def name_of(activation):

@@ -10,7 +10,8 @@ from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_o
 from keras_vit.variants import decode_resnet, decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
-POOLINGS = ("token", "gap", "map", None)
+POOLINGS = ("token", "gap", "token_gap", "map", None)
+ROTARY_EMBEDDINGS = ("dinov3", "eva02", "axial")
 # Limits far above any model: blocks (or units of a stage), stages and width factor. A file beyond them is damaged.
 MOST_LAYERS, MOST_STAGES, MOST_WIDE = 1024, 8, 64
 
@@ -78,10 +79,20 @@ class ViTConfig(ModelConfig):
     distillation_head: bool = checked(arguments.boolean, default=True)
     return_both_heads: bool = checked(arguments.boolean, default=False)
     num_registers: int = checked(arguments.non_negative_int, arguments.LARGEST, default=0)
+    rotary_embedding: str | None = checked(arguments.one_of, ROTARY_EMBEDDINGS, optional=True, default=None)
+    rotary_grid: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
+    patch_bias: bool = checked(arguments.boolean, default=True)
+    norm_before_blocks: bool = checked(arguments.boolean, default=False)
     norm_after_pooling: bool = checked(arguments.boolean, default=False)
+    projection_dim: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
     representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
     layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
     qk_norm: bool = checked(arguments.boolean, default=False)
+    qkv_bias: bool = checked(arguments.boolean, default=True)
+    key_bias: bool = checked(arguments.boolean, default=True)
+    attention_norm: bool = checked(arguments.boolean, default=False)
+    gated_mlp: bool = checked(arguments.boolean, default=False)
+    mlp_norm: bool = checked(arguments.boolean, default=False)
     activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
     layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
 
@@ -94,7 +105,9 @@ class ViTConfig(ModelConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.class_token is None:
-            self._set("class_token", self.pooling in ("token", None))
+            self._set("class_token", self.pooling in ("token", "token_gap", None))
+        if not self.qkv_bias:
+            self._set("key_bias", False)
         if not self.distillation_token:
             self._set("distillation_head", True)
         self._check_head_dim()
@@ -121,12 +134,29 @@ class ViTConfig(ModelConfig):
         # None if it follows from the other fields, so that copies with other values derive it again.
         self._set("head_dim", width if remainder else None)
 
+        self._check_rotary()
+
+    def _check_rotary(self):
+        width = self.head_dim or self.hidden_dim // self.num_heads
+        holds = self.rotary_embedding is None or width % 4 == 0
+        expected = "heads of a multiple of 4 channels with `rotary_embedding`"
+        self._require(holds, expected, "rotary_embedding", "hidden_dim", "num_heads")
+        expected = '`rotary_grid` only with rotary_embedding="eva02" or "axial"'
+        scales = self.rotary_grid is None or self.rotary_embedding in ("eva02", "axial")
+        self._require(scales, expected, "rotary_grid", "rotary_embedding")
+
     def _check_tokens(self):
-        has_token = self.pooling != "token" or self.class_token
-        self._require(has_token, 'a class token with pooling="token"', "class_token")
-        plain = self.pooling == "token" and self.representation_size is None and not self.norm_after_pooling
-        expected = 'pooling="token", no representation_size and norm_after_pooling=False with distillation_token=True'
-        names = ("pooling", "representation_size", "norm_after_pooling")
+        has_token = self.pooling not in ("token", "token_gap") or self.class_token
+        self._require(has_token, f"a class token with pooling={self.pooling!r}", "class_token")
+        pooled = self.pooling is not None or self.projection_dim is None
+        self._require(pooled, "no projection_dim with pooling=None", "projection_dim")
+        without = self.representation_size is None and self.projection_dim is None and not self.norm_after_pooling
+        plain = self.pooling == "token" and without
+        expected = (
+            'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False with '
+            "distillation_token=True"
+        )
+        names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
         self._require(plain or not self.distillation_token, expected, *names)
         has_both = self.has_distillation_head and self.num_classes
         expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
@@ -157,6 +187,16 @@ class ViTConfig(ModelConfig):
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
         return arguments.grid_size(image_size, self.patch_size, self.stride)
+
+    @property
+    def rotary_layout(self):
+        """The layout of the rotated channels, as in `MultiHeadSelfAttention`; None without rotary positions."""
+        return None if self.rotary_embedding is None else "halves" if self.rotary_embedding == "dinov3" else "pairs"
+
+    @property
+    def has_positions_in_blocks(self):
+        """Whether each block needs all patches in order, for relative or rotary positions."""
+        return self.position_embedding == "relative" or self.rotary_embedding is not None
 
     @property
     def has_distillation_head(self):

@@ -285,8 +285,12 @@ def _products(count):
 def _mlp(layer, x, output):
     tokens, width = math.prod(x[:-1]), x[-1]
     hidden = tokens * layer.mlp_dim
-    # The first layer keeps its outputs before and after the activation.
-    return [Part("dense_1", hidden * width, 2 * hidden), Part("dense_2", hidden * width, tokens * width)]
+    # The first layer keeps its outputs before and after the activation; a gated one is twice as wide.
+    wide = 2 * hidden if layer.gated else hidden
+    parts = [Part("dense_1", wide * width, wide + (2 if layer.gated else 1) * hidden)]
+    if layer.inner_norm:
+        parts.append(Part("norm", 0, hidden))
+    return [*parts, Part("dense_2", hidden * width, tokens * width)]
 
 
 def _attention(layer, x, output):
@@ -299,12 +303,12 @@ def _attention(layer, x, output):
         parts.append(Part("query_norm, key_norm", 0, 2 * tokens * width))
     if layer.max_relative_distance is not None:
         parts.append(Part("relative positions", product, scores))
-    return [
-        *parts,
-        Part("query x key", product, scores),
-        Part("weights x value", product, queries * width),
-        Part("out", queries * width * hidden_dim, queries * hidden_dim),
-    ]
+    if layer.rotary_layout is not None:
+        parts.append(Part("rotated query, key", 0, 2 * tokens * width))
+    parts += [Part("query x key", product, scores), Part("weights x value", product, queries * width)]
+    if layer.output_norm:
+        parts.append(Part("norm", 0, queries * width))
+    return [*parts, Part("out", queries * width * hidden_dim, queries * hidden_dim)]
 
 
 def _attention_pooling(layer, x, output):

@@ -14,6 +14,11 @@ def test_gelu_tanh_is_the_tanh_approximation():
     np.testing.assert_allclose(ops.convert_to_numpy(activations.gelu_tanh(X)), expected, atol=1e-6)
 
 
+def test_quick_gelu():
+    expected = X / (1 + np.exp(-1.702 * X))
+    np.testing.assert_allclose(ops.convert_to_numpy(activations.get("quick_gelu")(X)), expected, atol=1e-6)
+
+
 def test_gelu_is_exact():
     expected = X * 0.5 * (1 + scipy.special.erf(X / np.sqrt(2)))
     actual = ops.convert_to_numpy(activations.get("gelu")(X))
@@ -22,7 +27,7 @@ def test_gelu_is_exact():
     assert np.abs(actual - ops.convert_to_numpy(activations.gelu_tanh(X))).max() > 1e-4
 
 
-@pytest.mark.parametrize("identifier", ["gelu_tanh", "gelu", "relu", "linear", keras.activations.silu])
+@pytest.mark.parametrize("identifier", ["gelu_tanh", "quick_gelu", "gelu", "relu", "linear", keras.activations.silu])
 def test_round_trip(identifier):
     activation = activations.get(identifier)
     assert activations.get(activations.serialize(activation)) is activation

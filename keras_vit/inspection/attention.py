@@ -48,9 +48,9 @@ def attention_maps(
         raise arguments.invalid("blocks", f"None, or integers below {depth}, the model's depth", blocks)
     maps = {i % depth: [] for i in chosen}
 
-    def keep(i, block, tokens):
+    def keep(i, block, tokens, **inputs):
         if i in maps:
-            maps[i].append(scores_of(block, tokens))
+            maps[i].append(scores_of(block, tokens, **inputs))
 
     for batch in batches(images, batch_size):
         watch.run(batch, keep)
@@ -76,9 +76,9 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     # Per block, each (num_heads,).
     sums, counts = {}, {}
 
-    def add(i, block, tokens):
+    def add(i, block, tokens, **inputs):
         n = watch.layout.num_prefix_tokens
-        scores = scores_of(block, tokens)[:, :, n:, n:]
+        scores = scores_of(block, tokens, **inputs)[:, :, n:, n:]
         weights = scores.sum(axis=-1)
         looks = weights > 0
         per_query = np.einsum("bhqk,qk->bhq", scores, _patch_distances(watch.layout)) / np.where(looks, weights, 1)
@@ -133,9 +133,9 @@ def attention_rollout(
     watch, fuse = Watch(model, readout), FUSIONS[head_fusion]
     rollout = None
 
-    def step(i, block, tokens):
+    def step(i, block, tokens, **inputs):
         nonlocal rollout
-        attention = discard_smallest(fuse(scores_of(block, tokens), axis=1), discard_ratio)
+        attention = discard_smallest(fuse(scores_of(block, tokens, **inputs), axis=1), discard_ratio)
         attention += np.eye(attention.shape[-1], dtype="float32")
         attention /= attention.sum(axis=-1, keepdims=True)
         rollout = attention @ rollout if i else attention

@@ -19,8 +19,8 @@ def gradient_rollout(
     `attention_rollout`. Needs the memory of a training step on `batch_size` images.
 
     Args:
-        model: As in `attention_maps`, with one output, (batch, classes), and no quantized attention; else raises
-            ValueError.
+        model: As in `attention_maps`, with one output, (batch, classes), no quantized attention and no
+            `attention_norm`; else raises ValueError.
         images, batch_size, readout: As in `attention_rollout`.
         classes: Int or ints, (batch,), the class to explain. None takes the top-1 class of each image.
 
@@ -39,6 +39,8 @@ def gradient_rollout(
             "Expected a model without quantized attention, which has no gradient. "
             f"Received: model {model.name!r}, quantized to {mode!r}"
         )
+    if watch.config.attention_norm:
+        raise ValueError(f"Expected a model without attention_norm. Received: model {model.name!r}")
     number = len(keras.tree.flatten(images)[0])
     if classes is not None:
         classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
@@ -61,8 +63,8 @@ def quantization_of_attention(watch):
 def _of_batch(watch, inputs, classes):
     seen = []
 
-    def keep(i, block, tokens):
-        seen.append((block, ops.stop_gradient(tokens)))
+    def keep(i, block, tokens, **inputs):
+        seen.append((block, ops.stop_gradient(tokens), inputs))
 
     weights = _weights_of_class(watch.run(inputs, keep), classes)
     batch, length, _ = seen[0][1].shape
@@ -71,17 +73,17 @@ def _of_batch(watch, inputs, classes):
     def output_of_class(*changes):
         """Returns the class output with `changes` added to the output of each attention layer."""
 
-        def add_change(i, block, tokens):
-            attended = block.attention(block.norm_1(tokens)) + changes[i]
+        def add_change(i, block, tokens, **inputs):
+            attended = block.attention(block.norm_1(tokens), **inputs) + changes[i]
             return block.add_mlp(block.add_attention(tokens, attended))
 
         (logits,) = watch.run(inputs, add_change)
         return ops.sum(ops.cast(logits, "float32") * weights)
 
-    found = gradients(output_of_class, *(ops.zeros_like(tokens) for _, tokens in seen))
-    for (block, tokens), gradient in zip(reversed(seen), reversed(found), strict=True):
+    found = gradients(output_of_class, *(ops.zeros_like(tokens) for _, tokens, _ in seen))
+    for (block, tokens, inputs), gradient in zip(reversed(seen), reversed(found), strict=True):
         of_scores = _of_scores(block.attention, block.norm_1(tokens), gradient)
-        weighted = np.maximum(scores_of(block, tokens) * of_scores, 0).mean(axis=1)
+        weighted = np.maximum(scores_of(block, tokens, **inputs) * of_scores, 0).mean(axis=1)
         row = row + np.einsum("bq,bqk->bk", row, weighted)
     return watch.to_grid(row - start)
 

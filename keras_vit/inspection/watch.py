@@ -78,7 +78,10 @@ class Watch:
         self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
 
     def run(self, inputs, on_block: Callable | None = None) -> list:
-        """Returns a list of outputs; `on_block(index, block, tokens)` may return a replacement of a block's output."""
+        """Returns a list of outputs; `on_block(index, block, tokens, **inputs)` may return another output of a block.
+
+        `inputs` is {"rotary": ...} in models with rotary positions, else {}.
+        """
         self.layout = self.images = self.pooled = None
         self.pooling = self.config.pooling
         ran = []
@@ -92,9 +95,9 @@ class Watch:
                         "model.get_layer(...)."
                     )
                 ran.append(layer)
-                y = None if on_block is None else on_block(len(ran) - 1, layer, args[0])
+                y = None if on_block is None else on_block(len(ran) - 1, layer, args[0], **kwargs)
                 # Otherwise PyTorch keeps the activations of all blocks.
-                return ops.stop_gradient(layer(args[0], training=False)) if y is None else y
+                return ops.stop_gradient(layer(args[0], training=False, **kwargs)) if y is None else y
             if isinstance(layer, ImageNormalization):
                 self.images = layer, args[0]
             elif isinstance(layer, PatchEmbedding):
@@ -129,7 +132,7 @@ class Watch:
                 "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
                 f"Received: 'token' for {_named(self.model)}"
             )
-        if readout == "token" or (readout is None and self.config.class_token):
+        if readout in ("token", "token_gap") or (readout is None and self.config.class_token):
             return rows[:, 0]
         rows = rows[:, num_prefix:]
         if readout != "map" or not self.pooled:
@@ -154,9 +157,9 @@ def _unfolded(layer, args, kwargs, call):
     return replay(layer, cast, call)
 
 
-def scores_of(block, tokens) -> np.ndarray:
+def scores_of(block, tokens, **inputs) -> np.ndarray:
     """Returns a block's attention weights, (batch, num_heads, num_tokens, num_tokens), as NumPy float32."""
-    scores = to_numpy(block.attention(block.norm_1(tokens), return_attention_scores=True)[1])
+    scores = to_numpy(block.attention(block.norm_1(tokens), return_attention_scores=True, **inputs)[1])
     if block.compute_dtype != "float32":
         # Rows rounded to the compute dtype do not sum to 1.
         scores /= scores.sum(axis=-1, keepdims=True)

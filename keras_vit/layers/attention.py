@@ -4,10 +4,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import initializers
+from keras_vit.layers import cpu, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import attend, has_fused_kernel
+from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -25,12 +26,18 @@ class MultiHeadSelfAttention(CompositeLayer):
         layer_norm_epsilon: Float, the epsilon of these norms.
         max_relative_distance: Int or None. An int adds relative position embeddings: one vector per 1-D offset, clipped
             to this distance, whose product with the query is added to the scores.
+        use_bias: Bool, whether queries, keys and values have a bias.
+        key_bias: Bool; False leaves the bias of the keys at zero.
+        output_norm: Bool, whether to layer-normalize the concatenated heads before the output projection.
+        rotary_layout: "halves" or "pairs", the channels that `rotary` rotates together; None for no rotation.
         seed: Int or None, the random seed of the dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: (batch, num_tokens) or None: the number of patches merged into each token; log(sizes) is added to the
             scores (ToMe).
+        rotary: The output of `RotaryEmbedding`, by which queries and keys of the patches are rotated. Required with
+            `rotary_layout`. The tokens before the patches are not rotated.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
         num_queries: Int; only this many leading tokens are queries, which attend to all tokens; None for all.
@@ -40,7 +47,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         (batch, num_tokens, head_dim), if requested.
 
     Raises:
-        ValueError: If there are more heads than channels and no `head_dim`.
+        ValueError: If there are more heads than channels and no `head_dim`, or only one of `rotary_layout` and
+            `rotary` is given.
 
     Example:
 
@@ -60,6 +68,10 @@ class MultiHeadSelfAttention(CompositeLayer):
         qk_norm=False,
         layer_norm_epsilon=1e-6,
         max_relative_distance=None,
+        use_bias=True,
+        key_bias=True,
+        output_norm=False,
+        rotary_layout=None,
         seed=None,
         **kwargs,
     ):
@@ -72,21 +84,28 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.max_relative_distance = arguments.optional(
             arguments.positive_int, "max_relative_distance", max_relative_distance
         )
+        self.use_bias, self.key_bias, self.output_norm = bool(use_bias), bool(key_bias), bool(output_norm)
+        self.rotary_layout = arguments.one_of("rotary_layout", rotary_layout, (None, *LAYOUTS))
         self.seed = seed
         self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
-    def build(self, tokens_shape, sizes_shape=None):
+    def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         hidden_dim = tokens_shape[-1]
         self.key_dim = self.head_dim or head_width(hidden_dim, self.num_heads)
         width = self.num_heads * self.key_dim
         qkv_init = initializers.xavier_uniform(hidden_dim, width)
-        self.qkv = Dense(3 * width, kernel_initializer=qkv_init, name="qkv", **self.inherited)
+        kind = Dense if self.key_bias or not self.use_bias else _KeysWithoutBias
+        options = {"use_bias": self.use_bias, **self.inherited}
+        self.qkv = kind(3 * width, kernel_initializer=qkv_init, name="qkv", **options)
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
+        options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
+        if self.output_norm:
+            self.norm = keras.layers.LayerNormalization(name="norm", **options)
+            self.norm.build((*tokens_shape[:-1], width))
         if self.qk_norm:
-            options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
             self.query_norm = keras.layers.LayerNormalization(name="query_norm", **options)
             self.key_norm = keras.layers.LayerNormalization(name="key_norm", **options)
             self.query_norm.build((None, self.num_heads, None, self.key_dim))
@@ -103,9 +122,24 @@ class MultiHeadSelfAttention(CompositeLayer):
         return self.qkv, self.out
 
     def call(
-        self, tokens, sizes=None, training=None, return_attention_scores=False, return_keys=False, num_queries=None
+        self,
+        tokens,
+        sizes=None,
+        training=None,
+        return_attention_scores=False,
+        return_keys=False,
+        num_queries=None,
+        rotary=None,
     ):
+        if (rotary is None) != (self.rotary_layout is None):
+            given = None if rotary is None else rotary.shape
+            raise ValueError(
+                "Expected `rotary` with `rotary_layout`, and only with it. "
+                f"Received: rotary_layout={self.rotary_layout!r}, rotary of shape {given}"
+            )
         query, key, value = self.project(tokens)
+        if rotary is not None:
+            query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
         if num_queries is not None:
             query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
         bias = None
@@ -120,7 +154,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         else:
             x, scores = self._attend(query, key, value, bias, training)
         x = ops.transpose(x, (0, 2, 1, 3))
-        x = self.out(ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim)))
+        x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
+        x = self.out(self.norm(x) if self.output_norm else x)
         outputs = [x]
         if return_attention_scores:
             outputs.append(scores)
@@ -158,6 +193,15 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def compute_output_spec(self, *args, **kwargs):
         return self.traced_spec(*args, **kwargs)
+
+
+class _KeysWithoutBias(Dense):
+    """The projection of queries, keys and values, whose bias for the keys stays zero."""
+
+    def call(self, inputs, training=None):
+        query, _, value = ops.split(ops.convert_to_tensor(self.bias), 3)
+        bias = ops.concatenate([query, ops.zeros_like(query), value])
+        return cpu.dense(inputs, self.kernel, bias, self.activation, training)
 
 
 def head_width(hidden_dim, num_heads):

@@ -1,4 +1,5 @@
 import keras
+from keras import ops
 
 from keras_vit import activations, arguments
 from keras_vit.layers import initializers
@@ -10,11 +11,17 @@ from keras_vit.layers.dense import Dense
 class MLP(CompositeLayer):
     """The MLP of a transformer block: a wide dense layer, an activation and a dense layer back to the input's width.
 
+    With `gated`, the wide layer is twice as wide, and the activation of its first half multiplies its second half:
+    SwiGLU with activation="silu".
+
     Args:
         mlp_dim: Int, the hidden width.
         activation: "gelu_tanh" (tanh approximation, as in the official Flax code), "gelu" (exact, as in timm, DeiT and
             Hugging Face) or any Keras activation.
         dropout_rate: Float in [0, 1), the dropout after each dense layer.
+        gated: Bool, whether the hidden layer is gated.
+        inner_norm: Bool, whether to layer-normalize the hidden layer.
+        layer_norm_epsilon: Float, the epsilon of that norm.
         seed: Int or None, the random seed of the dropout.
 
     Input and output shape: (batch, num_tokens, hidden_dim).
@@ -24,24 +31,44 @@ class MLP(CompositeLayer):
     >>> keras_vit.layers.MLP(3072)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3. Initialized as in the official Flax
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3; gated: [arXiv
+    2002.05202](https://arxiv.org/abs/2002.05202), section 2; inner norm: [arXiv
+    2303.11331](https://arxiv.org/abs/2303.11331), section 2. Initialized as in the official Flax
     code: Xavier uniform kernels, biases normal with standard deviation 1e-6.
     """
 
-    def __init__(self, mlp_dim, activation="gelu_tanh", dropout_rate=0.0, seed=None, **kwargs):
+    def __init__(
+        self,
+        mlp_dim,
+        activation="gelu_tanh",
+        dropout_rate=0.0,
+        seed=None,
+        gated=False,
+        inner_norm=False,
+        layer_norm_epsilon=1e-6,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
         self.activation = activations.get(activation)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.seed = seed
+        self.gated, self.inner_norm = bool(gated), bool(inner_norm)
+        self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout_1, self.dropout_2 = (
             keras.layers.Dropout(self.dropout_rate, seed=s, dtype=self.dtype_policy, name=f"dropout_{i}")
             for i, s in enumerate(arguments.seeds(seed, 2), start=1)
         )
 
     def build(self, tokens_shape):
-        # At inference TensorFlow fuses the activation with matmul and bias.
-        self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
+        if self.gated:
+            self.dense_1 = self._dense(2 * self.mlp_dim, "dense_1")
+        else:
+            # At inference TensorFlow fuses the activation with matmul and bias.
+            self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
+        if self.inner_norm:
+            self.norm = keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name="norm", **self.inherited)
+            self.norm.build((*tokens_shape[:-1], self.mlp_dim))
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
         self.dense_2.build((*tokens_shape[:-1], self.mlp_dim))
@@ -57,6 +84,11 @@ class MLP(CompositeLayer):
 
     def call(self, tokens, training=None):
         x = self.dense_1(tokens)
+        if self.gated:
+            gate, x = ops.split(x, 2, axis=-1)
+            x = self.activation(gate) * x
+        if self.inner_norm:
+            x = self.norm(x)
         # Calling a no-op layer costs time on PyTorch.
         if not self.dropout_rate:
             return self.dense_2(x)

@@ -71,6 +71,7 @@ class PatchEmbedding(Layer):
         patch_size: Int, or (height, width), in pixels.
         method: "conv" (a strided convolution) or "unfold" (patches, then a matrix product): the same result at another
             speed. None: "conv" on PyTorch, else "unfold", since XLA's convolution gradient is slow on CPUs.
+        use_bias: Bool, whether the projection has a bias.
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
 
@@ -86,11 +87,12 @@ class PatchEmbedding(Layer):
     official Flax code: LeCun normal kernel, (patch_height, patch_width, channels, hidden_dim); zero bias.
     """
 
-    def __init__(self, hidden_dim, patch_size, method=None, **kwargs):
+    def __init__(self, hidden_dim, patch_size, method=None, use_bias=True, **kwargs):
         super().__init__(**kwargs)
         self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
         self.method = arguments.one_of("method", method, (None, "conv", "unfold"))
+        self.use_bias = bool(use_bias)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
@@ -99,7 +101,8 @@ class PatchEmbedding(Layer):
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
         shape = (*self.patch_size, channels, self.hidden_dim)
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=initializers.LecunNormal())
-        self.bias = self.add_weight(name="bias", shape=(self.hidden_dim,), initializer="zeros")
+        shape = (self.hidden_dim,)
+        self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros") if self.use_bias else None
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def call(self, images):
@@ -110,7 +113,8 @@ class PatchEmbedding(Layer):
         # Cropped first: with 1 channel and patches 1 pixel high, TensorFlow's VALID convolution on CPUs can be wrong.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
-        return ops.reshape(x, (-1, rows * columns, self.hidden_dim)) + self.bias
+        x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))
+        return x if self.bias is None else x + self.bias
 
     def compute_output_shape(self, images_shape):
         batch, *image_size, _ = images_shape

@@ -7,10 +7,10 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TokenPooling(Layer):
-    """Pools a sequence to one vector, (batch, hidden_dim): a prefix token, or the mean of the patches.
+    """Pools a sequence to one vector, (batch, hidden_dim): a prefix token, the mean of the patches, or both.
 
     Args:
-        method: "token" (a prefix token) or "gap" (the mean of the patches).
+        method: "token" (a prefix token), "gap" (the mean of the patches) or "token_gap" (both, concatenated).
         num_prefix_tokens: Int, the number of tokens before the patches.
         index: Int, the prefix token to take: 0 is the class token, 1 DeiT's distillation token.
 
@@ -20,7 +20,7 @@ class TokenPooling(Layer):
             weight in the mean.
 
     Raises:
-        ValueError: If `index` is not below `num_prefix_tokens` with method="token".
+        ValueError: If `index` is not below `num_prefix_tokens` with method="token" or "token_gap".
 
     Example:
 
@@ -32,10 +32,10 @@ class TokenPooling(Layer):
 
     def __init__(self, method, num_prefix_tokens=0, index=0, **kwargs):
         super().__init__(**kwargs)
-        self.method = arguments.one_of("method", method, ("token", "gap"))
+        self.method = arguments.one_of("method", method, ("token", "gap", "token_gap"))
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        if method == "token" and not self.num_prefix_tokens:
-            raise ValueError('Expected at least 1 prefix token for method="token". Received: num_prefix_tokens=0')
+        if method != "gap" and not self.num_prefix_tokens:
+            raise ValueError(f"Expected at least 1 prefix token for {method=}. Received: num_prefix_tokens=0")
         self.index = arguments.non_negative_int("index", index)
         if self.index >= max(self.num_prefix_tokens, 1):
             raise ValueError(
@@ -46,6 +46,10 @@ class TokenPooling(Layer):
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
+        mean = self._mean_of_patches(tokens, sizes)
+        return mean if self.method == "gap" else ops.concatenate([tokens[:, self.index], mean], axis=-1)
+
+    def _mean_of_patches(self, tokens, sizes):
         # In float32: a half-precision sum of hundreds of numbers is too inexact for the head.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
@@ -54,4 +58,4 @@ class TokenPooling(Layer):
         return ops.cast(ops.sum(patches * weights, axis=1) / ops.sum(weights, axis=1), self.compute_dtype)
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
-        return tokens_shape[0], tokens_shape[-1]
+        return tokens_shape[0], tokens_shape[-1] * (2 if self.method == "token_gap" else 1)

@@ -23,8 +23,10 @@ class TransformerBlock(CompositeLayer):
         attention_dropout_rate: Float in [0, 1), the dropout on the attention weights.
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
         layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
-        qk_norm, max_relative_distance: As in `MultiHeadSelfAttention`.
+        qk_norm, max_relative_distance, rotary_layout: As in `MultiHeadSelfAttention`.
+        qkv_bias, key_bias, attention_norm: As its `use_bias`, `key_bias` and `output_norm`.
         activation: As in `MLP`.
+        gated_mlp, mlp_norm: As its `gated` and `inner_norm`.
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
         num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
@@ -36,6 +38,7 @@ class TransformerBlock(CompositeLayer):
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: (batch, num_tokens) or None: the number of patches merged into each token by earlier blocks.
+        rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
 
     Returns:
@@ -64,6 +67,12 @@ class TransformerBlock(CompositeLayer):
         activation="gelu_tanh",
         layer_norm_epsilon=1e-6,
         max_relative_distance=None,
+        rotary_layout=None,
+        qkv_bias=True,
+        key_bias=True,
+        attention_norm=False,
+        gated_mlp=False,
+        mlp_norm=False,
         token_merging=0,
         num_prefix_tokens=0,
         num_outputs=None,
@@ -82,6 +91,9 @@ class TransformerBlock(CompositeLayer):
         self.activation = activations.get(activation)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.max_relative_distance = max_relative_distance
+        self.rotary_layout = rotary_layout
+        self.qkv_bias, self.key_bias, self.attention_norm = bool(qkv_bias), bool(key_bias), bool(attention_norm)
+        self.gated_mlp, self.mlp_norm = bool(gated_mlp), bool(mlp_norm)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
@@ -97,6 +109,10 @@ class TransformerBlock(CompositeLayer):
             qk_norm=qk_norm,
             layer_norm_epsilon=layer_norm_epsilon,
             max_relative_distance=max_relative_distance,
+            use_bias=qkv_bias,
+            key_bias=key_bias,
+            output_norm=attention_norm,
+            rotary_layout=rotary_layout,
             seed=attention_seed,
             name="attention",
             **self.inherited,
@@ -105,7 +121,17 @@ class TransformerBlock(CompositeLayer):
         self.layer_scale_1 = self._layer_scale("layer_scale_1")
         self.drop_path_1 = DropPath(drop_path_rate, seed=path_1_seed, dtype=self.dtype_policy, name="drop_path_1")
         self.norm_2 = self._norm("norm_2")
-        self.mlp = MLP(mlp_dim, activation, dropout_rate, mlp_seed, name="mlp", **self.inherited)
+        self.mlp = MLP(
+            mlp_dim,
+            activation,
+            dropout_rate,
+            mlp_seed,
+            gated=gated_mlp,
+            inner_norm=mlp_norm,
+            layer_norm_epsilon=layer_norm_epsilon,
+            name="mlp",
+            **self.inherited,
+        )
         self.layer_scale_2 = self._layer_scale("layer_scale_2")
         self.drop_path_2 = DropPath(drop_path_rate, seed=path_2_seed, dtype=self.dtype_policy, name="drop_path_2")
         self.input_spec = keras.layers.InputSpec(ndim=3)
@@ -116,7 +142,7 @@ class TransformerBlock(CompositeLayer):
     def _layer_scale(self, name):
         return None if self.layer_scale_init is None else LayerScale(self.layer_scale_init, name=name, **self.inherited)
 
-    def build(self, tokens_shape, sizes_shape=None):
+    def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):
             if layer is not None:
                 layer.build(tokens_shape)
@@ -125,9 +151,9 @@ class TransformerBlock(CompositeLayer):
     def dense_layers(self):
         return *self.attention.dense_layers(), *self.mlp.dense_layers()
 
-    def call(self, tokens, sizes=None, training=None, return_attention_scores=False):
+    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
         def run(tokens):
-            return self._run(tokens, sizes, training, return_attention_scores)
+            return self._run(tokens, sizes, rotary, training, return_attention_scores)
 
         if training:
             tokens = materialize(tokens)
@@ -141,10 +167,11 @@ class TransformerBlock(CompositeLayer):
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
-    def _run(self, tokens, sizes, training, return_attention_scores):
+    def _run(self, tokens, sizes, rotary, training, return_attention_scores):
         x = self.attention(
             self.norm_1(tokens),
             sizes=sizes,
+            rotary=rotary,
             training=training,
             return_attention_scores=return_attention_scores,
             return_keys=self.token_merging > 0,
@@ -184,7 +211,7 @@ class TransformerBlock(CompositeLayer):
             return tokens, ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
         return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
 
-    def compute_output_shape(self, tokens_shape, sizes_shape=None):
+    def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         batch, length, hidden_dim = tokens_shape
         if not self.token_merging:
             lengths = (number for number in (self.num_outputs, length) if number is not None)
@@ -193,12 +220,12 @@ class TransformerBlock(CompositeLayer):
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
 
-    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
+    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
         # By hand, since JAX cannot trace token merging for an unknown number of tokens.
         shapes = self.compute_output_shape(tokens.shape)
         shape, *sizes_shape = shapes if self.token_merging else (shapes,)
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
         outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
         if return_attention_scores:
-            outputs.append(self.attention.compute_output_spec(tokens, return_attention_scores=True)[1])
+            outputs.append(self.attention.compute_output_spec(tokens, rotary=rotary, return_attention_scores=True)[1])
         return tuple(outputs) if len(outputs) > 1 else outputs[0]

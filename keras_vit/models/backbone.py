@@ -12,7 +12,7 @@ from keras_vit.record import config_of
 HEADS = ("head", "head_dist")
 # The layers between the last block and the head, by model family.
 _ABOVE = {
-    "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "pre_logits", "pre_logits_tanh"),
+    "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
     "bit": ("norm", "relu", "pooling"),
 }
 

@@ -69,7 +69,9 @@ def vision_transformer(
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     images = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     feature_map = images if config.stages is None else hybrid_stem(images, config)
-    x = layers.PatchEmbedding(config.hidden_dim, config.patch_size, name="patch_embedding")(feature_map)
+    x = layers.PatchEmbedding(config.hidden_dim, config.patch_size, use_bias=config.patch_bias, name="patch_embedding")(
+        feature_map
+    )
     if config.num_registers:
         stddev = initializers.RandomNormal(stddev=1e-6)
         x = layers.PrefixTokens(config.num_registers, initializer=stddev, name="registers")(x)
@@ -90,6 +92,9 @@ def vision_transformer(
         x = position_layer(x, feature_map) if config.any_size else position_layer(x)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
+    rotary = _rotary_embedding(config, feature_map)
+    if config.norm_before_blocks:
+        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm_before_blocks")(x)
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
@@ -107,19 +112,39 @@ def vision_transformer(
             activation=config.activation,
             layer_norm_epsilon=config.layer_norm_epsilon,
             max_relative_distance=max_distance if config.position_embedding == "relative" else None,
+            rotary_layout=config.rotary_layout,
+            qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
+            attention_norm=config.attention_norm,
+            gated_mlp=config.gated_mlp,
+            mlp_norm=config.mlp_norm,
             token_merging=token_merging[i],
             num_prefix_tokens=num_prefix_tokens if token_merging[i] else 0,
             num_outputs=config.num_positioned_tokens if skip_unused_tokens and i == config.num_layers - 1 else None,
             remat=remat,
             name=f"block_{i:02d}",
         )
-        x = block(x) if sizes is None else block(x, sizes)
+        given = {"sizes": sizes, "rotary": rotary}
+        x = block(x, **{name: value for name, value in given.items() if value is not None})
         if token_merging[i]:
             x, sizes = x
     if not config.norm_after_pooling:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm")(x)
     outputs = _head(config, x, sizes, head_init)
     return VisionTransformer(inputs, outputs, name=name)
+
+
+def _rotary_embedding(config, feature_map):
+    """Adds the layer of rotary positions; returns its output, or None."""
+    if config.rotary_embedding is None:
+        return None
+    return layers.RotaryEmbedding(
+        config.rotary_embedding,
+        config.head_dim or config.hidden_dim // config.num_heads,
+        config.patch_size,
+        config.rotary_grid,
+        name="rotary_embedding",
+    )(feature_map)
 
 
 def _head(config, tokens, sizes, head_init):
@@ -140,6 +165,9 @@ def _head(config, tokens, sizes, head_init):
         x = pool(x) if sizes is None or config.pooling == "token" else pool(x, sizes)
     if config.norm_after_pooling:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="fc_norm")(x)
+    if config.projection_dim is not None:
+        init = initializers.LecunNormal()
+        x = keras.layers.Dense(config.projection_dim, use_bias=False, kernel_initializer=init, name="projection")(x)
     # As in the official code, pre_logits always exists, and its tanh is a separate layer.
     if config.representation_size is None:
         x = keras.layers.Identity(name="pre_logits")(x)
@@ -163,10 +191,9 @@ def _check_run(config, patch_dropout_rate, token_merging, skip_unused_tokens):
     """Raises if an argument does not fit the config."""
     breaks_offsets = {"patch_dropout_rate": patch_dropout_rate, "token_merging": any(token_merging) and token_merging}
     for name, value in breaks_offsets.items():
-        if config.position_embedding == "relative" and value:
+        if config.has_positions_in_blocks and value:
             raise ValueError(
-                f'Expected {name}=0 with position_embedding="relative", whose offsets it would break. '
-                f"Received: {name}={value}"
+                f"Expected {name}=0 with relative or rotary positions, which need all patches. Received: {name}={value}"
             )
     if skip_unused_tokens and config.pooling != "token":
         raise ValueError(f'Expected pooling="token" with skip_unused_tokens=True. Received: pooling={config.pooling!r}')

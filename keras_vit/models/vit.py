@@ -45,7 +45,12 @@ def ViT(
     distillation_head: bool = True,
     return_both_heads: bool = False,
     num_registers: int = 0,
+    rotary_embedding: str | None = None,
+    rotary_grid: tuple[int, int] | None = None,
+    patch_bias: bool = True,
+    norm_before_blocks: bool = False,
     norm_after_pooling: bool = False,
+    projection_dim: int | None = None,
     representation_size: int | None = None,
     dropout_rate: float = 0.0,
     attention_dropout_rate: float = 0.0,
@@ -56,6 +61,11 @@ def ViT(
     remat: bool = False,
     layer_scale_init: float | None = None,
     qk_norm: bool = False,
+    qkv_bias: bool = True,
+    key_bias: bool = True,
+    attention_norm: bool = False,
+    gated_mlp: bool = False,
+    mlp_norm: bool = False,
     activation: str | Callable | None = None,
     layer_norm_epsilon: float = 1e-6,
     classifier_activation: str | Callable | None = None,
@@ -85,7 +95,8 @@ def ViT(
         num_classes: Int, the number of classes; 0 for features without a head.
         weights: Path of a checkpoint (see `load_weights`) or tag of a published one to download, such as
             "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was loaded.
-        pooling: "token" (class token), "gap" (mean of the patches), "map" (attention pooling) or None (all tokens).
+        pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
+            pooling) or None (all tokens).
         patch_size: Int, or (height, width), in pixels; for hybrids, in pixels of the feature map.
         hidden_dim: Int, the width of a token.
         num_layers: Int, the number of blocks.
@@ -100,14 +111,20 @@ def ViT(
             "bicubic_antialias", as in `PositionEmbedding`. None: as in the weights' code; "linear" without weights.
         grid_size: (rows, columns) of the position table of a model of any image size. None: as in the weights; that of
             224 x 224 images without weights.
-        class_token: Bool, whether there is a class token; None: only if `pooling` is "token" or None.
+        class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or None.
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
         distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
             mean of both heads' logits.
         distillation_head: Bool; False omits that head.
         return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
         num_registers: Int, the number of register tokens, without position embeddings.
+        rotary_embedding: "dinov3", "eva02" or "axial" (RoPE-ViT), as in `RotaryEmbedding`, beside any
+            `position_embedding`; None for none.
+        rotary_grid: (rows, columns) that rotary positions of other grids are scaled to, as in EVA-02; None for none.
+        patch_bias: Bool, whether the patch embedding has a bias.
+        norm_before_blocks: Bool, whether to normalize the tokens before the first block, as in CLIP.
         norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
+        projection_dim: Int, the width of a dense layer without bias after the pooling, as in CLIP; None for none.
         representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
         dropout_rate: Float in [0, 1), after the position embeddings, the attention and each layer of the MLP.
         attention_dropout_rate: Float in [0, 1), on the attention weights.
@@ -120,7 +137,13 @@ def ViT(
         remat: Bool; True recomputes each block's activations for the gradient: less memory, a third more training time.
         layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
         qk_norm: Bool, whether to layer-normalize queries and keys.
-        activation: "gelu_tanh", "gelu" (exact) or any Keras activation. None: as in the weights, else "gelu_tanh".
+        qkv_bias: Bool, whether queries, keys and values have a bias.
+        key_bias: Bool, whether the keys have one of these biases.
+        attention_norm: Bool, whether to normalize the concatenated heads before their output projection.
+        gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu".
+        mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
+        activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation. None: as in the
+            weights, else "gelu_tanh".
         layer_norm_epsilon: Float, the epsilon of all norms.
         classifier_activation: Activation of the head; None for logits.
         head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.

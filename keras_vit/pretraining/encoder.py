@@ -3,7 +3,7 @@ import math
 import keras
 import numpy as np
 
-from keras_vit.layers import PositionEmbedding, PrefixTokens
+from keras_vit.layers import PositionEmbedding, PrefixTokens, RotaryEmbedding
 from keras_vit.layers.patch_embedding import unfold
 from keras_vit.models.backbone import vit_blocks
 from keras_vit.models.features import check_every_patch
@@ -22,6 +22,8 @@ class Encoder:
         config = config_of(backbone)
         # Custom layers may follow. With norm_after_pooling, there is no `norm` after the blocks.
         tokens = layers[layers.index(embedding) + 1 : layers.index(self.blocks[0])]
+        self.rotary = next((layer for layer in tokens if isinstance(layer, RotaryEmbedding)), None)
+        tokens = [layer for layer in tokens if layer is not self.rotary]
         chain = [*tokens, *self.blocks, *([] if config.norm_after_pooling else [backbone.get_layer("norm")])]
         self._check(config)
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
@@ -58,8 +60,14 @@ class Encoder:
     def run_blocks(self, tokens, training=None):
         """Applies dropout, blocks and norm; keeps the shape."""
         for layer in self.block_layers:
-            tokens = layer(tokens, training=training)
+            inputs = {"rotary": self.rotary_angles} if layer in self.blocks and self.rotary is not None else {}
+            tokens = layer(tokens, training=training, **inputs)
         return tokens
+
+    @property
+    def rotary_angles(self):
+        """The output of the backbone's `RotaryEmbedding`."""
+        return self.rotary.angles(self.grid_size)
 
     def encode_patches(self, patches, training=None):
         """Encodes all patch embeddings; drops the prefix tokens: (batch, num_patches, hidden_dim)."""

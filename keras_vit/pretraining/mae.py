@@ -8,6 +8,7 @@ from keras_vit import arguments
 from keras_vit.layers import PositionEmbedding, TransformerBlock
 from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
+from keras_vit.record import config_of
 
 
 class MAE(MaskedImageModel):
@@ -31,7 +32,7 @@ class MAE(MaskedImageModel):
 
     Args:
         backbone: A ViT of this package for a fixed image size. Hybrids, whose ResNet sees masked pixels, and relative
-            positions are not supported.
+            or rotary positions are not supported.
         mask_ratio: Float in (0, 1), the fraction of masked patches; their number is rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
         decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None takes half the encoder's, rounded up to a
@@ -72,10 +73,10 @@ class MAE(MaskedImageModel):
     ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         encoder = self.encoder
-        if encoder.is_hybrid or any(block.max_relative_distance is not None for block in encoder.blocks):
+        if encoder.is_hybrid or config_of(backbone).has_positions_in_blocks:
             raise ValueError(
-                'Expected a `backbone` without position_embedding="relative", whose offsets change when patches are '
-                "left out, and without a ResNet below its patches, which would see pixels of masked ones. "
+                "Expected a `backbone` without relative or rotary positions, which need all patches, and without a "
+                "ResNet below its patches, which would see pixels of masked ones. "
                 f"Received: model {backbone.name!r}"
             )
         # 1 - 0.9 is slightly below 0.1 in floating point.

@@ -26,7 +26,10 @@ def reference(layer, x):
     size = width // heads
     outputs, scores = [], []
     for tokens in x.astype("float64"):
-        projected = tokens @ weights["qkv/kernel"] + weights["qkv/bias"]
+        bias = weights.get("qkv/bias", np.zeros(3 * width)).copy()
+        if not layer.key_bias:
+            bias[width : 2 * width] = 0
+        projected = tokens @ weights["qkv/kernel"] + bias
         joined, image_scores = np.zeros((len(tokens), width)), np.zeros((heads, len(tokens), len(tokens)))
         for h in range(heads):
             q, k, v = (projected[:, i * width + h * size : i * width + (h + 1) * size] for i in range(3))
@@ -37,6 +40,8 @@ def reference(layer, x):
                 products = np.array([q[i] @ (k[j] + offset(layer, weights, i - j)) for j in range(len(tokens))])
                 image_scores[h, i] = softmax(products / np.sqrt(size))
                 joined[i, h * size : (h + 1) * size] = image_scores[h, i] @ v
+        if layer.output_norm:
+            joined = layer_norm(joined, weights["norm/gamma"], weights["norm/beta"], layer.layer_norm_epsilon)
         outputs.append(joined @ weights["out/kernel"] + weights["out/bias"])
         scores.append(image_scores)
     return np.array(outputs), np.array(scores)
@@ -64,6 +69,8 @@ def build(x, **arguments):
         # What a key's norm adds is the same for all keys of a query, and the softmax does not see it.
         ({"num_heads": 2, "qk_norm": True, "layer_norm_epsilon": 1e-5}, 8, 0, ("key_norm/beta",)),
         ({"num_heads": 2, "max_relative_distance": 3}, 5, 0, ()),
+        ({"num_heads": 2, "use_bias": False, "output_norm": True}, 5, 0, ()),
+        ({"num_heads": 2, "key_bias": False}, 4, 0, ()),
     ],
 )
 def test_contract(arguments, num_weights, num_seeds, no_gradient):
@@ -108,6 +115,8 @@ def test_worked_numbers():
         {"num_heads": 3},
         {"num_heads": 2, "head_dim": 7},
         {"num_heads": 2, "qk_norm": True},
+        {"num_heads": 2, "use_bias": False},
+        {"num_heads": 2, "key_bias": False, "output_norm": True, "layer_norm_epsilon": 1e-3},
         {"num_heads": 2, "qk_norm": True, "layer_norm_epsilon": 0.5},
         {"num_heads": 2, "max_relative_distance": 2},
         {"num_heads": 2, "max_relative_distance": 20, "qk_norm": True},

@@ -39,6 +39,24 @@ def test_definition(activation, reference):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_swiglu_with_an_inner_norm():
+    arguments = {"mlp_dim": 12, "activation": "silu", "gated": True, "inner_norm": True, "layer_norm_epsilon": 1e-3}
+    check_layer(MLP, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=6)
+    layer = MLP(**arguments)
+    layer.build((None, 5, 8))
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=w.shape) for w in layer.weights]
+    layer.set_weights(weights)
+    found = {w.path.split("/", 1)[-1]: value for w, value in zip(layer.weights, weights, strict=True)}
+    x = rng.normal(size=(2, 5, 8))
+    gate, value = np.split(x @ found["dense_1/kernel"] + found["dense_1/bias"], 2, axis=-1)
+    hidden = gate / (1 + np.exp(-gate)) * value
+    hidden = (hidden - hidden.mean(-1, keepdims=True)) / np.sqrt(hidden.var(-1, keepdims=True) + 1e-3)
+    hidden = hidden * found["norm/gamma"] + found["norm/beta"]
+    expected = hidden @ found["dense_2/kernel"] + found["dense_2/bias"]
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_default_activation_is_the_official_one():
     assert MLP(4).get_config()["activation"] == "gelu_tanh"
 

@@ -37,6 +37,12 @@ def test_contract(method, patch_size, num_patches):
     )
 
 
+@pytest.mark.parametrize("method", ["conv", "unfold"])
+def test_without_a_bias(method):
+    arguments = {"hidden_dim": 8, "patch_size": 4, "method": method, "use_bias": False}
+    check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1)
+
+
 def test_contract_of_patches():
     check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
 

@@ -121,10 +121,10 @@ def test_several_blocks_agree_with_numpy(prefix, remat):
 class TokensAlone(TransformerBlock):
     """A block without the sizes among its outputs, as check_layer wants it."""
 
-    def call(self, tokens, sizes=None, training=None, return_attention_scores=False):
+    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
         return super().call(tokens, sizes, training, return_attention_scores)[0]
 
-    def compute_output_shape(self, tokens_shape, sizes_shape=None):
+    def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         return super().compute_output_shape(tokens_shape)[0]
 
     def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):

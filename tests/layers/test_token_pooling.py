@@ -21,6 +21,16 @@ def test_definition():
         np.testing.assert_allclose(ops.convert_to_numpy(y), x[:, num_prefix_tokens:].mean(1), rtol=1e-5, atol=1e-6)
 
 
+def test_token_and_mean_of_the_patches():
+    arguments = {"method": "token_gap", "num_prefix_tokens": 2}
+    check_layer(TokenPooling, arguments, (3, 6, 8), output_shape=(3, 16))
+    x = np.random.default_rng(0).normal(size=(3, 6, 8)).astype("float32")
+    expected = np.concatenate([x[:, 0], x[:, 2:].mean(1)], axis=-1)
+    np.testing.assert_allclose(ops.convert_to_numpy(TokenPooling(**arguments)(x)), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="method='token_gap'. Received: num_prefix_tokens=0"):
+        TokenPooling("token_gap")
+
+
 def test_mean_of_merged_tokens_is_that_of_all():
     x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
     sizes = np.array([[1, 2, 1, 3], [1, 1, 5, 1]], "int32")

@@ -1,0 +1,123 @@
+import math
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers.base import Layer
+
+# The channels of a head that are rotated together: i and i + head_dim / 2, or 2i and 2i + 1.
+LAYOUTS = ("halves", "pairs")
+
+
+class Rotary(NamedTuple):
+    """A kind of 2-D rotary position embedding."""
+
+    layout: str
+    theta: float
+    # Positions from -1 to 1 on each axis, in turns, instead of row and column numbers.
+    normalized: bool = False
+    # The first half of the frequencies belongs to the columns, not to the rows.
+    columns_first: bool = False
+
+
+# DINOv3: arXiv 2508.10104, section 3. EVA-02: arXiv 2303.11331, section 2. RoPE-ViT's axial kind: arXiv 2403.13298,
+# section 3.2.
+KINDS = {
+    "dinov3": Rotary("halves", 100.0, normalized=True),
+    "eva02": Rotary("pairs", 10_000.0),
+    "axial": Rotary("pairs", 100.0, columns_first=True),
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class RotaryEmbedding(Layer):
+    """Computes 2-D rotary position embeddings for any patch grid, by which blocks rotate queries and keys.
+
+    Args:
+        kind: "dinov3" (positions from -1 to 1, theta 100, halves of a head), "eva02" (row and column numbers, theta
+            10,000, pairs of channels) or "axial" (RoPE-ViT's: as EVA-02's, theta 100, columns first).
+        head_dim: Int, the width of a head, a multiple of 4.
+        patch_size: Int or (height, width), in pixels.
+        grid_size: (rows, columns) whose positions other grids are scaled to, as in EVA-02; None for no scaling.
+
+    Input shape: images, (batch, height, width, channels). Only their size is read.
+    Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> keras_vit.layers.RotaryEmbedding("dinov3", head_dim=64, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
+    (196, 2, 64)
+
+    Reference: [arXiv 2104.09864](https://arxiv.org/abs/2104.09864), section 3.4.2, for each of two axes.
+    """
+
+    def __init__(self, kind, head_dim, patch_size, grid_size=None, **kwargs):
+        # Angles are too inexact in lower precision.
+        super().__init__(**{**kwargs, "dtype": "float32"})
+        self.kind = arguments.one_of("kind", kind, tuple(KINDS))
+        self.head_dim = head_width("head_dim", head_dim)
+        self.patch_size = arguments.pair("patch_size", patch_size)
+        self.grid_size = arguments.optional(arguments.pair, "grid_size", grid_size)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def call(self, images):
+        return self.angles(arguments.grid_size(ops.shape(images)[1:3], self.patch_size))
+
+    def angles(self, grid_size):
+        """Returns the cosines and sines for a grid of (rows, columns)."""
+        kind, (rows, columns) = KINDS[self.kind], grid_size
+        own = self.grid_size or (None, None)
+        by_row, by_column = (self._of_axis(kind, length, scaled) for length, scaled in zip(grid_size, own, strict=True))
+        quarter = self.head_dim // 4
+        by_row = ops.broadcast_to(by_row[:, None], (rows, columns, quarter))
+        by_column = ops.broadcast_to(by_column[None], (rows, columns, quarter))
+        both = (by_column, by_row) if kind.columns_first else (by_row, by_column)
+        angles = ops.reshape(ops.concatenate(both, axis=-1), (-1, self.head_dim // 2))
+        if kind.layout == "halves":
+            angles = ops.concatenate([angles, angles], axis=-1)
+        else:
+            angles = ops.repeat(angles, 2, axis=-1)
+        return ops.stack([ops.cos(angles), ops.sin(angles)], axis=1)
+
+    def _of_axis(self, kind, length, scaled):
+        """The angles of each position along one axis, (length, head_dim / 4)."""
+        quarter = self.head_dim // 4
+        frequencies = ops.convert_to_tensor(kind.theta ** -(np.arange(quarter, dtype="float32") / quarter))
+        positions = ops.arange(length, dtype="float32")
+        if kind.normalized:
+            positions = 2 * math.pi * (2 * (positions + 0.5) / ops.cast(length, "float32") - 1)
+        elif scaled is not None:
+            positions = positions / ops.cast(length, "float32") * scaled
+        return positions[:, None] * frequencies
+
+    def compute_output_shape(self, images_shape):
+        grid = arguments.grid_size(images_shape[1:3], self.patch_size)
+        return arguments.num_patches(grid), 2, self.head_dim
+
+
+def head_width(name, value):
+    """Returns `value`; raises if it is not a positive multiple of 4, which two axes of pairs need."""
+    if arguments.positive_int(name, value) % 4:
+        raise arguments.invalid(name, "a multiple of 4 for rotary positions", value)
+    return value
+
+
+def rotate(x, angles, layout):
+    """Rotates the channels of the patches, the last tokens of (batch, num_heads, num_tokens, head_dim)."""
+    dtype = x.dtype
+    x = ops.cast(x, "float32")
+    num_prefix = ops.shape(x)[2] - ops.shape(angles)[0]
+    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
+    if layout == "halves":
+        first, second = ops.split(patches, 2, axis=-1)
+        turned = ops.concatenate([-second, first], axis=-1)
+    else:
+        turned = ops.stack([-patches[..., 1::2], patches[..., ::2]], axis=-1)
+        turned = ops.reshape(turned, ops.shape(patches))
+    return ops.cast(ops.concatenate([prefix, patches * angles[:, 0] + turned * angles[:, 1]], axis=2), dtype)

@@ -1,0 +1,82 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import MultiHeadSelfAttention, RotaryEmbedding
+from keras_vit.layers.rotary_embedding import KINDS, rotate
+
+RNG = np.random.default_rng(0)
+
+
+def angle(kind, channel, head_dim, row, column, grid, own_grid):
+    """The angle by which a channel of a head turns at one patch, from the definition."""
+    layout, theta, normalized, columns_first = KINDS[kind]
+    quarter = head_dim // 4
+    number = channel % (head_dim // 2) if layout == "halves" else channel // 2
+    axis, frequency = divmod(number, quarter)
+    axis = 1 - axis if columns_first else axis
+    position = (row, column)[axis]
+    if normalized:
+        position = 2 * np.pi * (2 * (position + 0.5) / grid[axis] - 1)
+    elif own_grid:
+        position = position / grid[axis] * own_grid[axis]
+    return position / theta ** (frequency / quarter)
+
+
+@pytest.mark.parametrize("grid", [(3, 3), (2, 5)])
+@pytest.mark.parametrize("kind, own_grid", [("dinov3", None), ("eva02", (16, 8)), ("eva02", None), ("axial", None)])
+def test_definition(kind, own_grid, grid):
+    layer = RotaryEmbedding(kind, head_dim=8, patch_size=4, grid_size=own_grid)
+    found = ops.convert_to_numpy(layer(np.zeros((1, 4 * grid[0] + 1, 4 * grid[1], 3), "float32")))
+    angles = [
+        [angle(kind, c, 8, i, j, grid, own_grid) for c in range(8)] for i in range(grid[0]) for j in range(grid[1])
+    ]
+    np.testing.assert_allclose(found, np.stack([np.cos(angles), np.sin(angles)], axis=1), atol=2e-6)
+    again = RotaryEmbedding.from_config(layer.get_config())
+    assert again.compute_output_shape((None, None, None, 3)) == (None, 2, 8)
+    np.testing.assert_array_equal(ops.convert_to_numpy(again.angles(grid)), found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotating_is_a_product_of_complex_numbers(kind):
+    layer = RotaryEmbedding(kind, head_dim=8, patch_size=4)
+    angles = layer.angles((2, 3))
+    x = RNG.normal(size=(2, 3, 8, 8)).astype("float32")
+    found = ops.convert_to_numpy(rotate(ops.convert_to_tensor(x), angles, KINDS[kind].layout))
+    # The class token and a register.
+    np.testing.assert_array_equal(found[:, :, :2], x[:, :, :2])
+    first, second = (slice(0, 4), slice(4, 8)) if KINDS[kind].layout == "halves" else (slice(0, 8, 2), slice(1, 8, 2))
+    cosines, sines = ops.convert_to_numpy(angles)[:, 0, first], ops.convert_to_numpy(angles)[:, 1, first]
+    product = (x[:, :, 2:, first] + 1j * x[:, :, 2:, second]) * (cosines + 1j * sines)
+    np.testing.assert_allclose(found[:, :, 2:, first], product.real, atol=1e-5)
+    np.testing.assert_allclose(found[:, :, 2:, second], product.imag, atol=1e-5)
+
+
+def test_attention_rotates_queries_and_keys():
+    layer = MultiHeadSelfAttention(1, key_bias=False, rotary_layout="pairs")
+    x = RNG.normal(size=(1, 7, 8)).astype("float32")
+    angles = RotaryEmbedding("eva02", head_dim=8, patch_size=4).angles((2, 3))
+    _, scores = layer(x, rotary=angles, return_attention_scores=True)
+    query, key, _ = (ops.convert_to_numpy(rotate(y, angles, "pairs")) for y in layer.project(ops.convert_to_tensor(x)))
+    products = np.exp(query[0, 0] @ key[0, 0].T / np.sqrt(8))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(scores)[0, 0], products / products.sum(-1, keepdims=True), atol=1e-5
+    )
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="`head_dim`. Expected a multiple of 4 for rotary positions. Received: 6"):
+        RotaryEmbedding("dinov3", head_dim=6, patch_size=4)
+    with pytest.raises(ValueError, match="`kind`. Expected one of 'dinov3', 'eva02', 'axial'. Received: 'rope'"):
+        RotaryEmbedding("rope", head_dim=8, patch_size=4)
+    x, angles = np.zeros((1, 2, 8), "float32"), np.zeros((1, 2, 8), "float32")
+    with pytest.raises(ValueError, match="Received: rotary_layout='pairs', rotary of shape None"):
+        MultiHeadSelfAttention(1, rotary_layout="pairs")(x)
+    with pytest.raises(ValueError, match="Received: rotary_layout=None"):
+        MultiHeadSelfAttention(1)(x, rotary=angles)
+
+
+def test_angles_stay_exact_in_mixed_precision():
+    layer = RotaryEmbedding("dinov3", head_dim=8, patch_size=4, dtype="mixed_bfloat16")
+    assert keras.backend.standardize_dtype(layer(np.zeros((1, 8, 8, 3), "float32")).dtype) == "float32"
