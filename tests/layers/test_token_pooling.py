@@ -51,8 +51,8 @@ def test_mean_is_summed_in_float32():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"method": "mean"}, "`method`. Expected one of 'token', 'gap'. Received: 'mean'"),
-        ({"method": "token"}, 'Expected at least 1 prefix token for method="token". Received: num_prefix_tokens=0'),
+        ({"method": "mean"}, "`method`. Expected one of 'token', 'gap', 'token_gap'. Received: 'mean'"),
+        ({"method": "token"}, "Expected at least 1 prefix token for method='token'. Received: num_prefix_tokens=0"),
         ({"method": "gap", "num_prefix_tokens": -1}, "`num_prefix_tokens`. Expected an integer of at least 0."),
     ],
 )
