@@ -178,11 +178,11 @@ def build_parser():
     add("architecture", nargs="?", help="only those of this builder, as in ViTB16")
 
     add = command("show", _show, "the model and arrays in a checkpoint", SOURCE, actions).add_argument
-    add("path", help="a file, or a Hugging Face folder")
+    add("path", help="a file, a Hugging Face folder, or hf://owner/name")
 
     help = "write a checkpoint in another code base's format"
     add = command("convert", _convert, help, SOURCE | MODEL, actions).add_argument
-    add("source_path", metavar="SRC", help="a file or folder, or a name from `weights list`")
+    add("source_path", metavar="SRC", help="a file, a folder, a name from `weights list`, or hf://owner/name")
     add("target_path", metavar="DST", help="the file to write; a folder for huggingface")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
     help = "activation or layer_norm_epsilon may differ"
@@ -191,7 +191,7 @@ def build_parser():
     action = command("predict", _predict, "name the classes of images", TABLE | MODEL)
     add = action.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
-    kept = "a .keras file, the folder of a `train` run, a checkpoint, or a name from `weights list`"
+    kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"
     add("--weights", required=True, help=kept)
     add("--top", type=int, help="classes per image (default: 5; in a CSV file 1)")
     form = action.add_mutually_exclusive_group()
@@ -224,7 +224,7 @@ def build_parser():
     add("--label-column", default="label", help="of the CSV file (default: label)")
     add("--data-dir", help="the folder of prepared TFDS datasets (default: TFDS' own)")
     add("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
-    add("--weights", help="the checkpoint to start from, or none (default: the recipe's)")
+    add("--weights", help="the checkpoint to start from, as a path or hf://owner/name, or none (default: the recipe's)")
     add("--set", **SETTINGS, help="change a recipe setting")
     add("--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)")
     add("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")

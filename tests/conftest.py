@@ -58,6 +58,7 @@ BACKEND_FREE = {
         "names",
         "test_codecs.py",
         "test_download.py",
+        "test_hub.py",
         "test_resize.py",
         "test_write.py",
         "test_zoo.py",

@@ -12,7 +12,7 @@ from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing
-from keras_vit.weights import zoo
+from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.fields import check_positions
 from keras_vit.weights.load import load_checkpoint
@@ -45,8 +45,8 @@ def from_pretrained(
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
     Args:
-        path: Path as in `load_weights`, or the name of a published checkpoint, such as "ViTB16.imagenet21k" (see
-            `list_weights`), which is downloaded once.
+        path: Path or hub's name as in `load_weights`, or the name of a published checkpoint, such as
+            "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
             224 if it does not say.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
@@ -59,11 +59,13 @@ def from_pretrained(
     Raises:
         FileNotFoundError: If the file does not exist.
         ValueError: If the file is damaged, its source unknown, or a setting missing: the error names what to pass.
-        ImportError: If the file needs PyTorch, which is not installed.
+        ImportError: If the file needs PyTorch, or a hub its client, and it is not installed.
+        OSError: If a download fails: PermissionError without access, else ConnectionError.
 
     Example:
 
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", image_size=384)  # doctest: +SKIP
+    >>> model = keras_vit.from_pretrained("hf://google/vit-base-patch16-224")  # doctest: +SKIP
     """
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
@@ -111,7 +113,8 @@ def from_pretrained(
 
 def read_model(path: str | os.PathLike, **options) -> keras.Model:
     """Reads a model, not compiled, from a .keras file, a run's folder, or (with `options`) a checkpoint."""
-    path, options = os.fspath(path), {name: value for name, value in options.items() if value is not None}
+    path = hub.local_path(os.fspath(path))
+    options = {name: value for name, value in options.items() if value is not None}
     if os.path.isfile(os.path.join(path, MODEL)):
         path = os.path.join(path, MODEL)
     elif os.path.isfile(os.path.join(path, STARTED)):
@@ -140,11 +143,11 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
 def _local_path(path, row):
     if row is not None:
         return zoo.fetch(row)
-    path = os.fspath(path)
+    path = hub.local_path(os.fspath(path))
     if not os.path.exists(path):
         raise FileNotFoundError(
-            "Invalid value received for argument `path`. Expected a file or folder of weights, or the name of a "
-            f'published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: {path!r}'
+            "Invalid value received for argument `path`. Expected a file or folder of weights, hf://owner/name, or "
+            f'the name of a published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: {path!r}'
         )
     return path
 

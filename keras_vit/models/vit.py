@@ -93,8 +93,9 @@ def ViT(
             bottom that do not fill a patch are dropped, with a warning.
         in_channels: Int, the number of image channels.
         num_classes: Int, the number of classes; 0 for features without a head.
-        weights: Path of a checkpoint (see `load_weights`) or tag of a published one to download, such as
-            "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was loaded.
+        weights: Path or hub's name of a checkpoint (see `load_weights`), or tag of a published one to download, such
+            as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was
+            loaded.
         pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
             pooling) or None (all tokens).
         patch_size: Int, or (height, width), in pixels; for hybrids, in pixels of the feature map.

@@ -7,7 +7,7 @@ import numbers
 from typing import NamedTuple
 
 from keras_vit import arguments
-from keras_vit.weights import fields, names, preprocessing
+from keras_vit.weights import fields, hub, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.file import refuse
@@ -33,7 +33,7 @@ class Checkpoint:
     """An open checkpoint, before its arrays are read; the arguments are those of `load_weights`."""
 
     def __init__(self, path, source=None, grid_size=None, sha256=None):
-        self.file = open_checkpoint(path)
+        self.file = open_checkpoint(hub.local_path(path))
         self.path, self.facts = self.file.path, self.file.facts
         if sha256 is not None:
             check_sha256(self.path, sha256)

@@ -55,7 +55,9 @@ def load_weights(
     Args:
         model: A ViT, hybrid or BiT built by this package.
         path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
-            .safetensors or .pth (no code in it is run); a Hugging Face folder; or Keras' .weights.h5.
+            .safetensors or .pth (no code in it is run); a Hugging Face folder; or Keras' .weights.h5. Or a hub's name,
+            whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or commit)
+            or "kaggle://owner/model/framework/variation[/version][/file]".
         source: "official", "big_vision", "bit", "timm", "deit", "huggingface" (its ViT and DeiT), "dinov2", "siglip"
             (both Hugging Face's) or "keras". None: recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other

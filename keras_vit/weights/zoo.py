@@ -10,6 +10,7 @@ from pathlib import Path
 
 from keras_vit import arguments, variants
 from keras_vit.text_table import text_table
+from keras_vit.weights import hub
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.download import DownloadError, confirm, download
 from keras_vit.weights.model import describe_sizes, name_of
@@ -68,7 +69,7 @@ def resolve(architecture, tag):
 
 def local_path(weights, architecture):
     """Returns the path of `weights`: a file, a folder, or a tag, which is downloaded if needed."""
-    path = os.fspath(weights)
+    path = hub.local_path(os.fspath(weights))
     row = find(f"{architecture}.{path}")
     if row is None and os.path.exists(path):
         return path

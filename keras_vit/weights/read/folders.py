@@ -55,7 +55,7 @@ class ShardedFile(WeightsFile):
 
 
 # In search order.
-_WEIGHTS = {
+WEIGHTS = {
     "model.safetensors": SafetensorsFile,
     "model.safetensors.index.json": ShardedFile,
     "pytorch_model.bin": PthFile,
@@ -98,11 +98,11 @@ class HuggingFaceFolder(WeightsFile):
         return read_json(checked(path))
 
     def _open_weights(self):
-        for name, reader in _WEIGHTS.items():
+        for name, reader in WEIGHTS.items():
             path = os.path.join(self.path, name)
             if os.path.exists(path):
                 return reader(checked(path))
-        raise refuse(self.path, f"it is a folder that holds none of {', '.join(_WEIGHTS)}")
+        raise refuse(self.path, f"it is a folder that holds none of {', '.join(WEIGHTS)}")
 
     def read(self, keys):
         return self._weights.read(keys)

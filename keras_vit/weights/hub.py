@@ -1,0 +1,149 @@
+"""Reads checkpoints on the Hugging Face hub and Kaggle by name, through their own clients and caches."""
+
+import contextlib
+import glob
+import importlib
+import logging
+import os
+import re
+from pathlib import Path
+
+from keras_vit import arguments
+from keras_vit.weights.read.folders import WEIGHTS
+
+logger = logging.getLogger("keras_vit")
+
+_HUGGING_FACE = re.compile(
+    # A branch's name may hold no slash here; those of pull requests do.
+    r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[^/@]+))?(/(?P<inside>[^/].*?))?/?"
+)
+_KAGGLE = re.compile(r"kaggle://(?P<handle>[\w.-]+(/[\w.-]+){3}(/\d+)?)(/(?P<inside>[^/].*?))?/?")
+_SYNTAX = "hf://owner/name[@revision][/file or folder] or kaggle://owner/model/framework/variation[/version][/file]"
+_CONFIGS = ("config.json", "preprocessor_config.json")
+_FILES = (".npz", ".safetensors", ".pth", ".keras", ".h5")
+
+
+def is_name(path):
+    """Returns whether `path` is a hub's name rather than a local path."""
+    return isinstance(path, str) and path.startswith(("hf://", "kaggle://"))
+
+
+def local_path(path):
+    """Returns the local path of a hub's name, whose files are downloaded if they are not cached; other paths as is."""
+    if not is_name(path):
+        return path
+    if found := _HUGGING_FACE.fullmatch(path):
+        return _of_hugging_face(path, found["repo"], found["revision"], found["inside"] or "")
+    if found := _KAGGLE.fullmatch(path):
+        return _of_kaggle(path, found["handle"], found["inside"])
+    raise arguments.invalid("weights", _SYNTAX, path)
+
+
+def _of_hugging_face(name, repo, revision, inside):
+    hub, note = _client("huggingface_hub"), ""
+    with _explaining(f"Cannot get {name!r}", repo):
+        try:
+            files = [file.rfilename for file in hub.HfApi().model_info(repo, revision=revision).siblings]
+        except hub.errors.RevisionNotFoundError:
+            raise
+        # Offline, the errors of each version's HTTP client differ.
+        except Exception as error:
+            cached = {"revision": revision, "allow_patterns": [], "local_files_only": True}
+            try:
+                files = _files_in(hub.snapshot_download(repo, **cached))
+            except hub.errors.LocalEntryNotFoundError:
+                raise error from None
+            note = f" in the cache, and the hub cannot be reached ({type(error).__name__})"
+            logger.warning(f"{name} is read from the cache, as the hub cannot be reached ({type(error).__name__}).")
+    target, patterns = _choose(name, files, inside, note)
+    with _explaining(f"Cannot get {name!r}", repo):
+        folder = hub.snapshot_download(
+            repo, revision=revision, allow_patterns=patterns, local_files_only=bool(note), library_name="keras_vit"
+        )
+    return os.path.join(folder, target)
+
+
+def _of_kaggle(name, handle, inside):
+    kagglehub = _client("kagglehub")
+    try:
+        path = kagglehub.model_download(handle, inside)
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        kind = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}.get(status, ConnectionError)
+        raise kind(
+            f"Cannot get {name!r}: {error} If it needs an account or consent, accept its terms on kaggle.com and call "
+            "kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network only a name with a version can be cached."
+        ) from error
+    return path if inside else os.path.join(path, _choose(name, _files_in(path), "")[0])
+
+
+def _choose(name, files, inside, note=""):
+    """Returns the path to open in a repository, and the patterns of the files that it needs."""
+    if inside in files:
+        return inside, _with_shards(inside)
+    start = f"{inside}/" if inside else ""
+    here = sorted(file for file in files if file.startswith(start))
+    listed = f"Its files{note}: {', '.join(sorted(files)[:20]) or 'none'}"
+    if not here:
+        raise FileNotFoundError(f"{name!r} names no file or folder of its repository. {listed}")
+    for weights in (start + file for file in WEIGHTS):
+        if weights in here:
+            configs = [start + config for config in _CONFIGS if start + config in here]
+            return inside if start + "config.json" in here else weights, [*_with_shards(weights), *configs]
+    found = [file for file in here if file.endswith(_FILES)]
+    if len(found) == 1:
+        return found[0], _with_shards(found[0])
+    if found:
+        raise ValueError(
+            f"Expected {name!r} to name one of the {len(found)} checkpoints in its repository, as in "
+            f"{name.rstrip('/').removesuffix(inside).rstrip('/')}/{found[0]}. Received several: {', '.join(found[:20])}"
+        )
+    raise FileNotFoundError(f"{name!r} holds neither model.safetensors nor another file of weights. {listed}")
+
+
+def _with_shards(file):
+    stem, suffix = os.path.splitext(file.removesuffix(".index.json"))
+    shards = [f"{glob.escape(stem)}-*-of-*{suffix}"] if file.endswith(".index.json") else []
+    return [glob.escape(file), *shards]
+
+
+def _files_in(folder):
+    return [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def _client(package):
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ImportError(f'Names of this hub need the package {package}: pip install "keras-vit[hub]"') from error
+
+
+@contextlib.contextmanager
+def _explaining(what, repo):
+    """Raises errors that name the repository and say what to do, in place of huggingface_hub's."""
+    from huggingface_hub import constants, errors
+
+    page, log_in = f"{constants.ENDPOINT}/{repo}", "log in with `hf auth login` or set HF_TOKEN"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise PermissionError(f"{what}: it is gated. Accept its conditions at {page}, then {log_in}.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(f"{what}: there is no repository {page}. If it is private, {log_in}.") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{what}: {page} has no branch, tag or commit of this name.") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ConnectionError(
+            f"{what}: HF_HUB_OFFLINE is set, and it is not in the cache {constants.HF_HUB_CACHE!r}. Download it once "
+            f"without HF_HUB_OFFLINE, or bring that folder from a machine with a network."
+        ) from error
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise PermissionError(f"{what}: the hub refused access ({status}). To {page}, {log_in}.") from error
+        # Errors of the disk are clear.
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ConnectionError(
+            f"{what}: {error} Check the network and run it again: complete files are kept."
+        ) from error

@@ -1,0 +1,164 @@
+"""A server on this machine that speaks as much of the protocols of Hugging Face and Kaggle as is tested."""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import re
+import threading
+from urllib.parse import unquote, urlsplit
+
+LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
+
+
+def git_hash(content):
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def _handle(self):
+        path = unquote(urlsplit(self.path).path)
+        hub = self.server
+        hub.requests.append(f"{self.command} {path}")
+        hub.tokens.append(self.headers.get("Authorization"))
+        body = self._body()
+        try:
+            for pattern, status, code in hub.refusals:
+                if re.match(pattern, f"{self.command} {path}"):
+                    return self._send(status, {"X-Error-Code": code} if code else {}, b"{}")
+            for method, pattern, answer in _ROUTES:
+                if method == self.command.replace("HEAD", "GET") and (found := re.fullmatch(pattern, path)):
+                    return answer(self, hub, body, **found.groupdict())
+            self._send(404, {}, b"{}")
+        except KeyError as error:
+            self._send(404, {"X-Error-Code": error.args[0]}, b"{}")
+
+    do_GET = do_HEAD = do_POST = do_PUT = _handle
+
+    def _body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _send(self, status, headers, body=b"", stop=None):
+        self.send_response(status)
+        for name, value in ({"Content-Length": len(body)} | headers).items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:stop])
+
+    def _json(self, content):
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
+
+    def _info(self, hub, body, repo, revision="main"):
+        commit = hub.commit(repo, revision)
+        self._json({"id": repo, "sha": commit, "siblings": [{"rfilename": path} for path in hub.commits[commit]]})
+
+    def _tree(self, hub, body, repo, revision):
+        files = hub.commits[hub.commit(repo, revision)]
+        self._json(
+            [
+                {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
+                | ({"lfs": hub.pointer(content)} if path.endswith(LARGE) else {})
+                for path, content in files.items()
+            ]
+        )
+
+    def _file(self, hub, body, repo, revision, path):
+        commit = hub.commit(repo, revision)
+        if path not in hub.commits[commit]:
+            raise KeyError("EntryNotFound")
+        content = hub.commits[commit][path]
+        status, headers, stop = 200, {"X-Repo-Commit": commit, "ETag": f'"{git_hash(content)}"'}, None
+        if path.endswith(LARGE):
+            headers |= {"X-Linked-ETag": f'"{hub.pointer(content)["oid"]}"', "X-Linked-Size": len(content)}
+            stop = hub.cuts.pop(0) if hub.cuts and self.command == "GET" else None
+        if start := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            hub.ranges.append(int(start[1]))
+            status, headers["Content-Range"] = 206, f"bytes {start[1]}-{len(content) - 1}/{len(content)}"
+            content = content[int(start[1]) :]
+        self._send(status, headers, content, stop)
+
+    def _of_kaggle(self, hub, body, call):
+        wanted = json.loads(body)
+        handle = "/".join(wanted[key] for key in ("ownerSlug", "modelSlug", "framework", "instanceSlug"))
+        handle = handle.replace("MODEL_FRAMEWORK_KERAS", "keras")
+        if handle not in hub.branches:
+            return self._send(404, {})
+        files = hub.files(handle)
+        if call == "GetModelInstance":
+            self._json({"versionNumber": 1})
+        elif call == "ListModelInstanceVersionFiles":
+            self._json({"files": [{"name": name} for name in files], "nextPageToken": ""})
+        else:
+            self._send(200, {"Content-Type": "application/octet-stream"}, files[wanted["path"]])
+
+    def log_message(self, *arguments):
+        pass
+
+
+_REPO, _REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+|refs/pr/\d+)"
+_ROUTES = [
+    ("GET", f"/api/models/{_REPO}", _Handler._info),
+    ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", _Handler._info),
+    ("GET", f"/api/models/{_REPO}/tree/{_REVISION}", _Handler._tree),
+    ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", _Handler._file),
+    ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _Handler._of_kaggle),
+]
+
+
+class HubServer(http.server.ThreadingHTTPServer):
+    """Holds repositories in memory: `put` makes a commit, `files` reads one.
+
+    `refusals` are (pattern of "METHOD /path", status, X-Error-Code). `cuts` are the bytes after which the next
+    downloads of large files break; `ranges` are where downloads were resumed.
+    """
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.branches, self.commits = {}, {}
+        self.requests, self.tokens, self.refusals, self.cuts, self.ranges = [], [], [], [], []
+
+    def put(self, repo, files, branch="main"):
+        commit = hashlib.sha1(f"{repo}{branch}{len(self.commits)}".encode()).hexdigest()
+        self.commits[commit] = files
+        self.branches.setdefault(repo, {})[branch] = commit
+        return commit
+
+    def commit(self, repo, revision):
+        if repo not in self.branches:
+            raise KeyError("RepoNotFound")
+        if revision in self.commits:
+            return revision
+        if revision not in self.branches[repo]:
+            raise KeyError("RevisionNotFound")
+        return self.branches[repo][revision]
+
+    def files(self, repo, branch="main"):
+        return self.commits[self.branches[repo][branch]]
+
+    def downloads(self):
+        """The files that were downloaded since the last call, without requests for information."""
+        found = [request for request in self.requests if re.match("GET /[^/]+/[^/]+/resolve/", request)]
+        self.requests.clear()
+        return found
+
+    def pointer(self, content):
+        return {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+
+
+@contextlib.contextmanager
+def running():
+    with HubServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,281 @@
+import json
+import re
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+import keras_vit
+from keras_vit.models.pretrained import read_model
+from keras_vit.weights import hub as rooms
+from tests.tiny import build
+from tests.weights.hub_server import running
+
+TINY = "hf://user/tiny"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A server in place of huggingface.co, and a cache of this test's own."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with running() as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        # Read from the environment at import.
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        # Another protocol, of a compiled package, which the server does not speak.
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        huggingface_hub.close_session()
+        yield server
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def files(tiny, tmp_path):
+    """A transformers folder, and beside it what shall not be downloaded."""
+    keras_vit.save_weights(tiny, tmp_path / "folder", format="huggingface")
+    extra = {"README.md": b"# Tiny", "pytorch_model.bin": b"older", "onnx/model.safetensors": b"other"}
+    return {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()} | extra
+
+
+def same(one, other):
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_allclose(one.predict(images, verbose=0), other.predict(images, verbose=0), atol=1e-5)
+
+
+def cached(hub):
+    return sorted(
+        path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/**/*") if path.is_file()
+    )
+
+
+def test_only_what_is_needed_is_downloaded_and_once(hub, files, tiny):
+    hub.put("user/tiny", files)
+    same(keras_vit.from_pretrained(TINY), tiny)
+    assert cached(hub) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert len(hub.downloads()) == 3
+    same(keras_vit.from_pretrained(TINY), tiny)
+    assert hub.downloads() == []
+
+
+def test_offline_a_model_comes_from_the_cache(hub, files, tiny, monkeypatch, caplog):
+    hub.put("user/tiny", files)
+    keras_vit.from_pretrained(TINY)
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    same(keras_vit.from_pretrained(TINY), tiny)
+    assert hub.requests == [] and f"{TINY} is read from the cache" in caplog.text
+
+
+def test_without_a_network_a_model_comes_from_the_cache(hub, files, tiny, monkeypatch):
+    hub.put("user/tiny", files)
+    keras_vit.from_pretrained(TINY)
+    hub.refusals.append((".*", 503, None))
+    same(keras_vit.from_pretrained(TINY), tiny)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    same(keras_vit.from_pretrained(TINY), tiny)
+    with pytest.raises(ConnectionError, match="Cannot get 'hf://user/other'"):
+        keras_vit.from_pretrained("hf://user/other")
+
+
+def test_offline_what_is_not_cached_is_named(hub, files, monkeypatch):
+    hub.put("user/tiny", files)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cache = re.escape(repr(constants.HF_HUB_CACHE))
+    with pytest.raises(ConnectionError, match=f"'{TINY}': HF_HUB_OFFLINE is set, and it is not in the cache {cache}"):
+        keras_vit.from_pretrained(TINY)
+
+
+def test_a_revision_is_a_branch_a_commit_or_a_pull_request(hub, files, tiny):
+    commit = hub.put("user/tiny", files)
+    hub.put("user/tiny", {}, "main")
+    hub.put("user/tiny", files, "v1.0")
+    hub.put("user/tiny", files, "refs/pr/1")
+    for revision in (commit, "v1.0", "refs/pr/1"):
+        same(keras_vit.from_pretrained(f"{TINY}@{revision}"), tiny)
+    with pytest.raises(FileNotFoundError, match=f"Cannot get '{TINY}@v2': .*/user/tiny has no branch, tag or commit"):
+        keras_vit.from_pretrained(f"{TINY}@v2")
+
+
+def test_a_broken_download_is_resumed(hub, files, tiny, monkeypatch):
+    hub.put("user/tiny", files)
+    # What came after the last whole chunk is lost.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.cuts.append(5000)
+    same(keras_vit.from_pretrained(TINY), tiny)
+    assert hub.ranges == [5000]
+
+
+def test_a_failed_download_leaves_nothing_and_can_be_run_again(hub, files, tiny):
+    hub.put("user/tiny", files)
+    hub.refusals.append(("GET .*model.safetensors", 500, None))
+    with pytest.raises(ConnectionError, match=f"(?s)Cannot get '{TINY}': .*500.*run it again"):
+        keras_vit.from_pretrained(TINY)
+    assert "model.safetensors" not in cached(hub)
+    hub.refusals.append((".*", 503, None))
+    with pytest.raises(OSError, match=f"(?s)'{TINY}'.* in the cache, and the hub cannot be reached"):
+        keras_vit.from_pretrained(TINY)
+    hub.refusals.clear()
+    same(keras_vit.from_pretrained(TINY), tiny)
+
+
+def test_damage_in_the_cache_is_found(hub, files):
+    hub.put("user/tiny", files)
+    path = Path(rooms.local_path(TINY), "model.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.resolve().write_bytes(content)
+    with pytest.raises(ValueError, match="it is damaged or another file: its SHA-256"):
+        keras_vit.from_pretrained(TINY)
+
+
+@pytest.mark.parametrize(
+    "status, code, error, what",
+    [
+        (
+            401,
+            "GatedRepo",
+            PermissionError,
+            "it is gated. Accept its conditions at .*/user/tiny, then log in with .*HF_TOKEN",
+        ),
+        (403, "GatedRepo", PermissionError, "it is gated"),
+        (401, "RepoNotFound", FileNotFoundError, "there is no repository .*/user/tiny. If it is private, log in"),
+        (404, "RepoNotFound", FileNotFoundError, "there is no repository"),
+        (403, None, PermissionError, "the hub refused access .403."),
+    ],
+)
+def test_refusals_say_what_to_do(hub, files, status, code, error, what):
+    hub.put("user/tiny", files)
+    hub.refusals.append(("GET", status, code))
+    with pytest.raises(error, match=f"Cannot get '{TINY}': {what}"):
+        keras_vit.from_pretrained(TINY)
+
+
+def test_gated_files_of_a_repository_that_can_be_listed(hub, files):
+    hub.put("user/tiny", files)
+    hub.refusals.append(("(GET|HEAD) /user/tiny/resolve", 403, "GatedRepo"))
+    with pytest.raises(PermissionError, match="it is gated"):
+        keras_vit.from_pretrained(TINY)
+
+
+def test_a_token_is_sent(hub, files, monkeypatch):
+    hub.put("user/tiny", files)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    keras_vit.from_pretrained(TINY)
+    assert set(hub.tokens) == {"Bearer hf_secret"}
+
+
+def test_shards_are_downloaded_with_their_index(hub, files, tiny):
+    from safetensors.numpy import load, save
+
+    arrays = load(files.pop("model.safetensors"))
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    parts = dict(zip(names, (dict(list(arrays.items())[i::2]) for i in (0, 1)), strict=True))
+    index = {"weight_map": {key: name for name, part in parts.items() for key in part}}
+    del files["pytorch_model.bin"]
+    files |= {name: save(part) for name, part in parts.items()}
+    hub.put("user/tiny", files | {"model.safetensors.index.json": json.dumps(index).encode()})
+    model = keras_vit.from_pretrained(TINY, layer_norm_epsilon=1e-6, mean=0.5, std=0.5)
+    assert {*names, "model.safetensors.index.json"} <= set(cached(hub)) and "onnx" not in str(cached(hub))
+    same(model, tiny)
+
+
+def test_a_file_or_folder_of_a_repository_can_be_named(hub, files, tiny, tiny_file):
+    two = {f"b/{name}": content for name, content in files.items()} | {"a/tiny [1].npz": tiny_file.read_bytes()}
+    hub.put("user/tiny", two)
+    same(keras_vit.from_pretrained(f"{TINY}/a/tiny [1].npz"), tiny)
+    assert cached(hub) == ["tiny [1].npz"]
+    same(keras_vit.from_pretrained(f"{TINY}/b/"), tiny)
+    same(keras_vit.from_pretrained(f"{TINY}@main/b"), tiny)
+    with pytest.raises(FileNotFoundError, match=f"'{TINY}/c.npz' names no file .* Its files: a/tiny \\[1\\].npz, b/"):
+        keras_vit.from_pretrained(f"{TINY}/c.npz")
+
+
+def test_one_file_of_weights_is_found_and_several_are_listed(hub, tiny, tiny_file):
+    content = tiny_file.read_bytes()
+    hub.put("user/tiny", {"README.md": b"", "tiny.npz": content})
+    same(keras_vit.from_pretrained(TINY), tiny)
+    hub.put("user/tiny", {"a.npz": content, "b.npz": content})
+    with pytest.raises(ValueError, match=f"one of the 2 .* as in {TINY}/a.npz. Received several: a.npz, b.npz"):
+        keras_vit.from_pretrained(TINY)
+    hub.put("user/tiny", {"README.md": b""})
+    with pytest.raises(FileNotFoundError, match="holds neither model.safetensors .* Its files: README.md"):
+        keras_vit.from_pretrained(TINY)
+
+
+def test_every_place_of_a_path_takes_a_name(hub, files, tiny, tmp_path, capsys):
+    from keras_vit.cli import main
+
+    hub.put("user/tiny", files)
+    same(build(weights=TINY, activation="gelu_tanh"), tiny)
+    other = build()
+    keras_vit.load_weights(other, TINY)
+    same(other, tiny)
+    assert main(["weights", "show", TINY]) == 0
+    assert main(["weights", "show", "hf://user/none"]) == 1
+    assert "there is no repository" in capsys.readouterr().err
+
+
+def test_a_keras_file_is_for_predict_not_for_from_pretrained(hub, tiny, tmp_path):
+    tiny.save(tmp_path / "model.keras")
+    hub.put("user/tiny", {"model.keras": (tmp_path / "model.keras").read_bytes()})
+    same(read_model(TINY), tiny)
+    with pytest.raises(ValueError, match="it is a whole .keras model"):
+        keras_vit.from_pretrained(TINY)
+
+
+@pytest.fixture
+def kaggle(hub, tmp_path, monkeypatch):
+    """The same server in place of kaggle.com."""
+    from kagglesdk import kaggle_env
+
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "kaggle"))
+    monkeypatch.setenv("KAGGLE_API_ENVIRONMENT", "LOCALHOST")
+    monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.LOCAL, hub.url)
+    return hub
+
+
+def test_kaggle_models_are_read_and_cached(kaggle, files, tiny, tiny_file):
+    kaggle.put("user/vit/keras/tiny", {name: content for name, content in files.items() if "/" not in name})
+    same(keras_vit.from_pretrained("kaggle://user/vit/keras/tiny"), tiny)
+    kaggle.requests.clear()
+    same(keras_vit.from_pretrained("kaggle://user/vit/keras/tiny/1"), tiny)
+    assert kaggle.requests == []
+    kaggle.put("user/vit/keras/two", {"a.npz": tiny_file.read_bytes(), "b.npz": b""})
+    with pytest.raises(ValueError, match="one of the 2 .* as in kaggle://user/vit/keras/two/a.npz"):
+        keras_vit.from_pretrained("kaggle://user/vit/keras/two")
+    for version in ("", "/1"):
+        same(keras_vit.from_pretrained(f"kaggle://user/vit/keras/two{version}/a.npz"), tiny)
+
+
+def test_kaggle_errors_say_what_to_do(kaggle):
+    name = "kaggle://user/vit/keras/none"
+    with pytest.raises(FileNotFoundError, match=f"(?s)Cannot get '{name}': 404.*kagglehub.login"):
+        keras_vit.from_pretrained(name)
+    kaggle.refusals.append(("POST", 403, None))
+    with pytest.raises(PermissionError, match=f"(?s)Cannot get '{name}': 403.*kagglehub.login"):
+        keras_vit.from_pretrained(name)
+    kaggle.refusals[:] = [("POST", 503, None)]
+    with pytest.raises(ConnectionError, match=f"(?s)Cannot get '{name}': 503"):
+        keras_vit.from_pretrained(name)
+
+
+@pytest.mark.parametrize("name", ["hf://tiny", "hf://", "hf://a/b@", "hf://a/b//c", "kaggle://a/b/c", "hf://a b/c"])
+def test_names_are_checked(name):
+    with pytest.raises(ValueError, match="Expected hf://owner/name.@revision..*kaggle://owner/model/framework/"):
+        keras_vit.from_pretrained(name)
+
+
+@pytest.mark.parametrize("package, name", [("huggingface_hub", TINY), ("kagglehub", "kaggle://a/b/keras/c")])
+def test_a_missing_package_is_named(package, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf'{package}: pip install "keras-vit\[hub\]"'):
+        keras_vit.from_pretrained(name)
