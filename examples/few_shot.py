@@ -33,7 +33,7 @@ def parse_arguments(argv=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--weights", type=Path, required=True, help="a checkpoint, as an official .npz")
+    add("--weights", required=True, help="a checkpoint, as an official .npz or hf://owner/name")
     add("--dataset", required=True, help="a folder with one folder of images a class, or the name of a TFDS dataset")
     add("--data-dir", help="where TFDS datasets are prepared")
     add("--out", type=Path, default=Path("runs/few_shot"), help="folder of what is written")

@@ -36,7 +36,7 @@ def parse_arguments(argv=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--weights", type=Path, required=True, help="a checkpoint, as an official .npz")
+    add("--weights", required=True, help="a checkpoint, as an official .npz or hf://owner/name")
     add("--dataset", required=True, help="a folder with one folder of images a class, or the name of a TFDS dataset")
     add("--data-dir", help="where TFDS datasets are prepared")
     add("--out", type=Path, default=Path("runs/finetune"), help="folder of what is written")
@@ -95,8 +95,6 @@ def compile_model(model, optimizer):
 def main(argv=None):
     """Trains, saves, reloads and tests."""
     args = parse_arguments(argv)
-    if not args.weights.exists():
-        raise SystemExit(f"Expected a checkpoint. There is no file at --weights {args.weights}")
     keras.utils.set_random_seed(args.seed)
     try:
         make = keras_vit.data.splits(args.dataset, data_dir=args.data_dir, holdout=args.holdout)
