@@ -1,4 +1,4 @@
-"""Reads checkpoints on the Hugging Face hub and Kaggle by name, through their own clients and caches."""
+"""Reads and writes checkpoints on the Hugging Face hub and Kaggle by name, through their own clients and caches."""
 
 import contextlib
 import glob
@@ -6,9 +6,11 @@ import importlib
 import logging
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from keras_vit import arguments
+from keras_vit.weights.model_card import model_card
 from keras_vit.weights.read.folders import WEIGHTS
 
 logger = logging.getLogger("keras_vit")
@@ -37,6 +39,27 @@ def local_path(path):
     if found := _KAGGLE.fullmatch(path):
         return _of_kaggle(path, found["handle"], found["inside"])
     raise arguments.invalid("weights", _SYNTAX, path)
+
+
+def upload(name, model, format, write):
+    """Uploads what `write(path)` writes, with a model card if the repository has none; creates a missing repository."""
+    found = _HUGGING_FACE.fullmatch(name)
+    if found is None:
+        raise arguments.invalid("path", "a path, or hf://owner/name[@branch][/file or folder]", name)
+    repo, revision = found["repo"], found["revision"]
+    file = {"huggingface": "", "timm": "model.safetensors"}.get(format, f"{repo.partition('/')[2]}.npz")
+    api = _client("huggingface_hub").HfApi()
+    with tempfile.TemporaryDirectory() as draft:
+        path = Path(draft, found["inside"] or file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+        with _explaining(f"Cannot upload to {name!r}", repo):
+            api.create_repo(repo, exist_ok=True)
+            if not api.file_exists(repo, "README.md", revision=revision):
+                card = model_card(model, name, repo, Path(draft), format)
+                Path(draft, "README.md").write_text(card, encoding="utf-8")
+            message = "Upload a model of keras_vit"
+            api.upload_folder(repo_id=repo, folder_path=draft, revision=revision, commit_message=message)
 
 
 def _of_hugging_face(name, repo, revision, inside):

@@ -12,7 +12,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
-from keras_vit.weights import names
+from keras_vit.weights import hub, names
 from keras_vit.weights.huggingface_folder import write_folder
 from keras_vit.weights.model import (
     PREFIX_TOKENS,
@@ -47,7 +47,9 @@ def save_weights(
 
     Args:
         model: A ViT, hybrid or BiT built by this package.
-        path: Path of the file, or of the folder for "huggingface"; existing files are replaced.
+        path: Path of the file, or of the folder for "huggingface"; existing files are replaced. With
+            "hf://owner/name[@branch][/file or folder]" they are uploaded, with a model card if there is no README.md; a
+            repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict, or "huggingface" for a transformers folder.
         allow: Settings that may differ from the format's code: "activation" and "layer_norm_epsilon". timm's code, for
@@ -55,12 +57,17 @@ def save_weights(
 
     Raises:
         ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.
+        OSError: If an upload fails: PermissionError without access, else ConnectionError.
 
     Example:
 
     >>> keras_vit.save_weights(keras_vit.ViTTi16(), "ViT-Ti_16.npz")  # doctest: +SKIP
+    >>> keras_vit.save_weights(keras_vit.ViTTi16(), "hf://me/vit", format="huggingface")  # doctest: +SKIP
     """
     arguments.one_of("format", format, FORMATS)
+    if hub.is_name(path):
+        hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
+        return
     sizes = sizes_of(model)
     source = FORMATS[format] if sizes["num_layers"] or format != "npz" else names.BIT
     variables = weights_of(model)

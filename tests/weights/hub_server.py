@@ -1,5 +1,6 @@
 """A server on this machine that speaks as much of the protocols of Hugging Face and Kaggle as is tested."""
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -85,6 +86,48 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             content = content[int(start[1]) :]
         self._send(status, headers, content, stop)
 
+    def _create(self, hub, body):
+        wanted = json.loads(body)
+        repo = f"{wanted['organization']}/{wanted['name']}"
+        status = 409 if repo in hub.branches else 200
+        if status == 200:
+            hub.put(repo, {".gitattributes": b""})
+        self._send(status, {}, json.dumps({"url": f"{hub.url}/{repo}"}).encode())
+
+    def _check_yaml(self, hub, body):
+        self._json({"errors": [], "warnings": []})
+
+    def _preupload(self, hub, body, repo, revision):
+        hub.commit(repo, revision)
+        modes = [
+            {"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular"}
+            for file in json.loads(body)["files"]
+        ]
+        self._json({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+
+    def _batch(self, hub, body, repo):
+        objects = [
+            {**wanted, "actions": {"upload": {"href": f"{hub.url}/large/{wanted['oid']}"}}}
+            for wanted in json.loads(body)["objects"]
+        ]
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _put(self, hub, body, digest):
+        assert hashlib.sha256(body).hexdigest() == digest
+        hub.large[digest] = body
+        self._send(200, {})
+
+    def _commit(self, hub, body, repo, revision):
+        files = dict(hub.commits[hub.commit(repo, revision)])
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = hub.large[value["oid"]]
+        commit = hub.put(repo, files, revision)
+        self._json({"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit})
+
     def _of_kaggle(self, hub, body, call):
         wanted = json.loads(body)
         handle = "/".join(wanted[key] for key in ("ownerSlug", "modelSlug", "framework", "instanceSlug"))
@@ -109,6 +152,12 @@ _ROUTES = [
     ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", _Handler._info),
     ("GET", f"/api/models/{_REPO}/tree/{_REVISION}", _Handler._tree),
     ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", _Handler._file),
+    ("POST", "/api/repos/create", _Handler._create),
+    ("POST", "/api/validate-yaml", _Handler._check_yaml),
+    ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", _Handler._preupload),
+    ("POST", f"/{_REPO}.git/info/lfs/objects/batch", _Handler._batch),
+    ("PUT", "/large/(?P<digest>[0-9a-f]+)", _Handler._put),
+    ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", _Handler._commit),
     ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _Handler._of_kaggle),
 ]
 
@@ -123,7 +172,7 @@ class HubServer(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.branches, self.commits = {}, {}
+        self.branches, self.commits, self.large = {}, {}, {}
         self.requests, self.tokens, self.refusals, self.cuts, self.ranges = [], [], [], [], []
 
     def put(self, repo, files, branch="main"):

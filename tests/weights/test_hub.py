@@ -11,7 +11,7 @@ from huggingface_hub import constants
 import keras_vit
 from keras_vit.models.pretrained import read_model
 from keras_vit.weights import hub as rooms
-from tests.tiny import build
+from tests.tiny import build, randomize
 from tests.weights.hub_server import running
 
 TINY = "hf://user/tiny"
@@ -220,6 +220,8 @@ def test_every_place_of_a_path_takes_a_name(hub, files, tiny, tmp_path, capsys):
     keras_vit.load_weights(other, TINY)
     same(other, tiny)
     assert main(["weights", "show", TINY]) == 0
+    assert main(["weights", "convert", TINY, "hf://user/converted", "--to", "npz"]) == 0
+    same(keras_vit.from_pretrained("hf://user/converted"), tiny)
     assert main(["weights", "show", "hf://user/none"]) == 1
     assert "there is no repository" in capsys.readouterr().err
 
@@ -279,3 +281,41 @@ def test_a_missing_package_is_named(package, name, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf'{package}: pip install "keras-vit\[hub\]"'):
         keras_vit.from_pretrained(name)
+
+
+@pytest.mark.parametrize(
+    "format, file", [("huggingface", "config.json"), ("timm", "model.safetensors"), ("npz", "tiny.npz")]
+)
+def test_an_upload_can_be_read_again(hub, format, file):
+    model = randomize(build(activation="gelu", class_names=["a", "b", "c", "d", "e"]))
+    keras_vit.save_weights(model, TINY, format=format, allow=("activation", "layer_norm_epsilon"))
+    files = hub.files("user/tiny")
+    assert file in files
+    same(keras_vit.from_pretrained(TINY), model)
+    card = files["README.md"].decode()
+    assert f'keras_vit.from_pretrained("{TINY}")' in card and "16 x 16" in card and "a, b, c, d, e" in card
+    assert f"{model.count_params():,}" in card and "std 0.5" in card and "pipeline_tag: image-classification" in card
+    library = {"huggingface": "transformers"}.get(format, "keras-vit")
+    assert f"library_name: {library}\n" in card
+    assert ('AutoModelForImageClassification.from_pretrained("user/tiny")' in card) == (format == "huggingface")
+
+
+def test_an_upload_keeps_the_card_and_goes_to_a_branch_and_file(hub, tiny):
+    hub.put("user/tiny", {"README.md": b"mine"})
+    hub.put("user/tiny", {"README.md": b"mine"}, "dev")
+    keras_vit.save_weights(tiny, f"{TINY}@dev/npz/b.npz")
+    assert hub.files("user/tiny") == {"README.md": b"mine"}
+    assert sorted(hub.files("user/tiny", "dev")) == ["README.md", "npz/b.npz"]
+    assert hub.files("user/tiny", "dev")["README.md"] == b"mine"
+    same(keras_vit.from_pretrained(f"{TINY}@dev"), tiny)
+
+
+def test_uploads_fail_clearly(hub, tiny):
+    with pytest.raises(ValueError, match="has no place|cannot express"):
+        keras_vit.save_weights(build(pooling=None), TINY, format="timm")
+    assert hub.requests == []
+    with pytest.raises(ValueError, match="Expected a path, or hf://owner/name"):
+        keras_vit.save_weights(tiny, "kaggle://a/b/keras/c")
+    hub.refusals.append(("POST", 401, None))
+    with pytest.raises(PermissionError, match=f"Cannot upload to '{TINY}': the hub refused access .401.*hf auth login"):
+        keras_vit.save_weights(tiny, TINY)

@@ -1,0 +1,42 @@
+"""Writes the README.md of a model on the Hugging Face hub."""
+
+from keras_vit.preprocessing import carrier_of
+from keras_vit.record import config_of
+from keras_vit.weights.model import describe_sizes, sizes_of
+
+_MOST_CLASS_NAMES = 50
+# The library that reads a format's folder, and how.
+_LOADING = {
+    "huggingface": ("transformers", 'transformers.{auto}.from_pretrained("{repo}")'),
+    "timm": ("timm", 'timm.create_model("hf-hub:{repo}", pretrained=True)'),
+}
+
+
+def model_card(model, name, repo, folder, format):
+    """Returns a model card for what is uploaded from `folder` to a repository, and loaded by `name`."""
+    sizes, preprocessing = sizes_of(model), carrier_of(model).preprocessing
+    size, class_names = model.input_shape[1:3], config_of(model).class_names or ()
+    scale, mean, std = (
+        ", ".join(f"{number:g}" for number in getattr(preprocessing, field)) for field in ("value_range", "mean", "std")
+    )
+    resize = f"{preprocessing.interpolation}, {preprocessing.resize_mode}, crop {preprocessing.crop_fraction:g}"
+    facts = {
+        "Architecture": describe_sizes(sizes),
+        "Parameters": f"{model.count_params():,}",
+        "Image size": "any" if None in size else f"{size[0]} x {size[1]}",
+        "Preprocessing": f"resize {resize}; scale to {scale}; mean {mean}; std {std}",
+    }
+    if 0 < len(class_names) <= _MOST_CLASS_NAMES:
+        facts["Classes"] = ", ".join(class_names)
+    auto, task = "AutoModel", "image-feature-extraction"
+    if sizes["num_classes"]:
+        auto, task = "AutoModelForImageClassification", "image-classification"
+    library, loading = "keras-vit", [("keras_vit", f'keras_vit.from_pretrained("{name}")')]
+    if format in _LOADING and (folder / "config.json").is_file():
+        library, code = _LOADING[format]
+        loading.append((library, code.format(auto=auto, repo=repo)))
+    header = ("---", f"library_name: {library}", f"pipeline_tag: {task}", "tags:", "- keras-vit", "- vision", "---")
+    listed = (f"- {title}: {fact}" for title, fact in facts.items())
+    codes = (f"```python\nimport {package}\n\nmodel = {call}\n```\n" for package, call in loading)
+    last = ("## Training, results and license", "", "Not stated yet.", "")
+    return "\n".join((*header, "", f"# {repo.partition('/')[2]}", "", *listed, "", *codes, *last))
