@@ -83,7 +83,7 @@ def _of_hugging_face(name, repo, revision, inside):
         folder = hub.snapshot_download(
             repo, revision=revision, allow_patterns=patterns, local_files_only=bool(note), library_name="keras_vit"
         )
-    return os.path.join(folder, target)
+    return str(Path(folder, target))
 
 
 def _of_kaggle(name, handle, inside):
@@ -97,7 +97,7 @@ def _of_kaggle(name, handle, inside):
             f"Cannot get {name!r}: {error} If it needs an account or consent, accept its terms on kaggle.com and call "
             "kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network only a name with a version can be cached."
         ) from error
-    return path if inside else os.path.join(path, _choose(name, _files_in(path), "")[0])
+    return path if inside else str(Path(path, _choose(name, _files_in(path), "")[0]))
 
 
 def _choose(name, files, inside, note=""):

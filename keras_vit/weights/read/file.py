@@ -115,10 +115,19 @@ def known_digits(path):
     name = os.path.basename(path)
     if (digest := digest_in(f"{path}.sha256", name)) is not None:
         return digest
-    # Files in Hugging Face's cache are links to blobs/<SHA-256>, or for small files to blobs/<Git hash>.
-    folder, blob = os.path.split(os.path.realpath(path))
-    of_hub = os.path.basename(folder) == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob)
-    return blob if of_hub else SHA256_PREFIXES.get(name)
+    return _blob_of_hub(os.path.join(os.getcwd(), path)) or SHA256_PREFIXES.get(name)
+
+
+def _blob_of_hub(path):
+    """Returns the name of a file in Hugging Face's cache: blobs/<SHA-256>, or for small files blobs/<Git hash>."""
+    # The file is a link to its blob, which may be a link to a file of another name.
+    while True:
+        folder, blob = os.path.split(path)
+        if os.path.basename(folder) == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob):
+            return blob
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(folder, os.readlink(path))
 
 
 def check_is_no_stand_in(path):
