@@ -44,7 +44,7 @@ from keras_vit.models import (
 )
 from keras_vit.models import builders as _builders
 
-# ViTB16, DeiTB16, DINOv2B14, SigLIPB16, R50ViTB16, BiTR50x1, ...
+# ViTB16, DeiTB16, DINOv3B16, CLIPB16, EVA02B14, SigLIPB16, R50ViTB16, BiTR50x1, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of

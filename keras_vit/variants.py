@@ -7,12 +7,13 @@ from keras_vit import arguments
 
 
 class Size(NamedTuple):
-    """The depth and widths of an encoder."""
+    """The depth and widths of an encoder, and whether its MLPs are gated."""
 
     hidden_dim: int
     num_layers: int
     mlp_dim: int
     num_heads: int
+    gated_mlp: bool = False
 
 
 class Stem(NamedTuple):
@@ -31,7 +32,9 @@ class Variant(NamedTuple):
 
 
 # Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
-# Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it.
+# Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it. g-opt:
+# SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2g: DINOv2 (arXiv 2304.07193), table 17.
+# EVA02...: EVA-02 (arXiv 2303.11331). Where papers leave out MLP widths, they are those of their codes.
 SIZES = {
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
@@ -41,6 +44,15 @@ SIZES = {
     "g": Size(1408, 40, 6144, 16),
     "G": Size(1664, 48, 8192, 16),
     "SO400M": Size(1152, 27, 4304, 16),
+    "g-opt": Size(1536, 40, 6144, 16),
+    "S+": Size(384, 12, 1536, 6, gated_mlp=True),
+    "H+": Size(1280, 32, 5120, 20, gated_mlp=True),
+    "7B": Size(4096, 40, 8192, 32, gated_mlp=True),
+    "DINOv2g": Size(1536, 40, 4096, 24, gated_mlp=True),
+    "EVA02Ti": Size(192, 12, 512, 3, gated_mlp=True),
+    "EVA02S": Size(384, 12, 1024, 6, gated_mlp=True),
+    "EVA02B": Size(768, 12, 2048, 12, gated_mlp=True),
+    "EVA02L": Size(1024, 24, 2730, 16, gated_mlp=True),
 }
 
 # By name and the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
@@ -62,7 +74,7 @@ RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24
 
 def decode_variant(variant):
     """Parses "B/16" or the hybrid "R50+B/16" into a Variant; raises if it is unknown."""
-    match = re.fullmatch(r"(?:(\w+)\+)?(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
+    match = re.fullmatch(r"(?:(\w+)\+)?([\w-]+\+?)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
         if match[1] is None:
@@ -91,7 +103,8 @@ def name_of(architecture):
         depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
         return None if depth is None else f"BiT-R{depth}x{architecture.width_factor:g}"
     sizes = (architecture.hidden_dim, architecture.num_layers, architecture.mlp_dim)
-    size = next((name for name, row in SIZES.items() if row[:3] == sizes), None)
+    gated = getattr(architecture, "gated_mlp", None)
+    size = next((name for name, row in SIZES.items() if row[:3] == sizes and gated in (None, row.gated_mlp)), None)
     if size is None or architecture.patch_size is None:
         return None
     height, width = architecture.patch_size
@@ -104,7 +117,8 @@ def name_of(architecture):
     return None
 
 
-def num_heads_of(hidden_dim, num_layers, mlp_dim):
-    """Returns the number of heads of the size with these dimensions, or None."""
-    rows = (size.num_heads for size in SIZES.values() if size[:3] == (hidden_dim, num_layers, mlp_dim))
-    return next(rows, None)
+def num_heads_of(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
+    """Returns the number of heads of the sizes with these dimensions, or None if there is none, or they differ."""
+    rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
+    numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
+    return numbers.pop() if len(numbers) == 1 else None

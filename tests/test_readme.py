@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from keras_vit import cli
+from keras_vit.models import builders
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -52,6 +53,11 @@ def test_every_command_shown_is_one():
     assert len(lines) >= 4
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
+
+
+def test_the_table_of_models_names_every_builder():
+    table = README.partition("| Family | Builders |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(builders.__all__)
 
 
 def test_the_table_of_exports_is_that_of_the_results():

@@ -1,9 +1,11 @@
 import json
 
+import keras
 import pytest
 
 import keras_vit
-from keras_vit.variants import SIZES, STEMS, decode_variant
+from keras_vit.models.vit import architecture_of
+from keras_vit.variants import SIZES, STEMS, decode_variant, name_of, num_heads_of
 from tests.golden import GOLDEN_FOLDER
 
 TIMM_NAMES = {
@@ -39,6 +41,43 @@ def test_parameter_count(name, count_params):
     assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
 
 
+# With a classifier of 1,000 classes instead of a projection.
+FAMILIES = {
+    "DINOv2G14": "vit_giant_patch14_dinov2",
+    "DINOv3S16": "vit_small_patch16_dinov3_qkvb",
+    "DINOv3S16Plus": "vit_small_plus_patch16_dinov3_qkvb",
+    "DINOv3B16": "vit_base_patch16_dinov3_qkvb",
+    "DINOv3L16": "vit_large_patch16_dinov3_qkvb",
+    "DINOv3H16Plus": "vit_huge_plus_patch16_dinov3_qkvb",
+    "DINOv37B16": "vit_7b_patch16_dinov3",
+    "CLIPB32": "vit_base_patch32_clip_quickgelu_224",
+    "CLIPB16": "vit_base_patch16_clip_quickgelu_224",
+    "CLIPL14": "vit_large_patch14_clip_quickgelu_224",
+    "EVA02Ti14": "eva02_tiny_patch14_336",
+    "EVA02S14": "eva02_small_patch14_336",
+    "EVA02B14": "eva02_base_patch14_448",
+    "EVA02L14": "eva02_large_patch14_448",
+    "SigLIPB32": "vit_base_patch32_siglip_256",
+    "SigLIPSO400M16": "vit_so400m_patch16_siglip_256",
+    "SigLIPGOpt16": "vit_giantopt_patch16_siglip_256",
+    "IJEPAH14": "vit_huge_patch14_gap_224",
+    "IJEPAH16": "vit_huge_patch16_gap_448",
+    "IJEPAg16": "vit_giant_patch16_gap_224",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameter_counts_of_other_families_are_those_of_timm(name):
+    with keras.StatelessScope(initialize_variables=False):
+        model = getattr(keras_vit, name)(num_classes=1000, projection_dim=None)
+    keras.utils.clear_session(free_memory=False)
+    config = model.config
+    # timm has no parameters for the biases of the keys, which stay zero here.
+    zeros = config.num_layers * config.hidden_dim if config.qkv_bias and not config.key_bias else 0
+    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
+    assert model.count_params() - zeros == timm[FAMILIES[name]]
+
+
 NO_HYBRIDS = ["R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16"]
 
 
@@ -69,8 +108,22 @@ def test_the_tutorials_tiny_model():
 
 def test_a_variant_is_parsed():
     assert decode_variant("g/14") == (SIZES["g"], 14, None)
-    assert decode_variant("SO400M/14") == ((1152, 27, 4304, 16), 14, None)
-    assert SIZES["g"] == (1408, 40, 6144, 16) and SIZES["G"] == (1664, 48, 8192, 16)
+    assert decode_variant("SO400M/14") == ((1152, 27, 4304, 16, False), 14, None)
+    assert decode_variant("g-opt/16") == (SIZES["g-opt"], 16, None)
+    assert decode_variant("H+/16") == ((1280, 32, 5120, 20, True), 16, None)
+    assert SIZES["g"][:4] == (1408, 40, 6144, 16) and SIZES["G"][:4] == (1664, 48, 8192, 16)
+    assert (
+        keras_vit.ViTConfig.from_variant("S+/16").gated_mlp and not keras_vit.ViTConfig.from_variant("S/16").gated_mlp
+    )
+
+
+def test_a_size_is_found_by_its_dimensions():
+    assert num_heads_of(768, 12, 3072) == 12 and num_heads_of(768, 12, 3000) is None
+    assert [num_heads_of(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
+    for size in SIZES:
+        config = keras_vit.ViTConfig.from_variant(f"{size}/16")
+        assert name_of(config) == f"ViT-{size}/16"
+    assert [architecture_of(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
 
 
 def test_a_hybrid_is_parsed():

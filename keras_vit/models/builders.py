@@ -43,7 +43,7 @@ def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **de
     return build
 
 
-# ViT. The sources of the sizes are in `keras_vit.variants`.
+# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS32 = row("ViTS32", ViT, "S/32")
@@ -86,17 +86,91 @@ DeiT3B16 = row("DeiT3B16", ViT, "B/16", **_DEIT_3)
 DeiT3L16 = row("DeiT3L16", ViT, "L/16", **_DEIT_3)
 DeiT3H14 = row("DeiT3H14", ViT, "H/14", **_DEIT_3)
 
+# The backbones of I-JEPA, whose positions are a fixed table: arXiv 2301.08243, appendix A.
+_IJEPA = {"pooling": "gap", "num_classes": 0, **_DEIT}
+IJEPAH14 = row("IJEPAH14", ViT, "H/14", **_IJEPA)
+IJEPAH16 = row("IJEPAH16", ViT, "H/16", **{"image_size": 448, **_IJEPA})
+IJEPAg16 = row("IJEPAg16", ViT, "g/16", **_IJEPA)
+
 # DINOv2's backbones: arXiv 2304.07193, appendix B. With registers (arXiv 2309.16588): num_registers=4.
 _DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEIT}
 DINOv2S14 = row("DINOv2S14", ViT, "S/14", **_DINOV2)
 DINOv2B14 = row("DINOv2B14", ViT, "B/14", **_DINOV2)
 DINOv2L14 = row("DINOv2L14", ViT, "L/14", **_DINOV2)
+DINOv2G14 = row("DINOv2G14", ViT, "DINOv2g/14", **{**_DINOV2, "activation": "silu"})
 
-# The image towers of SigLIP, pooled by attention: arXiv 2303.15343, section 4.
+# DINOv3's backbones: arXiv 2508.10104, section 3; images are resized as in its README.
+_DINOV3 = {
+    "num_classes": 0,
+    "position_embedding": "none",
+    "rotary_embedding": "dinov3",
+    "num_registers": 4,
+    "layer_scale_init": 1e-5,
+    "key_bias": False,
+    "layer_norm_epsilon": 1e-5,
+    "activation": "gelu",
+    "preprocessing": Preprocessing(
+        **{**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0}
+    ),
+}
+_GATED_DINOV3 = {**_DINOV3, "activation": "silu"}
+DINOv3S16 = row("DINOv3S16", ViT, "S/16", **_DINOV3)
+DINOv3S16Plus = row("DINOv3S16Plus", ViT, "S+/16", **_GATED_DINOV3)
+DINOv3B16 = row("DINOv3B16", ViT, "B/16", **_DINOV3)
+DINOv3L16 = row("DINOv3L16", ViT, "L/16", **_DINOV3)
+DINOv3H16Plus = row("DINOv3H16Plus", ViT, "H+/16", **_GATED_DINOV3)
+DINOv37B16 = row("DINOv37B16", ViT, "7B/16", qkv_bias=False, **_GATED_DINOV3)
+
+# The image towers of OpenAI's CLIP: arXiv 2103.00020, table 20. L/14 was also trained at 336 pixels.
+_CLIP_PREPROCESSING = Preprocessing(
+    mean=(0.48145466, 0.4578275, 0.40821073),
+    std=(0.26862954, 0.26130258, 0.27577711),
+    interpolation="bicubic",
+    resize_mode="crop",
+)
+_CLIP = {
+    "num_classes": 0,
+    "patch_bias": False,
+    "norm_before_blocks": True,
+    "layer_norm_epsilon": 1e-5,
+    "activation": "quick_gelu",
+    "preprocessing": _CLIP_PREPROCESSING,
+}
+CLIPB32 = row("CLIPB32", ViT, "B/32", projection_dim=512, **_CLIP)
+CLIPB16 = row("CLIPB16", ViT, "B/16", projection_dim=512, **_CLIP)
+CLIPL14 = row("CLIPL14", ViT, "L/14", projection_dim=768, **_CLIP)
+
+# EVA-02, fine-tuned on ImageNet: arXiv 2303.11331, section 2 and, for the image sizes, its code.
+_EVA02 = {
+    "pooling": "gap",
+    "class_token": True,
+    "norm_after_pooling": True,
+    "rotary_embedding": "eva02",
+    "rotary_grid": (16, 16),
+    "key_bias": False,
+    "activation": "silu",
+    "preprocessing": _CLIP_PREPROCESSING,
+}
+_LARGE_EVA02 = {
+    "image_size": 448,
+    "mlp_norm": True,
+    **_EVA02,
+    "preprocessing": _CLIP_PREPROCESSING.changed(resize_mode="squash"),
+}
+EVA02Ti14 = row("EVA02Ti14", ViT, "EVA02Ti/14", image_size=336, **_EVA02)
+EVA02S14 = row("EVA02S14", ViT, "EVA02S/14", image_size=336, **_EVA02)
+EVA02B14 = row("EVA02B14", ViT, "EVA02B/14", **_LARGE_EVA02)
+EVA02L14 = row("EVA02L14", ViT, "EVA02L/14", **_LARGE_EVA02)
+
+# The image towers of SigLIP, pooled by attention: arXiv 2303.15343, section 4. SigLIP 2 has the same ones, and B/32,
+# SO400M/16 and g-opt/16: arXiv 2502.14786, section 2.
 _SIGLIP = {"pooling": "map", "num_classes": 0}
 SigLIPB16 = row("SigLIPB16", ViT, "B/16", **_SIGLIP)
 SigLIPL16 = row("SigLIPL16", ViT, "L/16", **_SIGLIP)
 SigLIPSO400M14 = row("SigLIPSO400M14", ViT, "SO400M/14", **_SIGLIP)
+SigLIPB32 = row("SigLIPB32", ViT, "B/32", image_size=256, **_SIGLIP)
+SigLIPSO400M16 = row("SigLIPSO400M16", ViT, "SO400M/16", image_size=256, **_SIGLIP)
+SigLIPGOpt16 = row("SigLIPGOpt16", ViT, "g-opt/16", image_size=256, **_SIGLIP)
 
 # Big Transfer's ResNets, the baselines of the ViT paper: arXiv 1912.11370.
 BiTR50x1 = row("BiTR50x1", BiT, "R50x1")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 
 import keras
@@ -64,7 +65,7 @@ def ViT(
     qkv_bias: bool = True,
     key_bias: bool = True,
     attention_norm: bool = False,
-    gated_mlp: bool = False,
+    gated_mlp: bool | None = None,
     mlp_norm: bool = False,
     activation: str | Callable | None = None,
     layer_norm_epsilon: float = 1e-6,
@@ -87,8 +88,9 @@ def ViT(
     `block_01`, ..., `norm`, `pre_logits` and `head`.
 
     Args:
-        variant: Size ("Ti", "S", "B", "L", "H", "g", "G", "SO400M"), slash, patch size in pixels, such as "B/16",
-            or a hybrid such as "R50+B/16". The size arguments below override it.
+        variant: Size (a row of `keras_vit.variants.SIZES`, such as "Ti", "S", "B", "L", "H", "g", "G" or "SO400M"),
+            slash, patch size in pixels, such as "B/16", or a hybrid such as "R50+B/16". The size arguments below
+            override it.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. Pixels at the right and
             bottom that do not fill a patch are dropped, with a warning.
         in_channels: Int, the number of image channels.
@@ -141,7 +143,8 @@ def ViT(
         qkv_bias: Bool, whether queries, keys and values have a bias.
         key_bias: Bool, whether the keys have one of these biases.
         attention_norm: Bool, whether to normalize the concatenated heads before their output projection.
-        gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu".
+        gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu". None: as in the
+            variant, or the weights.
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation. None: as in the
             weights, else "gelu_tanh".
@@ -201,5 +204,4 @@ def _warn_of_dropped_pixels(config):
 
 def architecture_of(variant):
     """The name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
-    stem, _, size = variant.rpartition("+")
-    return f"{stem}ViT{size}".replace("/", "")
+    return re.sub(r"^(?:(\w+)\+)?(?=\w)", r"\1ViT", variant, count=1).replace("/", "")

@@ -248,7 +248,7 @@ def _add_num_heads(checkpoint, found):
     if "num_heads" in fields:
         return
     dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
-    published = variants.num_heads_of(*dims)
+    published = variants.num_heads_of(*dims, fields.get("gated_mlp", False))
     mean_of_all = not {"class_token/tokens", "pooling/probe", "fc_norm/gamma"} & set(checkpoint.weights)
     if published is None:
         found.unknown["num_heads"] = "no published model has these widths and depth"

@@ -117,7 +117,7 @@ def most_bytes(row):
     """Returns an upper limit on the bytes of a Row's file: about twice its weights in float32."""
     parameters = width = 0
     if size := re.search(r"(?:ViT|DeiT)([A-Za-z]+)\d", row.architecture):
-        width, num_layers, mlp_dim, _ = variants.SIZES[size[1]]
+        width, num_layers, mlp_dim, *_ = variants.SIZES[size[1]]
         parameters = num_layers * (4 * width * width + 2 * width * mlp_dim)
     if resnet := re.search(r"R(\d+)(?:x(\d))?", row.architecture):
         factor = int(resnet[2] or 1)

@@ -37,6 +37,12 @@ COUNTED = """
     deit_base_patch16_384 vit_tiny_r_s16_p8_224 vit_small_r26_s32_224 vit_base_r50_s16_224 vit_large_r50_s32_224
     resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit resnetv2_152x2_bit resnetv2_152x4_bit
     deit3_small_patch16_224 deit3_base_patch16_224 deit3_huge_patch14_224
+    vit_giant_patch14_dinov2 vit_small_patch16_dinov3_qkvb vit_small_plus_patch16_dinov3_qkvb
+    vit_base_patch16_dinov3_qkvb vit_large_patch16_dinov3_qkvb vit_huge_plus_patch16_dinov3_qkvb vit_7b_patch16_dinov3
+    vit_base_patch32_clip_quickgelu_224 vit_base_patch16_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_224
+    eva02_tiny_patch14_336 eva02_small_patch14_336 eva02_base_patch14_448 eva02_large_patch14_448
+    vit_base_patch32_siglip_256 vit_so400m_patch16_siglip_256 vit_giantopt_patch16_siglip_256
+    vit_huge_patch14_gap_224 vit_huge_patch16_gap_448 vit_giant_patch16_gap_224
 """
 
 
