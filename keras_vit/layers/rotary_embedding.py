@@ -111,7 +111,8 @@ def head_width(name, value):
 def rotate(x, angles, layout):
     """Rotates the channels of the patches, the last tokens of (batch, num_heads, num_tokens, head_dim)."""
     dtype = x.dtype
-    x = ops.cast(x, "float32")
+    # Keras casts the inputs of layers, the cosines and sines too, to their compute dtype.
+    x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
     num_prefix = ops.shape(x)[2] - ops.shape(angles)[0]
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
     if layout == "halves":
