@@ -12,6 +12,8 @@ from keras_vit.variants import decode_resnet, decode_variant
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "token_gap", "map", None)
 ROTARY_EMBEDDINGS = ("dinov3", "eva02", "axial")
+# Whose epsilons a ResNet has in its standardized convolutions and norms.
+RESNET_EPSILONS = ("official", "timm")
 # Limits far above any model: blocks (or units of a stage), stages and width factor. A file beyond them is damaged.
 MOST_LAYERS, MOST_STAGES, MOST_WIDE = 1024, 8, 64
 
@@ -69,6 +71,7 @@ class ViTConfig(ModelConfig):
     head_dim: int | None = checked(arguments.positive_int, optional=True, default=None)
     stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
     width_factor: float = checked(half_multiple, default=1.0)
+    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
     pooling: str | None = checked(arguments.one_of, POOLINGS, default="token")
     position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
     position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
@@ -113,6 +116,8 @@ class ViTConfig(ModelConfig):
         self._check_head_dim()
         standard = self.stages is not None or self.width_factor == 1
         self._require(standard, "width_factor=1 without a ResNet", "width_factor")
+        standard = self.stages is not None or self.resnet_epsilons == "official"
+        self._require(standard, 'resnet_epsilons="official" without a ResNet', "resnet_epsilons")
         known_size = "grid_size=None with images of a known size"
         self._require(self.grid_size is None or self.any_size, known_size, "grid_size", "image_size")
         # Raises if the images are smaller than a patch.
@@ -222,6 +227,7 @@ class BiTConfig(ModelConfig):
         stages: Ints, the number of units per stage.
         width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
         pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
+        resnet_epsilons: "official" or "timm", as in `keras_vit.BiT`.
         **others: As in `keras_vit.BiT`.
 
     Raises:
@@ -238,6 +244,7 @@ class BiTConfig(ModelConfig):
     stages: tuple[int, ...] = checked(stage_sizes)
     width_factor: float = checked(half_multiple)
     pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
+    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
 
     @classmethod
     def from_variant(cls, variant, **overrides):

@@ -104,6 +104,7 @@ def test_a_users_own_activation_stays_a_function():
         ({"position_interpolation": "cubic"}, "`position_interpolation`"),
         ({"stages": 3}, "`stages`"),
         ({"width_factor": 2.0}, "width_factor=1 without a ResNet"),
+        ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
         ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
         ({"preprocessing": {"mean": "grey"}}, "`mean`"),
         ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),

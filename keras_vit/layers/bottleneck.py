@@ -2,16 +2,25 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.config import RESNET_EPSILONS
 from keras_vit.layers.base import Layer
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.standardized_conv import StandardizedConv2D
 
-# Options by `pre_activation`: False for the official hybrids, True for BiT.
-CONV_OPTIONS = {
-    False: {"padding": "same", "epsilon": 1e-5, "epsilon_added_to": "std"},
-    True: {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"},
-}
-NORM_OPTIONS = {False: {"groups": 32, "epsilon": 1e-6}, True: {"groups": 32, "epsilon": 1e-5}}
+
+def conv_options(pre_activation, epsilons):
+    """Returns the options of the convolutions: those of hybrids, or of BiT with `pre_activation`."""
+    padding = "symmetric" if pre_activation else "same"
+    if epsilons == "timm":
+        return {"padding": padding, "epsilon": 1e-8, "epsilon_added_to": "variance"}
+    if pre_activation:
+        return {"padding": padding, "epsilon": 1e-10, "epsilon_added_to": "variance"}
+    return {"padding": padding, "epsilon": 1e-5, "epsilon_added_to": "std"}
+
+
+def norm_options(pre_activation, epsilons):
+    """Returns the options of the norms, as `conv_options` does."""
+    return {"groups": 32, "epsilon": 1e-5 if pre_activation or epsilons == "timm" else 1e-6}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -26,6 +35,7 @@ class Bottleneck(Layer):
         pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
             after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first.
             The padding and epsilon of the convolutions differ too.
+        epsilons: "official", or "timm" for those of timm and transformers.
 
     Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
@@ -43,11 +53,12 @@ class Bottleneck(Layer):
     Initialized as in the official Flax code: LeCun normal kernels; the last norm's scale is zero in hybrids.
     """
 
-    def __init__(self, width, strides=1, pre_activation=False, **kwargs):
+    def __init__(self, width, strides=1, pre_activation=False, epsilons="official", **kwargs):
         super().__init__(**kwargs)
         self.width = arguments.positive_int("width", width)
         self.strides = arguments.positive_int("strides", strides)
         self.pre_activation = bool(pre_activation)
+        self.epsilons = arguments.one_of("epsilons", epsilons, RESNET_EPSILONS)
         if self.width % 32:
             raise arguments.invalid("width", "a multiple of 32", width)
         self.conv_1 = self._conv("conv_1", width, 1)
@@ -59,11 +70,13 @@ class Bottleneck(Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _conv(self, name, filters, kernel_size, strides=1):
-        options = {**CONV_OPTIONS[self.pre_activation], **self.inherited}
+        options = {**conv_options(self.pre_activation, self.epsilons), **self.inherited}
         return StandardizedConv2D(filters, kernel_size, strides, name=name, **options)
 
     def _norm(self, name, **kwargs):
-        return GroupNormalization(name=name, **NORM_OPTIONS[self.pre_activation], **self.inherited, **kwargs)
+        return GroupNormalization(
+            name=name, **norm_options(self.pre_activation, self.epsilons), **self.inherited, **kwargs
+        )
 
     def build(self, images_shape):
         if self.strides > 1 or images_shape[-1] != 4 * self.width:

@@ -7,8 +7,8 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.config import BiTConfig
-from keras_vit.layers.bottleneck import CONV_OPTIONS, NORM_OPTIONS
-from keras_vit.models.recorded import RecordedModel, fields_from, with_dtype
+from keras_vit.layers.bottleneck import conv_options, norm_options
+from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, known_settings, with_dtype
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import ROOT_WIDTH
 from keras_vit.weights.checkpoint import Checkpoint
@@ -31,7 +31,8 @@ def BiT(
     weights: str | os.PathLike | None = None,
     stages: Sequence[int] | None = None,
     width_factor: float | None = None,
-    pool_padding: str = "lowest",
+    pool_padding: str | None = None,
+    resnet_epsilons: str | None = None,
     classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
     include_preprocessing: bool = False,
@@ -54,7 +55,9 @@ def BiT(
         stages: Ints, the units per stage. None: as in the variant.
         width_factor: Float, a multiple of 0.5, the width relative to a standard ResNet. None: as in the variant.
         pool_padding: Padding of the max pooling, which changes the logits: "lowest" (later Flax code) or "zeros" (timm
-            and the code published with the weights).
+            and the code published with the weights). None: as in the weights, if they tell, else "lowest".
+        resnet_epsilons: The epsilons of its convolutions and norms: "official", or "timm" for those of timm and
+            transformers. None: as in the weights, else "official".
         **others: As in `keras_vit.ViT`.
 
     Raises:
@@ -72,13 +75,17 @@ def BiT(
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
-    config = BiTConfig.from_variant(variant, **fields_from(BiT, BiTConfig, given, checkpoint))
+    fields = fields_from(BiT, BiTConfig, given, checkpoint)
+    if checkpoint is not None:
+        fields = {**known_settings(checkpoint, "pool_padding", "resnet_epsilons"), **fields}
+    config = BiTConfig.from_variant(variant, **fields)
+    conv, norm = conv_options(True, config.resnet_epsilons), norm_options(True, config.resnet_epsilons)
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
-    x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **CONV_OPTIONS[True])(x)
+    x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(x)
     x = layers.SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
-    x = layers.GroupNormalization(name="norm", **NORM_OPTIONS[True])(x)
+    x = layers.GroupNormalization(name="norm", **norm)(x)
     x = keras.layers.Activation("relu", name="relu")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if config.num_classes:
@@ -86,14 +93,15 @@ def BiT(
         x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
     model = BigTransfer(inputs, x, name=name or "bit_" + variant)
     if checkpoint is not None:
-        load_checkpoint(model, checkpoint).log()
+        load_checkpoint(model, checkpoint, allow=given_settings(given)).log()
     return model
 
 
 def hybrid_stem(images, config):
     """Adds the ResNet of a hybrid to a functional graph; returns the feature map."""
-    x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **CONV_OPTIONS[False])(images)
-    x = layers.GroupNormalization(name="root_norm", **NORM_OPTIONS[False])(x)
+    conv, norm = conv_options(False, config.resnet_epsilons), norm_options(False, config.resnet_epsilons)
+    x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(images)
+    x = layers.GroupNormalization(name="root_norm", **norm)(x)
     x = keras.layers.Activation("relu", name="root_relu")(x)
     x = keras.layers.MaxPooling2D(3, 2, padding="same", data_format="channels_last", name="root_pool")(x)
     return _units(x, config, pre_activation=False)
@@ -111,6 +119,7 @@ def _units(x, config, pre_activation):
                 root_width(config) * 2**s,
                 strides=2 if s and not u else 1,
                 pre_activation=pre_activation,
+                epsilons=config.resnet_epsilons,
                 name=f"stage_{s + 1}_unit_{u + 1:02d}",
             )(x)
     return x

@@ -16,7 +16,7 @@ from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.fields import check_positions
 from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.model import name_of
+from keras_vit.weights.model import SETTINGS, name_of
 
 # The arguments for which None is a value, not a default.
 _NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
@@ -104,7 +104,7 @@ def from_pretrained(
     name = "vit" if build is ViT and not known else None
     model = build(**{"variant": variant, "name": name, **fields, **given})
     model.get_layer("normalization").multi_label = multi_label
-    allow = [name for name in ("activation", "layer_norm_epsilon", "pooling") if name in given]
+    allow = [name for name in SETTINGS if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()

@@ -69,3 +69,14 @@ def fields_from(builder, kind, given, checkpoint):
     changes = {name: given[name] for name in ("mean", "std", "interpolation", "crop_fraction")}
     fields["preprocessing"] = preprocessing_of(checkpoint, given["preprocessing"], given["in_channels"], **changes)
     return fields
+
+
+def known_settings(checkpoint, *names):
+    """Those of the settings `names` that a checkpoint tells."""
+    return {name: checkpoint.settings[name] for name in names if checkpoint.settings[name] is not None}
+
+
+def given_settings(given):
+    """The settings that an argument of a builder sets, which may differ from those of its weights."""
+    names = ("activation", "resnet_epsilons", "pool_padding")
+    return tuple(name for name in names if given.get(name) is not None)

@@ -10,7 +10,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import ViTConfig
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
-from keras_vit.models.recorded import fields_from, with_dtype
+from keras_vit.models.recorded import fields_from, given_settings, known_settings, with_dtype
 from keras_vit.models.vision_transformer import VisionTransformer, vision_transformer
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
@@ -37,6 +37,7 @@ def ViT(
     mlp_dim: int | None = None,
     stages: Sequence[int] | None = None,
     width_factor: float = 1.0,
+    resnet_epsilons: str | None = None,
     position_embedding: str = "learned",
     position_interpolation: str | None = None,
     grid_size: tuple[int, int] | None = None,
@@ -108,6 +109,8 @@ def ViT(
         mlp_dim: Int, the hidden width of the MLPs.
         stages: Ints, the units per stage of a hybrid's ResNet; () for its root only. None: as in the variant.
         width_factor: Float, a multiple of 0.5, the width of that ResNet relative to the standard.
+        resnet_epsilons: The epsilons of its convolutions and norms: "official" or "timm". None: as in the weights, else
+            "official".
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
             in each attention), "sincos2d" (fixed) or "none".
         position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic" or
@@ -177,7 +180,7 @@ def ViT(
     # None is a value of `pooling`: all tokens.
     fields = fields_from(ViT, ViTConfig, given, checkpoint)
     if checkpoint is not None:
-        fields.setdefault("activation", checkpoint.settings["activation"] or ViTConfig.activation)
+        fields = {**known_settings(checkpoint, "activation", "resnet_epsilons"), **fields}
         if arguments.image_size(image_size) == (None, None):
             fields.setdefault("position_interpolation", checkpoint.position_interpolation)
             # Keeps the weights' grid, so that it is resized only once.
@@ -187,7 +190,7 @@ def ViT(
     given["name"] = name or "vit_" + variant.replace("/", "").replace("+", "_")
     model = vision_transformer(config, **{name: given[name] for name in vision_transformer.__kwdefaults__})
     if checkpoint is not None:
-        load_checkpoint(model, checkpoint, allow=() if activation is None else ("activation",)).log()
+        load_checkpoint(model, checkpoint, allow=given_settings(given)).log()
     return model
 
 

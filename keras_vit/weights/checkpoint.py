@@ -14,7 +14,10 @@ from keras_vit.weights.read.file import refuse
 from keras_vit.weights.read.folders import ShardedFile
 
 # The types of the metadata in files by `save_weights`.
-_OWN_TYPES = {"activation": str, "layer_norm_epsilon": float, "pooling": str, "preprocessing": dict, "config": dict}
+_OWN_TYPES = {
+    **dict.fromkeys(("activation", "pooling", "resnet_epsilons", "pool_padding"), str),
+    **{"layer_norm_epsilon": float, "preprocessing": dict, "config": dict},
+}
 # An array of size 0 can claim to stack any number of blocks.
 _MOST_BLOCKS = 1000
 

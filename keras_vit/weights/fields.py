@@ -27,6 +27,9 @@ _BASE = (768, 12, 3072)
 _SO400M = 1152
 
 
+_OF_RESNETS = ("resnet_epsilons", "pool_padding")
+
+
 class Stated(NamedTuple):
     """The known config fields of a checkpoint's model, and {unknown field: reason}."""
 
@@ -125,6 +128,8 @@ def settings(checkpoint):
     """Returns the `SETTINGS` of the model; unknown ones are None."""
     config, source = {**checkpoint.config, **_model_args(checkpoint)}, checkpoint.source
     found = {"activation": source.activation, "layer_norm_epsilon": source.layer_norm_epsilon}
+    has_resnet = "root_conv/kernel" in checkpoint.weights
+    found |= {name: getattr(source, name) if has_resnet else None for name in _OF_RESNETS}
     found["pooling"] = _pooling_of_source(checkpoint)
     for key in ("hidden_act", "act_layer"):
         if key in config:
@@ -185,8 +190,11 @@ def stated(checkpoint):
         _add_num_heads(checkpoint, found)
         _add_settings(checkpoint, found)
         _add_positions(checkpoint, found)
-    else:
-        found.unknown["pool_padding"] = "it differs between the code bases that read such files"
+    for name in _OF_RESNETS if not sizes["num_layers"] else _OF_RESNETS[: sizes["stages"] is not None]:
+        if checkpoint.settings[name] is None:
+            found.unknown[name] = "it differs between the code bases that read such files"
+        else:
+            found.fields[name] = checkpoint.settings[name]
     return found
 
 

@@ -62,7 +62,8 @@ def load_weights(
             (both Hugging Face's) or "keras". None: recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
-        allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling".
+        allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
+            "resnet_epsilons", "pool_padding".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
             "bicubic_antialias" (timm). None: as in the source's code.

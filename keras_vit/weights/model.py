@@ -21,7 +21,7 @@ SIZES = (
     "stages",
     "width_factor",
 )
-SETTINGS = ("activation", "layer_norm_epsilon", "pooling")
+SETTINGS = ("activation", "layer_norm_epsilon", "pooling", "resnet_epsilons", "pool_padding")
 
 # Tokens before the patches that may have a position embedding, in order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
@@ -86,11 +86,12 @@ def describe_sizes(sizes):
 
 
 def settings_of(model):
-    """Returns the `SETTINGS` of a model; {} without blocks."""
+    """Returns those of the `SETTINGS` that a model has."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        return {}
+        return {"resnet_epsilons": config.resnet_epsilons, "pool_padding": config.pool_padding}
     return {
+        **({} if config.stages is None else {"resnet_epsilons": config.resnet_epsilons}),
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "pooling": _pooling(model, config) or "none",

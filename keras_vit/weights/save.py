@@ -136,9 +136,9 @@ def _check(model, format, source, sizes, variables, allow):
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{sizes['hidden_dim']} channels"
         )
-    # A Hugging Face folder states them.
-    told = format == "huggingface"
-    settings = {} if told else {name: getattr(source, name) for name in ("activation", "layer_norm_epsilon")}
+    # A Hugging Face folder states the first two.
+    names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
+    settings = {name: getattr(source, name) for name in names[2 if format == "huggingface" else 0 :]}
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "

@@ -48,11 +48,16 @@ def test_weights_are_named():
 
 
 @pytest.mark.parametrize(
-    "pre_activation, conventions",
-    [(False, ("same", 1e-5, "std", 1e-6)), (True, ("symmetric", 1e-10, "variance", 1e-5))],
+    "pre_activation, epsilons, conventions",
+    [
+        (False, "official", ("same", 1e-5, "std", 1e-6)),
+        (True, "official", ("symmetric", 1e-10, "variance", 1e-5)),
+        (False, "timm", ("same", 1e-8, "variance", 1e-5)),
+        (True, "timm", ("symmetric", 1e-8, "variance", 1e-5)),
+    ],
 )
-def test_conventions(pre_activation, conventions):
-    layer = Bottleneck(32, 2, pre_activation)
+def test_conventions(pre_activation, epsilons, conventions):
+    layer = Bottleneck(32, 2, pre_activation, epsilons)
     layer.build((None, 8, 8, 64))
     convs = (layer.conv_1, layer.conv_2, layer.conv_3, layer.conv_proj)
     norms = [n for n in (layer.norm_1, layer.norm_2, layer.norm_3, layer.norm_proj) if n is not None]
@@ -80,6 +85,7 @@ def test_initial_weights(pre_activation):
         ({"width": 0}, "`width`. Expected an integer of at least 1. Received: 0"),
         ({"width": 48}, "`width`. Expected a multiple of 32. Received: 48"),
         ({"strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
+        ({"epsilons": "torch"}, "`epsilons`. Expected one of 'official', 'timm'. Received: 'torch'"),
     ],
 )
 def test_refuses(arguments, message):

@@ -83,6 +83,9 @@ def test_conventions_are_those_of_the_hybrids():
     root = model.get_layer("root_conv")
     assert (root.padding, root.epsilon, root.epsilon_added_to) == ("same", 1e-5, "std")
     assert not model.get_layer("stage_2_unit_01").pre_activation
+    timm = build(resnet_epsilons="timm")
+    epsilons = [timm.get_layer(name).epsilon for name in ("root_conv", "root_norm")]
+    assert epsilons == [1e-8, 1e-5] and timm.get_layer("stage_2_unit_01").epsilons == "timm"
 
 
 def test_any_size_at_run_time_is_the_model_of_that_size():

@@ -37,4 +37,4 @@ class KerasSource(Source):
         return "patch_embedding/0" in keys or "root_conv/0" in keys
 
 
-KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None)
+KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None, resnet_epsilons=None)

@@ -32,6 +32,9 @@ class Source:
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
+    # Of the ResNets of its hybrids and BiT, and of BiT's max pooling.
+    resnet_epsilons: str | None = "official"
+    pool_padding: str | None = None
     position_interpolation: str = "linear"
     # Whether the class token has a position embedding, if a table's length allows both.
     class_token_position: bool = True
