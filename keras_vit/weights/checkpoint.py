@@ -7,6 +7,7 @@ import numbers
 from typing import NamedTuple
 
 from keras_vit import arguments
+from keras_vit.config import total_stride
 from keras_vit.weights import fields, hub, names, preprocessing
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
@@ -49,6 +50,7 @@ class Checkpoint:
             canonical, self.ignored = self.source.canonical_keys(self.file.entries)
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
+        fields.refuse_unsupported(self, canonical)
         self.places = self._unstacked(canonical)
         # By canonical key: without prefixes, aliases and stacking.
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
@@ -160,9 +162,11 @@ class Checkpoint:
     def _grid_of_image(self, counts):
         """Returns the grid for the image size in the file's config if it matches the table's length, else None."""
         patch = self.weights.get("patch_embedding/kernel", (0, 0))[:2]
-        if self.image_size is None or 0 in patch or "root_conv/kernel" in self.weights:
+        if self.image_size is None or 0 in patch:
             return None
-        grid = tuple(side // size for side, size in zip(self.image_size, patch, strict=True))
+        stages = fields.stages(self.weights)
+        stride = 1 if stages is None else total_stride(stages)
+        grid = tuple(-(-side // stride) // size for side, size in zip(self.image_size, patch, strict=True))
         return grid if grid[0] * grid[1] in counts else None
 
     def _position_interpolation(self):

@@ -71,19 +71,23 @@ class Flat(Same):
 
 
 class Transposed(Same):
-    """A dense kernel in PyTorch's layout, (outputs, inputs); the model's first `inputs` axes are inputs."""
+    """A dense kernel in PyTorch's layout, (outputs, inputs) and then `ones` axes of length 1.
 
-    def __init__(self, inputs=1):
-        self.inputs = inputs
+    The model's first `inputs` axes are inputs.
+    """
+
+    def __init__(self, inputs=1, ones=0):
+        self.inputs, self.ones = inputs, ones
 
     def model_shape(self, shapes):
-        return shapes[0][::-1]
+        return shapes[0][: len(shapes[0]) - self.ones][::-1]
 
     def to_model(self, arrays, shape):
         return arrays[0].T.reshape(shape)
 
     def to_file(self, value, heads):
-        return (value.reshape(math.prod(value.shape[: self.inputs]), -1).T,)
+        kernel = value.reshape(math.prod(value.shape[: self.inputs]), -1).T
+        return (kernel.reshape(*kernel.shape, *[1] * self.ones),)
 
 
 class TorchConv(Same):

@@ -74,6 +74,28 @@ def check_positions(checkpoint, fields):
         )
 
 
+def refuse_unsupported(checkpoint, keys):
+    """Raises if canonical keys or the config show a model that the source has and this package has not."""
+    config, source = {**checkpoint.config, **_model_args(checkpoint)}, checkpoint.source
+    name = config.get("architecture") or config.get("model_type")
+    what = f"Cannot load {checkpoint.path!r}: it is a model of {source.name}{f' ({name})' if name else ''} with"
+    for pattern, part in source.refused:
+        key = next((key for key in keys if re.match(pattern, key)), None)
+        if key is not None:
+            raise ValueError(f"{what} {part}, which this package does not have. Received: the key {key!r}")
+    for setting, value in source.config.items():
+        if config.get(setting, value) != value:
+            raise ValueError(f"{what} {setting}={config[setting]!r}, which is not supported. Expected: {value!r}")
+
+
+def stages(weights):
+    """Returns the units per stage of the ResNet with these weights, or None without one."""
+    layers = {weight.split("/")[0] for weight in weights}
+    units = [re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers]
+    found = [int(match[1]) for match in units if match]
+    return tuple(found.count(stage) for stage in sorted(set(found))) if "root_conv/kernel" in weights else None
+
+
 def sizes(checkpoint):
     """Returns the `SIZES` of the model; unknown ones are None."""
     weights = checkpoint.weights
@@ -84,8 +106,6 @@ def sizes(checkpoint):
 
     patch = size("patch_embedding/kernel", 4, 0), size("patch_embedding/kernel", 4, 1)
     layers = {weight.split("/")[0] for weight in weights}
-    units = [re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers]
-    stages = [int(match[1]) for match in units if match]
     root_width = size("root_conv/kernel", 4, 3)
     return {
         "hidden_dim": size("patch_embedding/kernel", 4, 3),
@@ -96,7 +116,7 @@ def sizes(checkpoint):
         "in_channels": size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
         "num_classes": size("head/bias", 1, 0) or 0,
         "grid_size": checkpoint.grid_size,
-        "stages": None if root_width is None else tuple(stages.count(stage) for stage in sorted(set(stages))),
+        "stages": None if root_width is None else stages(weights),
         "width_factor": None if root_width is None else root_width / variants.ROOT_WIDTH,
     }
 
@@ -190,6 +210,8 @@ def stated(checkpoint):
         _add_num_heads(checkpoint, found)
         _add_settings(checkpoint, found)
         _add_positions(checkpoint, found)
+    elif checkpoint.image_size is not None:
+        found.fields["image_size"] = checkpoint.image_size
     for name in _OF_RESNETS if not sizes["num_layers"] else _OF_RESNETS[: sizes["stages"] is not None]:
         if checkpoint.settings[name] is None:
             found.unknown[name] = "it differs between the code bases that read such files"
@@ -244,7 +266,9 @@ def _add_arrays_of_vit(checkpoint, fields):
 def _add_preprocessing(checkpoint, found):
     source = checkpoint.source.name
     # Among timm's models only DeiT's have a distillation token.
-    one_kind = source != "keras" and (source != "timm" or "distillation_token/tokens" in checkpoint.weights)
+    one_kind = source not in ("keras", "timm", "timm_bit") or (
+        source == "timm" and "distillation_token/tokens" in checkpoint.weights
+    )
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:

@@ -58,8 +58,8 @@ def load_weights(
             .safetensors or .pth (no code in it is run); a Hugging Face folder; or Keras' .weights.h5. Or a hub's name,
             whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or commit)
             or "kaggle://owner/model/framework/variation[/version][/file]".
-        source: "official", "big_vision", "bit", "timm", "deit", "huggingface" (its ViT and DeiT), "dinov2", "siglip"
-            (both Hugging Face's) or "keras". None: recognised by the file's keys.
+        source: "official", "big_vision", "bit", "timm", "timm_bit", "deit", "huggingface" (its ViT and DeiT),
+            "huggingface_bit", "dinov2", "siglip" (both Hugging Face's) or "keras". None: recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",

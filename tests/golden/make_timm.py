@@ -7,11 +7,13 @@ With timm 1.0.31; an empty torchvision will do. With --check it writes nothing, 
 kept.
 """
 
+import functools
+import re
 import sys
 from pathlib import Path
 
 import torch
-from making import arguments, write_or_check
+from making import arguments, draw, spread, write_or_check
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,6 +28,25 @@ SIZES = {
     "mlp_ratio": 2,
     "num_classes": 10,
 }
+TINY = {"img_size": (64, 96), "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2, "num_classes": 10}
+
+
+def make_resnet(args, name, module):
+    """A hybrid or BiT: logits of images, and of their upper left 37 x 70 pixels."""
+    module.eval()
+
+    def answers(weights, images):
+        module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+        with torch.no_grad():
+            return {"logits": module(images).numpy(), "cut/logits": module(images[:, :, :37, :70]).numpy()}
+
+    def draw_spread(shapes):
+        convs = re.compile(r".*(^|\.)conv\d?\.weight")
+        return {key: spread(array) if convs.fullmatch(key) else array for key, array in draw(shapes).items()}
+
+    shapes = {key: tuple(x.shape) for key, x in module.state_dict().items()}
+    write_or_check(args, f"{name}.safetensors", shapes, (2, 64, 96, 3), answers, draw_spread)
 
 
 def make(args, name, module):
@@ -58,6 +79,22 @@ def main():
     make(args, "timm_vit_reg4_layerscale", vit(reg_tokens=4, no_embed_class=True, init_values=1.0, **SIZES))
     make(args, "timm_vit_qknorm_map", vit(class_token=False, global_pool="map", qk_norm=True, **SIZES))
     make(args, "timm_deit_distilled", deit(**SIZES))
+    make_resnets(args, vit)
+
+
+def make_resnets(args, vit):
+    """As timm's `vit_*_r26_*`, `vit_tiny_r_*` and `resnetv2_*_bit`, of half the width."""
+    hybrid, resnetv2 = peer("timm.models.vision_transformer_hybrid"), peer("timm.models.resnetv2")
+    conv = functools.partial(hybrid.StdConv2dSame, eps=1e-8)
+    options = {"stem_type": "same", "preact": False, "conv_layer": conv}
+    resnet = resnetv2.ResNetV2((2, 1), width_factor=0.5, num_classes=0, global_pool="", **options)
+    stem = resnetv2.create_resnetv2_stem(3, 32, **options)
+    for name, backbone, patch_size in (("timm_hybrid", resnet, 1), ("timm_hybrid_stem", stem, 8)):
+        embed = functools.partial(hybrid.HybridEmbed, backbone=backbone)
+        make_resnet(args, name, vit(embed_layer=embed, patch_size=patch_size, dynamic_img_size=True, **TINY))
+    conv = functools.partial(resnetv2.StdConv2d, eps=1e-8)
+    bit = resnetv2.ResNetV2((2, 1), width_factor=0.5, num_classes=10, stem_type="fixed", conv_layer=conv)
+    make_resnet(args, "timm_bit", bit)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ With --check it writes nothing, and runs transformers on the folders that are ke
 import numpy as np
 import torch
 import transformers
-from making import HERE, arguments, compare
+from making import HERE, arguments, compare, spread
 
 SIZES = {"num_attention_heads": 4, "image_size": 32, "patch_size": 8}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, **SIZES}
@@ -38,6 +38,11 @@ CASES = {
         2,
     ),
     "hf_siglip": (transformers.SiglipVisionModel, transformers.SiglipVisionConfig(intermediate_size=64, **SMALL), 2),
+    "hf_bit": (
+        transformers.BitForImageClassification,
+        transformers.BitConfig(embedding_size=32, hidden_sizes=[128, 256], depths=[2, 1], num_labels=10),
+        2,
+    ),
 }
 
 
@@ -51,6 +56,8 @@ def answers(module, images):
         found = {"logits": output.logits, "cls_logits": output.cls_logits, "dist_logits": output.distillation_logits}
     else:
         found = {"logits": output.logits}
+    if module.config.model_type == "bit":
+        found["cut/logits"] = module(images[:, :, :37, :70]).logits.detach()
     return {key: x.numpy() for key, x in found.items()}
 
 
@@ -59,6 +66,8 @@ def draw(module, generator):
         # Wide enough that a weight left out or in another's place is seen.
         centre = 1.0 if parameter.ndim == 1 and "bias" not in key else 0.0
         torch.nn.init.normal_(parameter, centre, 0.2, generator=generator)
+        if ".conv" in key:
+            parameter.data = torch.from_numpy(spread(parameter.detach().numpy()))
 
 
 args = arguments()
@@ -74,5 +83,6 @@ for name in args.names or CASES:
     module = kind._from_config(config, **options)
     draw(module, generator)
     module.save_pretrained(HERE / name)
-    images = torch.randn((batch, 3, SIZES["image_size"], SIZES["image_size"]), generator=generator)
+    size = (64, 96) if config.model_type == "bit" else (SIZES["image_size"], SIZES["image_size"])
+    images = torch.randn((batch, 3, *size), generator=generator)
     np.savez_compressed(path, images=images.permute(0, 2, 3, 1).numpy(), **answers(module, images))

@@ -22,6 +22,9 @@ SMALL = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 HEADS = {"num_heads": 4, **BARE}
 BIT = {"image_size": 64, "pool_padding": "lowest"}
+TINY = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
+OF_TIMM = {"width_factor": 0.5, "resnet_epsilons": "timm"}
+HYBRID, HYBRID_STEM = {"grid_size": (8, 12), **HEADS}, {"grid_size": (2, 3), **HEADS}
 GOLDEN = {
     "vit_token.npz": ({}, {}),
     "vit_token_prelogits.npz": ({}, {"representation_size": 48}),
@@ -43,7 +46,11 @@ GOLDEN = {
     "hf_dinov2": ({}, {"layer_scale_init": 1.0, **SMALL, **EXACT}),
     "hf_dinov2_reg2": ({}, {"layer_scale_init": 1.0, "num_registers": 2, **SMALL, **EXACT}),
     "hf_siglip": ({}, {"pooling": "map", **SMALL}),
-    "bit_2111_x0.5.npz": (BIT, {}),
+    "bit_2111_x0.5.npz": (BIT, {"stages": (2, 1, 1, 1)}),
+    "timm_hybrid.safetensors": (HYBRID, {"stages": (2, 1), "patch_size": 1, **OF_TIMM, **TINY, **EXACT}),
+    "timm_hybrid_stem.safetensors": (HYBRID_STEM, {"stages": (), **OF_TIMM, **TINY, **EXACT}),
+    "timm_bit.safetensors": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
+    "hf_bit": ({"image_size": (64, 96)}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
 }
 # The references' names of activations inside, where the models compute the same.
 TAPS = {
@@ -101,14 +108,27 @@ def test_golden_files_through_from_pretrained(name):
 def test_golden_files_through_load_weights(name):
     path, io = golden(name)
     options = {"image_size": io["images"].shape[1:3], "num_classes": io["logits"].shape[1] if "logits" in io else 0}
-    if name.startswith("bit"):
-        model = keras_vit.BiT("R50x1", stages=(2, 1, 1, 1), width_factor=0.5, **options)
+    if "bit" in name:
+        model = keras_vit.BiT("R50x1", **{"width_factor": 0.5, **options, **GOLDEN[name][1]})
     else:
         model = keras_vit.ViT("B/16", **{**SIZES, **options, **GOLDEN[name][1]})
     report = keras_vit.load_weights(model, path)
     assert len(report.loaded) == len(model.weights) and not report.kept
     assert set(report.skipped) <= {"embeddings.mask_token"}
     close(model, io, name.split("_")[0])
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if GOLDEN[name][1].get("resnet_epsilons")])
+def test_golden_resnets_at_other_sizes(name):
+    path, io = golden(name)
+    cut = io["images"][:, :37, :70]
+    for image_size in ((37, 70), (None, None)):
+        model = keras_vit.from_pretrained(path, **{**GOLDEN[name][0], "image_size": image_size})
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(model(cut)), io["cut/logits"], atol=1e-4)
+    # The epsilons of the official code are other ones, and cancel only in the stem's groups of one channel.
+    model = keras_vit.from_pretrained(path, **{**GOLDEN[name][0], "resnet_epsilons": "official"})
+    difference = np.abs(keras.ops.convert_to_numpy(model(io["images"])) - io["logits"]).max()
+    assert (difference > 1e-3) == (name != "timm_hybrid_stem.safetensors")
 
 
 def test_the_real_checkpoint_is_known_by_its_sizes(shared):

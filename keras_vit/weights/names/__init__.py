@@ -1,16 +1,23 @@
 """The table of weight names of each source."""
 
+import re
+
 from keras_vit.weights.names.huggingface import DINOV2, HUGGINGFACE, SIGLIP
 from keras_vit.weights.names.keras import KERAS
 from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
+from keras_vit.weights.names.resnet import HUGGINGFACE_BIT, TIMM_BIT, TIMM_STEM
 from keras_vit.weights.names.source import Name, Source
 from keras_vit.weights.names.timm import DEIT, TIMM
 
 SOURCES = {
-    source.name: source for source in (OFFICIAL, BIG_VISION, BIT, TIMM, DEIT, HUGGINGFACE, DINOV2, SIGLIP, KERAS)
+    source.name: source
+    for source in (
+        *(OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, DEIT),
+        *(HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, SIGLIP, KERAS),
+    )
 }
 
-__all__ = ["SOURCES", "Name", "Source", "recognise"]
+__all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
 
 
 def recognise(keys, container, facts):
@@ -22,8 +29,11 @@ def recognise(keys, container, facts):
         stacked = any("encoderblock/" in key for key in keys)
         prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
         return BIG_VISION if "pos_embedding" in keys or prefixed or (stacked and not old) else OFFICIAL
-    if TIMM.knows(keys):
-        return DEIT if container == "pth" and facts.get("wrapper") == "model" else TIMM
+    backbone = any(key.removeprefix("module.").startswith("patch_embed.backbone.") for key in keys)
+    if backbone or TIMM.knows(keys):
+        return DEIT if container == "pth" and facts.get("wrapper") == "model" and not backbone else TIMM
+    if any(re.fullmatch(r"(module\.)?stages\.0\.blocks\.0\.conv1\.weight", key) for key in keys):
+        return TIMM_BIT
     if DINOV2.knows(keys) and any(key.endswith(".layer_scale1.lambda1") for key in keys):
         return DINOV2
-    return next((source for source in (BIT, HUGGINGFACE, SIGLIP, KERAS) if source.knows(keys)), None)
+    return next((source for source in (BIT, HUGGINGFACE, HUGGINGFACE_BIT, SIGLIP, KERAS) if source.knows(keys)), None)

@@ -5,7 +5,7 @@ from keras_vit.weights.names.source import Name, Source
 
 _SAME = codecs.Same()
 BLOCK = "block_{block:02d}/"
-_UNIT = "stage_{stage}_unit_{unit:02d}/"
+UNIT = "stage_{stage}_unit_{unit:02d}/"
 
 
 def _dense(ours, theirs):
@@ -44,8 +44,8 @@ def _hybrid_stem():
     vector = codecs.Ones()
     rows = {"root_conv/kernel": Name(("conv_root/kernel",)), **_norm("root_norm", "gn_root", vector)}
     for ours, theirs in (("_1", "1"), ("_2", "2"), ("_3", "3"), ("_proj", "_proj")):
-        rows[f"{_UNIT}conv{ours}/kernel"] = Name((f"block{{stage}}/unit{{unit}}/conv{theirs}/kernel",))
-        rows |= _norm(f"{_UNIT}norm{ours}", f"block{{stage}}/unit{{unit}}/gn{theirs}", vector)
+        rows[f"{UNIT}conv{ours}/kernel"] = Name((f"block{{stage}}/unit{{unit}}/conv{theirs}/kernel",))
+        rows |= _norm(f"{UNIT}norm{ours}", f"block{{stage}}/unit{{unit}}/gn{theirs}", vector)
     return rows
 
 
@@ -105,7 +105,7 @@ def _bit():
     unit = "block{stage}/unit{unit:02d}/"
     rows = {
         "root_conv/kernel": Name(("root_block/standardized_conv2d/kernel",)),
-        f"{_UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
+        f"{UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
         "norm/gamma": Name(("group_norm/gamma",)),
         "norm/beta": Name(("group_norm/beta",)),
         # The head is a 1 x 1 convolution.
@@ -113,9 +113,9 @@ def _bit():
         "head/bias": Name(("head/conv2d/bias",)),
     }
     for i, part in enumerate("abc", start=1):
-        rows[f"{_UNIT}norm_{i}/gamma"] = Name((f"{unit}{part}/group_norm/gamma",))
-        rows[f"{_UNIT}norm_{i}/beta"] = Name((f"{unit}{part}/group_norm/beta",))
-        rows[f"{_UNIT}conv_{i}/kernel"] = Name((f"{unit}{part}/standardized_conv2d/kernel",))
+        rows[f"{UNIT}norm_{i}/gamma"] = Name((f"{unit}{part}/group_norm/gamma",))
+        rows[f"{UNIT}norm_{i}/beta"] = Name((f"{unit}{part}/group_norm/beta",))
+        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{unit}{part}/standardized_conv2d/kernel",))
     return rows
 
 

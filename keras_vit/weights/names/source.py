@@ -28,7 +28,8 @@ class Source:
     """A code base's checkpoint format and its models' settings; those that its files do not tell are None."""
 
     name: str
-    # From weight path to Name; both may contain {block:02d}, {stage} and {unit:02d}.
+    # From weight path to Name; both may contain {block:02d}, {stage} and {unit:02d}, and keys {stage0} and {unit0},
+    # which count from 0.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
@@ -43,6 +44,10 @@ class Source:
     aliases: tuple = ()
     # Regular expression of keys that hold no weights of the model, such as an optimizer's state.
     ignored: str = r"(?!)"
+    # (regular expression, what it is) pairs for keys of models that this package does not have.
+    refused: tuple = ()
+    # {name: value} of a folder's config, for settings that this package does not have.
+    config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that all keys may have.
     prefixes: tuple = ()
     # Weights that its code cannot do without.
@@ -102,7 +107,15 @@ ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel")
 def _numbers(template, text):
     """Parses "block_07/" by the template "block_{block:02d}/" into {"block": 7}; None if it does not match."""
     match = _pattern(template).fullmatch(text)
-    return match and {field: int(number) for field, number in match.groupdict().items()}
+    if match is None:
+        return None
+    found = {field: int(number) for field, number in match.groupdict().items()}
+    for field in ("stage", "unit"):
+        if field in found:
+            found[f"{field}0"] = found[field] - 1
+        elif f"{field}0" in found:
+            found[field] = found[f"{field}0"] + 1
+    return found
 
 
 @functools.cache

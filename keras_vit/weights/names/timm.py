@@ -3,7 +3,7 @@
 import dataclasses
 
 from keras_vit.weights import codecs
-from keras_vit.weights.names.official import BLOCK
+from keras_vit.weights.names.official import BLOCK, UNIT
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, Name, Source
 
 _TRANSPOSED = codecs.Transposed()
@@ -35,7 +35,19 @@ def pooling(probe, parts, out, norm_, mlp):
     }
 
 
+def resnet(stem, unit):
+    """Returns the rows of a ResNet, given the names of its first convolution and of a unit."""
+    rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TorchConv())}
+    for i in (1, 2, 3, "proj"):
+        module = f"{unit}downsample." if i == "proj" else unit
+        number = "" if i == "proj" else i
+        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TorchConv())
+        rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
+    return rows
+
+
 _BLOCK = "blocks.{block}."
+_BACKBONE = "patch_embed.backbone."
 # timm projects keys and values together.
 _POOLING_PARTS = [
     ("query", "attn_pool.q.weight", "attn_pool.q.bias", 0, 1),
@@ -67,10 +79,17 @@ TIMM = Source(
         **dense("pre_logits", "pre_logits.fc"),
         **dense("head", "head"),
         **dense("head_dist", "head_dist"),
+        **resnet(f"{_BACKBONE}stem.conv", f"{_BACKBONE}stages.{{stage0}}.blocks.{{unit0}}."),
+        **norm("root_norm", f"{_BACKBONE}stem.norm"),
     },
+    resnet_epsilons="timm",
     position_interpolation="bicubic_antialias",
-    # DeiT III's own files name the layer scales differently.
-    aliases=[(r"(?<=\.)gamma_([12])$", r"ls\1.gamma")],
+    # DeiT III's own files name the layer scales differently; a ResNet without stages is only a stem.
+    aliases=[(r"(?<=\.)gamma_([12])$", r"ls\1.gamma"), (r"^patch_embed\.backbone\.(?=conv|norm)", f"{_BACKBONE}stem.")],
+    refused=[
+        (r"patch_embed\.backbone\.(?!stem\.|stages\.)", "a backbone that is no ResNet with group normalization"),
+        (r".*\.stages\.[4-9]", "a ResNet of more than four stages"),
+    ],
     prefixes=("module.",),
 )
 
