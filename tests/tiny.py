@@ -22,8 +22,8 @@ def build(**changes):
     return keras_vit.ViT("B/16", **{**TINY, **changes})
 
 
-def randomize(model, seed=0):
+def randomize(model, seed=0, scale=1):
     """Gives every weight its own random numbers, so that no two weights could be mixed up unseen."""
     rng = np.random.default_rng(seed)
-    model.set_weights([rng.normal(size=w.shape).astype("float32") for w in model.get_weights()])
+    model.set_weights([rng.normal(scale=scale, size=w.shape).astype("float32") for w in model.get_weights()])
     return model

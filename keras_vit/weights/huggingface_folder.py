@@ -1,4 +1,4 @@
-"""Writes folders that Hugging Face transformers loads as ViT and DeiT models."""
+"""Writes folders that Hugging Face transformers loads as ViT, DeiT and BiT models."""
 
 import json
 import re
@@ -6,6 +6,8 @@ import re
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.files import replacing
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.variants import ROOT_WIDTH
+from keras_vit.weights.names import HUGGINGFACE_BIT
 from keras_vit.weights.write import write_safetensors
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
@@ -16,7 +18,8 @@ _HEADS = ("classifier.", "distillation_classifier.")
 
 def write_folder(path, arrays, sizes, facts):
     """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `names.HUGGINGFACE`."""
-    kind = "deit" if "embeddings.distillation_token" in arrays else "vit"
+    kinds = {"embedder.convolution.weight": "bit", "embeddings.distillation_token": "deit"}
+    kind = next((kind for key, kind in kinds.items() if key in arrays), "vit")
     if kind == "deit" and not sizes["num_classes"]:
         raise ValueError(
             "The format 'huggingface' has no distilled model without its two heads. Received: num_classes=0"
@@ -24,7 +27,10 @@ def write_folder(path, arrays, sizes, facts):
     if sizes["num_classes"] and "pooler.dense.weight" in arrays:
         raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
     path.mkdir(exist_ok=True)
-    config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
+    if kind == "bit":
+        config = _bit_config(sizes)
+    else:
+        config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
     preprocessor = _preprocessor(facts, sizes["in_channels"])
     write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
     _write_json(path / "preprocessor_config.json", preprocessor)
@@ -68,10 +74,27 @@ def _config(kind, sizes, facts, has_pooler):
     }
     if has_pooler:
         config |= {"pooler_act": "tanh", "pooler_output_size": sizes["hidden_dim"]}
-    if sizes["num_classes"]:
-        labels = {str(i): f"LABEL_{i}" for i in range(sizes["num_classes"])}
-        config |= {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
-    return config
+    return config | _labels(sizes["num_classes"])
+
+
+def _bit_config(sizes):
+    width = int(ROOT_WIDTH * sizes["width_factor"])
+    return {
+        "architectures": ["BitForImageClassification" if sizes["num_classes"] else "BitModel"],
+        "model_type": "bit",
+        "num_channels": sizes["in_channels"],
+        # It has no width factor of the first convolution.
+        "embedding_size": width,
+        "hidden_sizes": [4 * width * 2**i for i in range(len(sizes["stages"]))],
+        "depths": sizes["stages"],
+        **HUGGINGFACE_BIT.config,
+        **_labels(sizes["num_classes"]),
+    }
+
+
+def _labels(num_classes):
+    labels = {str(i): f"LABEL_{i}" for i in range(num_classes)}
+    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}} if labels else {}
 
 
 def _preprocessor(facts, channels):

@@ -120,6 +120,8 @@ def unwritten(model, source):
     if carrier_of(model).folded:
         yield "preprocessing folded into its patch embedding"
     config = config_of(model)
+    if source in ("timm", "timm_bit", "huggingface_bit") and len(config.stages or ()) > 4:
+        yield "a ResNet of more than four stages, the last of which that code dilates"
     if not isinstance(config, ViTConfig):
         return
     # Without a table, big_vision's code uses sine-cosine positions, and the others use none.

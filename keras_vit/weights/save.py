@@ -27,13 +27,14 @@ from keras_vit.weights.model import (
 )
 from keras_vit.weights.write import write_npz, write_safetensors
 
-# The source whose code reads a format; "npz" is BiT's for a model without blocks.
+# The source whose code reads a format, and that for a model without blocks.
 FORMATS = {
     "npz": names.OFFICIAL,
     "big_vision": names.BIG_VISION,
     "timm": names.TIMM,
     "huggingface": names.HUGGINGFACE,
 }
+_OF_BIT = {"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT}
 # Prefixes of all keys.
 _PREFIXES = {"official": "", "big_vision": "params/", "bit": "resnet/"}
 
@@ -69,7 +70,7 @@ def save_weights(
         hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
         return
     sizes = sizes_of(model)
-    source = FORMATS[format] if sizes["num_layers"] or format != "npz" else names.BIT
+    source = _source(format, sizes)
     variables = weights_of(model)
     _check(model, format, source, sizes, variables, allow)
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
@@ -82,6 +83,12 @@ def save_weights(
     else:
         prefix = _PREFIXES[source.name]
         write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
+
+
+def _source(format, sizes):
+    if not sizes["num_layers"]:
+        return _OF_BIT.get(format, FORMATS[format])
+    return names.TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]
 
 
 def _num_prefix_positions(format, counts, here, grid):

@@ -1,9 +1,13 @@
 """Our files in the code bases that they are written for. Skipped, and said so, where those are not installed, unless
 KERAS_VIT_PEERS=1 makes that a failure (`pip install "keras-vit[peers]"`, then `pip install --no-deps timm`)."""
 
+import functools
+import json
+
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import keras_vit
 from keras_vit.weights.read import open_checkpoint
@@ -74,9 +78,73 @@ def test_timm_reads_a_state_dict(torch, tmp_path, arguments, theirs):
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
     module = transformer.VisionTransformer(**{**sizes, "mlp_ratio": 20 / 12, **theirs})
-    file = open_checkpoint(tmp_path / "model.safetensors")
-    module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
+    _load(torch, module, tmp_path / "model.safetensors")
     np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stages, patch_size", [((2, 1), 1), ((), 3)])
+def test_timm_reads_a_hybrid(torch, tmp_path, stages, patch_size):
+    hybrid, resnetv2 = peer("timm.models.vision_transformer_hybrid"), peer("timm.models.resnetv2")
+    sizes = {"image_size": (33, 47), "stages": stages, "patch_size": patch_size}
+    model = randomize(build(activation="gelu", resnet_epsilons="timm", **sizes), scale=0.1)
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    # As `_resnetv2` of timm.
+    options = {"stem_type": "same", "preact": False, "conv_layer": functools.partial(hybrid.StdConv2dSame, eps=1e-8)}
+    if stages:
+        backbone = resnetv2.ResNetV2(stages, num_classes=0, global_pool="", **options)
+    else:
+        backbone = resnetv2.create_resnetv2_stem(3, **options)
+    sizes = {"img_size": (33, 47), "patch_size": patch_size, "embed_dim": 12, "depth": 2, "num_heads": 3}
+    embed = functools.partial(hybrid.HybridEmbed, backbone=backbone)
+    module = hybrid.VisionTransformer(**sizes, num_classes=5, mlp_ratio=20 / 12, embed_layer=embed)
+    _load(torch, module, tmp_path / "model.safetensors")
+    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
+
+
+def bit(**changes):
+    sizes = {"image_size": (33, 50), "stages": (2, 1), "width_factor": 0.5, "num_classes": 5}
+    model = keras_vit.BiT("R50x1", resnet_epsilons="timm", pool_padding="zeros", **{**sizes, **changes})
+    return randomize(model, scale=0.1)
+
+
+@pytest.mark.parametrize("num_classes", [5, 0])
+def test_timm_reads_bit(torch, tmp_path, num_classes):
+    resnetv2, model = peer("timm.models.resnetv2"), bit(num_classes=num_classes)
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    conv = functools.partial(resnetv2.StdConv2d, eps=1e-8)
+    module = resnetv2.ResNetV2((2, 1), num_classes=num_classes, width_factor=0.5, stem_type="fixed", conv_layer=conv)
+    _load(torch, module, tmp_path / "model.safetensors")
+    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_transformers_reads_bit(torch, tmp_path):
+    transformers, model = peer("transformers"), bit()
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    module = transformers.BitForImageClassification.from_pretrained(tmp_path / "folder")
+    np.testing.assert_allclose(run(torch, module, model).logits.numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
+    model = bit(num_classes=0)
+    keras_vit.save_weights(model, tmp_path / "features", "huggingface")
+    module = transformers.BitModel.from_pretrained(tmp_path / "features")
+    theirs = run(torch, module, model).pooler_output.numpy()[:, :, 0, 0]
+    np.testing.assert_allclose(theirs, outputs(model)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224", "resnetv2_50x1_bit"])
+def test_published_models_of_timm_are_read(torch, tmp_path, name):
+    timm = peer("timm")
+    module = timm.create_model(name, num_classes=7).eval()
+    for key, parameter in module.named_parameters():
+        torch.nn.init.normal_(parameter, parameter.ndim == 1 and "bias" not in key, 0.05)
+    arrays = {key: x.numpy() for key, x in module.state_dict().items()}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": name, "num_classes": 7, "pretrained_cfg": module.pretrained_cfg}, default=str)
+    )
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    model = keras_vit.from_pretrained(tmp_path)
+    assert model.input_shape == (None, 224, 224, 3) and model.config.resnet_epsilons == "timm"
+    assert model.preprocessing.crop_fraction == module.pretrained_cfg["crop_pct"]
+    theirs, (ours,) = run(torch, module, model).numpy(), outputs(model)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("registers", [0, 2])
@@ -97,6 +165,11 @@ def test_siglip_of_transformers_is_read(torch, tmp_path):
         hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, image_size=16, patch_size=4
     )
     _check_reading(torch, transformers.SiglipVisionModel(config), tmp_path)
+
+
+def _load(torch, module, path):
+    file = open_checkpoint(path)
+    module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
 
 
 def _check_reading(torch, module, path):

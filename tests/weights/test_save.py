@@ -99,6 +99,7 @@ def test_a_missing_folder_is_named(tiny, tmp_path):
 
 # Other formats ------------------------------------------------------------------------------------------------------
 
+BARE = {"preprocessing": keras_vit.Preprocessing()}
 ROUND_TRIPS = {
     "big_vision": [{"pooling": "map"}, {"representation_size": 8}, {"class_token_position": False}],
     "timm": [
@@ -134,12 +135,23 @@ def test_other_formats_come_back_as_the_same_model(tmp_path, format, arguments):
         assert np.allclose(ours.mean, theirs.mean[:1]) and theirs.interpolation == "bicubic" and theirs.antialias
 
 
-@pytest.mark.parametrize("name", ["bit_2111_x0.5", "hybrid_r50ish_patch1", "bigvision_map", "timm_vit_qknorm_map"])
-def test_golden_files_of_all_families_come_back_bit_for_bit(tmp_path, name):
-    format = {"bigvision": "big_vision", "timm": "timm"}.get(name.split("_")[0], "npz")
-    source = GOLDEN_FOLDER / f"{name}.{'safetensors' if format == 'timm' else 'npz'}"
-    told = {"bit": {"pool_padding": "lowest"}, "timm": {"preprocessing": keras_vit.Preprocessing()}}
-    model = keras_vit.from_pretrained(source, **told.get(name.split("_")[0], {}))
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("bit_2111_x0.5.npz", {"pool_padding": "lowest"}),
+        ("hybrid_r50ish_patch1.npz", {}),
+        ("bigvision_map.npz", {}),
+        ("timm_vit_qknorm_map.safetensors", BARE),
+        ("timm_hybrid.safetensors", {"num_heads": 4, "grid_size": (8, 12), **BARE}),
+        ("timm_hybrid_stem.safetensors", {"num_heads": 4, "grid_size": (2, 3), **BARE}),
+        ("timm_bit.safetensors", BARE),
+        ("hf_bit", {}),
+    ],
+)
+def test_golden_files_of_all_families_come_back_bit_for_bit(tmp_path, name, told):
+    formats = {"bigvision": "big_vision", "timm": "timm", "hf": "huggingface"}
+    format, source = formats.get(name.split("_")[0], "npz"), GOLDEN_FOLDER / name
+    model = keras_vit.from_pretrained(source, **told)
     keras_vit.save_weights(model, tmp_path / "back", format)
     before, after = (dict(f.read(f.entries)) for f in map(open_checkpoint, (source, tmp_path / "back")))
     assert set(before) == set(after)
@@ -196,6 +208,25 @@ def test_a_hugging_face_config_says_what_the_model_computes(tmp_path):
     assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
     assert preprocessor["image_mean"] == [0.5] * 3 and preprocessor["image_std"] == [0.1, 0.2, 0.3]
     assert preprocessor["size"] == {"height": 16, "width": 24}
+
+
+def test_a_bit_folder_says_what_the_model_computes(tmp_path):
+    model = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), interpolation="bicubic")
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (GOLDEN_FOLDER / "hf_bit", tmp_path / "folder")
+    )
+    assert all(before[name] == value for name, value in after.items())
+    assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
+
+
+def test_more_stages_than_four_are_dilated_in_other_code(tmp_path):
+    model = keras_vit.BiT(
+        "R50x1", stages=(1,) * 5, width_factor=0.5, num_classes=2, resnet_epsilons="timm", pool_padding="zeros"
+    )
+    for format in ("timm", "huggingface"):
+        with pytest.raises(ValueError, match="a ResNet of more than four stages"):
+            keras_vit.save_weights(model, tmp_path / "model", format)
 
 
 def own_head(model, name="head", **options):
