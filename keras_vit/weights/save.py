@@ -53,8 +53,8 @@ def save_weights(
             repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict, or "huggingface" for a transformers folder.
-        allow: Settings that may differ from the format's code: "activation" and "layer_norm_epsilon". timm's code, for
-            example, then needs `act_layer="gelu_tanh"`.
+        allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
+            "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"`.
 
     Raises:
         ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.

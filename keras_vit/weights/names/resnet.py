@@ -21,7 +21,7 @@ _SETTINGS = {"activation": None, "layer_norm_epsilon": None, "resnet_epsilons": 
 TIMM_BIT = Source(
     "timm_bit",
     {
-        **resnet("stem.conv", "stages.{stage0}.blocks.{unit0}."),
+        **resnet("stem.conv", "stages.{stage0}.blocks.{unit0}.", (1, 2, 3)),
         **norm("norm", "norm"),
         # The head is a 1 x 1 convolution.
         **dense("head", "head.fc", codecs.Transposed(ones=2)),
@@ -42,7 +42,7 @@ TIMM_BIT = Source(
 HUGGINGFACE_BIT = Source(
     "huggingface_bit",
     {
-        **resnet("embedder.convolution", "encoder.stages.{stage0}.layers.{unit0}."),
+        **resnet("embedder.convolution", "encoder.stages.{stage0}.layers.{unit0}.", (1, 2, 3)),
         **norm("norm", "norm"),
         **dense("head", "classifier.1"),
     },

@@ -35,14 +35,15 @@ def pooling(probe, parts, out, norm_, mlp):
     }
 
 
-def resnet(stem, unit):
-    """Returns the rows of a ResNet, given the names of its first convolution and of a unit."""
+def resnet(stem, unit, norms):
+    """Returns the rows of a ResNet, given its first convolution, a unit and the norms of a unit."""
     rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TorchConv())}
     for i in (1, 2, 3, "proj"):
         module = f"{unit}downsample." if i == "proj" else unit
         number = "" if i == "proj" else i
         rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TorchConv())
-        rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
+        if i in norms:
+            rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
     return rows
 
 
@@ -79,15 +80,21 @@ TIMM = Source(
         **dense("pre_logits", "pre_logits.fc"),
         **dense("head", "head"),
         **dense("head_dist", "head_dist"),
-        **resnet(f"{_BACKBONE}stem.conv", f"{_BACKBONE}stages.{{stage0}}.blocks.{{unit0}}."),
+        **resnet(f"{_BACKBONE}stem.conv", f"{_BACKBONE}stages.{{stage0}}.blocks.{{unit0}}.", (1, 2, 3, "proj")),
         **norm("root_norm", f"{_BACKBONE}stem.norm"),
     },
     resnet_epsilons="timm",
     position_interpolation="bicubic_antialias",
     # DeiT III's own files name the layer scales differently; a ResNet without stages is only a stem.
-    aliases=[(r"(?<=\.)gamma_([12])$", r"ls\1.gamma"), (r"^patch_embed\.backbone\.(?=conv|norm)", f"{_BACKBONE}stem.")],
+    aliases=[
+        (r"(?<=\.)gamma_([12])$", r"ls\1.gamma"),
+        (r"^patch_embed\.backbone\.(?=(conv|norm)\.)", f"{_BACKBONE}stem."),
+    ],
     refused=[
-        (r"patch_embed\.backbone\.(?!stem\.|stages\.)", "a backbone that is no ResNet with group normalization"),
+        (
+            r"patch_embed\.backbone\.(?!stem\.(conv|norm)\.|stages\.)",
+            "a backbone that is no ResNet with group normalization",
+        ),
         (r".*\.stages\.[4-9]", "a ResNet of more than four stages"),
     ],
     prefixes=("module.",),

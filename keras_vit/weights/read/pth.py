@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import COUNTER, Entry, WeightsFile, refuse, refusing_damage
 
 _WRAPPERS = ("model", "state_dict")
 
@@ -69,7 +69,9 @@ class PthFile(WeightsFile):
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
         if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
+            hint = " (of batch normalization, which no model here has)" if key.endswith(COUNTER) else ""
+            what = f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}"
+            raise refuse(self.path, f"{what}, expected plain floats{hint}")
         # Strides can claim far more elements than the file has bytes.
         held = tensor.untyped_storage().nbytes()
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):

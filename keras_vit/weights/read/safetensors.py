@@ -5,7 +5,7 @@ import json
 
 from safetensors import safe_open
 
-from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import COUNTER, Entry, WeightsFile, refuse, refusing_damage
 
 # The metadata keys for the facts and the digest in our own files.
 FACTS = "keras_vit"
@@ -28,7 +28,7 @@ class SafetensorsFile(WeightsFile):
         if not self.entries:
             raise refuse(self.path, "it holds no arrays")
         for key, entry in self.entries.items():
-            if entry.dtype not in _FLOATS:
+            if entry.dtype not in _FLOATS and not key.endswith(COUNTER):
                 raise refuse(self.path, f"{key!r} is of dtype {entry.dtype}, expected floats ({', '.join(_FLOATS)})")
         # Both are written together: one without the other is damage.
         if DIGEST in self.facts or FACTS in self.facts:

@@ -17,6 +17,7 @@ MODELS = {
         {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
         {"pooling": "map", "representation_size": 8},
         {"pooling": "gap", "norm_after_pooling": True},
+        {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
     ],
     "huggingface": [{"distillation_token": True}, {"representation_size": 12}],
     "dinov2": [{"num_registers": 2, "layer_scale_init": 0.1}],
@@ -30,15 +31,19 @@ MODELS = {
 }
 
 
+# The sources of BiT, and how their keys begin.
+BIT = {"bit": "resnet/", "timm_bit": "", "huggingface_bit": "bit."}
+
+
 def weights(name):
-    if name == "bit":
+    if name in BIT:
         models = [keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3)]
     else:
         models = [build(**arguments) for arguments in MODELS[name]]
     return [set(weights_of(model)) for model in models]
 
 
-@pytest.mark.parametrize("name", [*MODELS, "bit"])
+@pytest.mark.parametrize("name", [*MODELS, *BIT])
 def test_each_weight_has_its_own_key_and_is_found_by_it(name):
     source = names.SOURCES[name]
     for found in weights(name):
@@ -52,7 +57,7 @@ def test_each_weight_has_its_own_key_and_is_found_by_it(name):
                 assert {source.weight_of(key) for key in own} == {weight}
 
 
-@pytest.mark.parametrize("name", [name for name in [*MODELS, "bit"] if name != "keras"])
+@pytest.mark.parametrize("name", [name for name in [*MODELS, *BIT] if name != "keras"])
 def test_no_row_is_without_a_weight(name):
     found = set().union(*weights(name))
     source = names.SOURCES[name]
@@ -61,13 +66,13 @@ def test_no_row_is_without_a_weight(name):
         assert paths & found, row
 
 
-@pytest.mark.parametrize("name", [*MODELS, "bit"])
+@pytest.mark.parametrize("name", [*MODELS, *BIT])
 def test_a_source_is_recognised_by_its_keys(name):
     source = names.SOURCES[name]
     for found in weights(name):
         keys = {key for weight in found for key in source.find(weight).keys}
         container = "huggingface" if name in ("huggingface", "dinov2", "siglip") else "npz"
-        prefix = {"big_vision": "params/", "bit": "resnet/"}.get(name, "")
+        prefix = {"big_vision": "params/", **BIT}.get(name, "")
         assert names.recognise({prefix + key for key in keys}, container, {}) is source
 
 
@@ -101,3 +106,22 @@ def test_keras_keys_follow_the_order_of_the_variables():
             if isinstance(layer, keras.layers.Layer) and own:
                 numbers = [names.KERAS.find(f"{layer.name}/{v.path.rpartition('/')[2]}").keys[0] for v in own]
                 assert numbers == [f"{layer.name}/{i}" for i in range(len(own))]
+
+
+def test_keys_may_count_from_0():
+    name = names.TIMM.find("stage_1_unit_03/conv_proj/kernel")
+    assert name.keys == ("patch_embed.backbone.stages.0.blocks.2.downsample.conv.weight",)
+    assert names.TIMM.weight_of(name.keys[0]) == "stage_1_unit_03/conv_proj/kernel"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"stem.conv.weight", "stages.0.blocks.0.mlp.weight"},
+        {"stem.conv.weight", "stages.0.0.conv1.weight"},
+        {"resnet.embedder.embedder.convolution.weight"},
+        {"conv1.weight", "layer1.0.conv1.weight"},
+    ],
+)
+def test_other_resnets_are_not_taken_for_bit(keys):
+    assert names.recognise(keys, "safetensors", {}) is None

@@ -1,0 +1,91 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.weights.write import write_safetensors
+from tests.golden import GOLDEN_FOLDER
+
+HYBRID = {"patch_embed.proj.weight": (8, 64, 1, 1)}
+BIT = {"stages.0.blocks.0.conv1.weight": (64, 64, 1, 1)}
+CFG = {"input_size": [3, 64, 96], "interpolation": "bicubic", "crop_pct": 0.9, "mean": [0.1] * 3, "std": [0.2] * 3}
+
+
+def timm_folder(tmp_path, name, **config):
+    shutil.copy(GOLDEN_FOLDER / f"{name}.safetensors", tmp_path / "model.safetensors")
+    config = {"architecture": "resnetv2_50x1_bit", "num_classes": 10, "pretrained_cfg": CFG, **config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["timm_hybrid", "timm_hybrid_stem", "timm_bit"])
+def test_a_folder_of_timm_tells_all(tmp_path, name):
+    told = {} if name == "timm_bit" else {"architecture": "vit_tiny", "model_args": {"num_heads": 4}}
+    model = keras_vit.from_pretrained(timm_folder(tmp_path, name, **told))
+    io = np.load(GOLDEN_FOLDER / f"{name}.io.npz")
+    np.testing.assert_allclose(model.predict_on_batch(io["images"]), io["logits"], atol=1e-4)
+    record = model.config
+    assert record.image_size == (64, 96) and record.width_factor == 0.5 and record.resnet_epsilons == "timm"
+    assert record.stages == (() if name == "timm_hybrid_stem" else (2, 1))
+    assert record.preprocessing == keras_vit.Preprocessing(
+        mean=[0.1] * 3, std=[0.2] * 3, interpolation="bicubic", crop_fraction=0.9, resize_mode="crop", antialias=True
+    )
+
+
+@pytest.mark.parametrize("name", ["timm_hybrid", "timm_bit"])
+def test_a_bare_state_dict_of_timm_asks_for_the_preprocessing(name):
+    with pytest.raises(ValueError, match="(?s)Pass .*preprocessing= .*timm.* models differ in it"):
+        keras_vit.from_pretrained(GOLDEN_FOLDER / f"{name}.safetensors", grid_size=(8, 12), num_heads=4)
+
+
+def test_a_model_with_other_epsilons_or_padding_is_not_loaded():
+    sizes = {"stages": (2, 1), "width_factor": 0.5, "num_classes": 10, "image_size": 64}
+    for settings in ({"resnet_epsilons": "timm"}, {"pool_padding": "zeros"}):
+        with pytest.raises(ValueError, match="was trained with (pool_padding='zeros'|resnet_epsilons='timm')"):
+            keras_vit.load_weights(keras_vit.BiT("R50x1", **sizes, **settings), GOLDEN_FOLDER / "hf_bit")
+    found = keras_vit.BiT("R50x1", **sizes, weights=GOLDEN_FOLDER / "hf_bit").config
+    assert (found.resnet_epsilons, found.pool_padding) == ("timm", "zeros")
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        ({**HYBRID, "patch_embed.backbone.conv1.0.weight": (32, 3, 3, 3)}, "a backbone that is no ResNet"),
+        ({"patch_embed.backbone.0.conv.weight": (192, 3, 4, 4)}, "a backbone that is no ResNet"),
+        ({**HYBRID, "patch_embed.backbone.stages.4.blocks.0.conv1.weight": (4, 4, 1, 1)}, "of more than four stages"),
+        ({**BIT, "stem.conv1.weight": (32, 3, 3, 3)}, "another stem than BiT's"),
+        ({**BIT, "stem.conv.weight": (64, 3, 7, 7), "norm.running_mean": (64,)}, "batch normalization"),
+        ({**BIT, "stages.4.blocks.0.conv1.weight": (64, 64, 1, 1)}, "more than four stages"),
+        ({"embedder.convolution.weight": (64, 3, 7, 7), "embedder.norm.weight": (64,)}, "the type 'bottleneck'"),
+    ],
+)
+def test_other_resnets_are_refused_by_what_is_missing(tmp_path, shapes, message):
+    arrays = {key: np.zeros(shape, "float32") for key, shape in shapes.items()}
+    write_safetensors(tmp_path / "model.safetensors", arrays, {})
+    with pytest.raises(ValueError, match=f"it is a model of .* with .*{message}.* does not have. Received: the key"):
+        keras_vit.from_pretrained(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("hf_bit", {"layer_type": "bottleneck"}, r"\(bit\) with layer_type='bottleneck'.*Expected: 'preactivation'"),
+        ("hf_bit", {"global_padding": "SAME"}, "global_padding='SAME'"),
+        ("hf_bit", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding=True"),
+        ("hf_bit", {"output_stride": 16}, "output_stride=16"),
+        ("hf_bit", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("timm_bit", {"global_pool": "max"}, r"\(resnetv2_50x1_bit\) with global_pool='max'"),
+        ("timm_bit", {"model_args": {"stem_type": "same"}}, "stem_type='same'"),
+    ],
+)
+def test_a_config_of_another_resnet_is_refused(tmp_path, name, changes, message):
+    if name == "hf_bit":
+        shutil.copytree(GOLDEN_FOLDER / name, tmp_path, dirs_exist_ok=True)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    else:
+        timm_folder(tmp_path, name, **changes)
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_pretrained(tmp_path)
