@@ -1,0 +1,483 @@
+"""Goes through the ViTs and BiTs of timm and transformers: which are loaded exactly, which refused, which wrong.
+
+Each model gets random weights, norms and biases too, and is saved as the hub holds it. `from_pretrained` loads it, and
+both compute the outputs for two random images: "exact" means that they differ by at most 1e-4 of the largest, "refused"
+that loading raised an error meant for users. What is loaded exactly is written back in the peer's format, loaded there,
+and compared again, up to 1e-5. A model that needs more than 16 GB twice has 2 blocks. Results go to results/zoo.json;
+an interrupted run resumes.
+
+    KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py
+    KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py --shallow --out shallow.json     2 blocks each
+    python benchmarks/zoo.py --summary
+"""
+
+import argparse
+import collections
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from keras_vit.files import replacing
+from keras_vit.text_table import text_table
+
+TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*")
+# Of a model and its copy.
+LARGEST_BYTES = 16e9
+EXACT, WRITTEN = 1e-4, 1e-5
+# A process for each model, since memory is not given back; with 2 blocks, imports take longest.
+SHALLOW_BATCH = 20
+REFUSALS = (ValueError, OSError, ImportError)
+
+_IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+
+
+def _square(side):
+    return {"height": side, "width": side}
+
+
+def _cropped(kind, resized, side, constants):
+    size = {"do_center_crop": True, "size": resized, "crop_size": _square(side), "resample": 3}
+    return {"image_processor_type": kind, **size, **constants}
+
+
+_VIT = {"image_processor_type": "ViTImageProcessor", "size": _square(224), "resample": 2, **_HALF}
+_MAE = {**_VIT, "resample": 3, **_IMAGENET}
+_DEIT = _cropped("DeiTImageProcessor", _square(256), 224, _IMAGENET)
+_DINOV2 = _cropped("BitImageProcessor", {"shortest_edge": 256}, 224, _IMAGENET)
+_DINOV3 = {**_VIT, "image_processor_type": "DINOv3ViTImageProcessorFast", **_IMAGENET}
+_OPENAI = _cropped("CLIPImageProcessor", {"shortest_edge": 224}, 224, _CLIP)
+_SIGLIP = {**_VIT, "image_processor_type": "SiglipImageProcessor", "resample": 3}
+_BIT = {**_cropped("BitImageProcessor", {"shortest_edge": 448}, 448, _HALF), "resample": 2}
+_DINO = ("Dinov2Model", "Dinov2ForImageClassification")
+_DINO = (*_DINO, *(name.replace("Dinov2", "Dinov2WithRegisters") for name in _DINO))
+# Rows of transformers: {class and variant: (image processor, changes of the config)}.
+CLASSES = {
+    **dict.fromkeys(("ViTForImageClassification", "ViTModel", "ViTForMaskedImageModeling"), (_VIT, {})),
+    **dict.fromkeys(("ViTForImageClassification no-qkv-bias", "ViTModel no-qkv-bias"), (_VIT, {"qkv_bias": False})),
+    **dict.fromkeys(("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTModel"), (_DEIT, {})),
+    **dict.fromkeys(_DINO, (_DINOV2, {"image_size": 224})),
+    **{f"{name} swiglu": (_DINOV2, {"image_size": 224, "use_swiglu_ffn": True}) for name in _DINO},
+    **{
+        f"{name} {activation}": (_OPENAI, {"hidden_act": activation})
+        for name in ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
+        for activation in ("quick_gelu", "gelu")
+    },
+    **dict.fromkeys(("SiglipVisionModel", "SiglipForImageClassification", "SiglipModel"), (_SIGLIP, {})),
+    "DINOv3ViTModel mlp": (_DINOV3, {}),
+    "DINOv3ViTModel gated": (_DINOV3, {"use_gated_mlp": True}),
+    # All patches stay.
+    **dict.fromkeys(("ViTMAEModel", "ViTMAEForPreTraining"), (_MAE, {"mask_ratio": 0.0})),
+    **dict.fromkeys(("IJepaModel", "IJepaForImageClassification"), (_MAE, {})),
+    **dict.fromkeys(("BitModel", "BitForImageClassification"), (_BIT, {})),
+}
+# The rows of the summary: the first pattern that a name matches.
+FAMILIES = {
+    "BiT": "resnetv2_*",
+    "DeiT III": "deit3_*",
+    "DeiT": "deit*",
+    "FlexiViT": "flexivit*",
+    "EVA-02": "eva02_*",
+    "relative positions": "vit_*relpos_*",
+    "DINOv2": "vit_*dinov2*",
+    "DINOv3": "vit_*dinov3*",
+    "SigLIP": "vit_*siglip*",
+    "CLIP": "vit_*clip_*",
+    "Perception Encoder": "vit_pe_*",
+    "rotary positions": "vit_*rope*",
+    "hybrid": "vit_*_r[0-9]*_*|vit_*_resnet*|vit_*_mci*",
+    "registers": "vit_*_reg*",
+    "ViT": "vit_*",
+    "transformers": "*",
+}
+# Of patches and positions; a hybrid's has a ResNet inside.
+_EMBEDDING = re.compile("patch_embed(?!.*backbone)|position")
+
+
+def randomize(module, seed=0):
+    """Gives all weights random values that show a swapped weight, another GELU and another epsilon."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    running = [item for item in module.named_buffers() if re.search(r"running_(mean|var)$", item[0])]
+    with torch.no_grad():
+        for name, value in (*module.named_parameters(), *running):
+            last = name.rpartition(".")[2]
+            if last in ("freqs", "running_var"):
+                value.mul_(torch.empty_like(value).uniform_(0.5, 1.5, generator=generator))
+            elif value.ndim == 1 and re.match("weight|gamma|lambda", last):
+                value.uniform_(0.5, 1.5, generator=generator)
+            elif re.search(r"\b(fc1|up_proj)\.bias$", name):
+                # Where the two GELUs differ most.
+                value.normal_(-2, 0.5, generator=generator)
+            elif value.ndim and (not last.endswith(("weight", "bias", "mean")) or _EMBEDDING.search(name)):
+                # Small tokens, as trained ones are: the first norms show their epsilon.
+                value.normal_(0, 1e-2 if value.ndim < 4 else 1e-3, generator=generator)
+            elif value.ndim == 1:
+                value.normal_(0, 0.2, generator=generator)
+            elif value.ndim:
+                std = (3 if re.search(r"\b(fc2|down_proj)\.weight$", name) else 1) * (len(value) / value.numel()) ** 0.5
+                value.normal_(0, std, generator=generator)
+    return module.eval()
+
+
+def _run(module, function, images):
+    import torch
+
+    with torch.no_grad():
+        return function(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
+
+
+class TimmModel:
+    """A model of timm by its name."""
+
+    format = "timm"
+
+    def __init__(self, name, shallow=False):
+        import torch
+
+        from tests.peers import peer
+
+        self.timm, self.name, self.arguments, self.overlay = peer("timm"), name, {}, {}
+        is_bit = name.startswith("resnetv2")
+        if shallow and is_bit:
+            # Its depth has no argument.
+            self.overlay = {"input_size": (3, 96, 96)}
+        if not is_bit:
+            with torch.device("meta"):
+                size = 8 * sum(value.numel() for value in self.create().parameters())
+            if shallow or size > LARGEST_BYTES:
+                self.arguments = {"depth": 2}
+
+    def create(self):
+        return self.timm.create_model(self.name, pretrained_cfg_overlay=self.overlay, **self.arguments).eval()
+
+    def save(self, module, folder):
+        from timm.models import save_for_hf
+
+        arguments = dict(self.arguments)
+        if arguments:
+            # The package tells it from the depth.
+            arguments["num_heads"] = next(m.num_heads for m in module.modules() if hasattr(m, "num_heads"))
+        save_for_hf(module, folder, model_args=arguments or None, safe_serialization=True)
+
+    def depth(self, module):
+        return len(module.blocks) if hasattr(module, "blocks") else sum(len(stage.blocks) for stage in module.stages)
+
+    def image_size(self, module):
+        return module.pretrained_cfg["input_size"][1:]
+
+    def outputs(self, module, images):
+        """Returns {what: array}."""
+        what = "logits" if module.num_classes else "features"
+        return {what: _run(module, module, images).numpy()}
+
+    def read(self, path):
+        """Returns a model with the weights of a file that we wrote."""
+        from safetensors.torch import load_file
+
+        module = self.create()
+        module.load_state_dict(load_file(path), strict=True)
+        return module
+
+
+class TransformersModel:
+    """A model of transformers by its class and its variant."""
+
+    format = "huggingface"
+
+    def __init__(self, name, shallow=False):
+        from tests.peers import peer
+
+        self.transformers, (self.kind, *_) = peer("transformers"), name.split()
+        self.processor, self.changes = CLASSES[name]
+        self.shallow = shallow
+
+    def create(self):
+        cls = getattr(self.transformers, self.kind)
+        config = cls.config_class()
+        inner = getattr(config, "vision_config", config)
+        changes = dict(self.changes)
+        if hasattr(inner, "num_register_tokens"):
+            changes["num_register_tokens"] = 4
+        if self.shallow and hasattr(inner, "num_hidden_layers"):
+            changes["num_hidden_layers"] = 2
+        for key, value in changes.items():
+            setattr(inner, key, value)
+        if "Classification" in self.kind:
+            config.num_labels = 10
+        return cls(config).eval()
+
+    def save(self, module, folder):
+        module.save_pretrained(folder)
+        common = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+        text = json.dumps({**common, **self.processor})
+        Path(folder, "preprocessor_config.json").write_text(text, encoding="utf-8")
+
+    def depth(self, module):
+        config = getattr(module.config, "vision_config", module.config)
+        return config.num_hidden_layers if hasattr(config, "num_hidden_layers") else sum(config.depths)
+
+    def image_size(self, module):
+        config = getattr(module.config, "vision_config", module.config)
+        if hasattr(config, "image_size"):
+            return (config.image_size,) * 2
+        return (96, 96) if self.shallow else (448, 448)
+
+    def outputs(self, module, images):
+        """Returns {what: array}: the logits, or else each of the features that may be the model's output."""
+        if hasattr(module, "get_image_features"):
+            found = _run(module, module.get_image_features, images)
+            found = found if hasattr(found, "shape") else found.pooler_output
+            return {"image features": found.numpy()}
+        kind = type(module).__name__
+        found = _run(module, module.vit if "PreTraining" in kind or "Masked" in kind else module, images)
+        if "cls_logits" in found:
+            return {"logits": found.cls_logits.numpy(), "distillation logits": found.distillation_logits.numpy()}
+        for key in ("logits", "image_embeds", "pooler_output"):
+            if found.get(key) is not None:
+                return {key: found[key].flatten(1).numpy()}
+        tokens = found.last_hidden_state.numpy()
+        if "IJepa" in kind:
+            return {"mean of tokens": tokens.mean(1), "tokens": tokens}
+        # ViTMAE shuffles the patches.
+        return {"class token": tokens[:, 0], **({} if "MAE" in kind else {"tokens": tokens})}
+
+    def read(self, path):
+        """Returns a model with the weights of a folder that we wrote."""
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+        cls = getattr(self.transformers, config["architectures"][0])
+        module, found = cls.from_pretrained(path, output_loading_info=True)
+        if wrong := {key: value for key, value in found.items() if value}:
+            raise ValueError(f"transformers reports {wrong}")
+        return module.eval()
+
+
+def peer_of(name, shallow=False):
+    return (TransformersModel if name in CLASSES else TimmModel)(name, shallow)
+
+
+def images_for(module, peer):
+    return np.random.default_rng(0).normal(size=(2, *peer.image_size(module), 3)).astype("float32")
+
+
+def ours(model, images):
+    import keras
+
+    return [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(images, training=False))]
+
+
+def distance(found, expected):
+    """Returns the largest difference as a fraction of the largest value; infinity for other shapes and NaN."""
+    if [y.shape for y in found] != [y.shape for y in expected]:
+        return float("inf")
+    pairs = list(zip(found, expected, strict=True))
+    worst = max(np.abs(a - b).max() for a, b in pairs) / max(np.abs(b).max() for _, b in pairs)
+    return float(worst) if np.isfinite(worst) else float("inf")
+
+
+def closest(found, candidates):
+    """Returns (difference, what) for our outputs and those of the peer that have their shapes."""
+    choices = {what: [array] for what, array in candidates.items()}
+    if "distillation logits" in candidates:
+        choices = {"logits of both heads": list(candidates.values())}
+    shapes = [y.shape for y in found]
+    fitting = {what: arrays for what, arrays in choices.items() if [a.shape for a in arrays] == shapes} or choices
+    what = next(iter(fitting))
+    return distance(found, fitting[what]), what
+
+
+def load(folder, images, candidates):
+    """Returns the facts of loading a folder, and the model or None."""
+    import keras_vit
+
+    try:
+        model = keras_vit.from_pretrained(folder)
+        found = ours(model, images)
+    except REFUSALS as error:
+        return {"outcome": "refused", "message": _text(error, folder)}, None
+    except Exception as error:
+        return {"outcome": "crashed", "message": f"{type(error).__name__}: {_text(error, folder)}"}, None
+    difference, what = closest(found, candidates)
+    row = {"outcome": "exact" if difference <= EXACT else "wrong", "compared": what}
+    if difference == float("inf"):
+        row["message"] = f"shapes {[y.shape for y in found]} and {[y.shape for y in candidates.values()]}, or NaN"
+    return {**row, "difference": None if difference == float("inf") else float(f"{difference:.2g}")}, model
+
+
+def write_back(peer, model, folder, images):
+    """Returns "written", "wrong", or the error of writing a model or of the peer that reads it."""
+    import keras_vit
+
+    path = Path(folder, "back" if peer.format == "huggingface" else "back.safetensors")
+    expected = ours(model, images)
+    try:
+        keras_vit.save_weights(model, path, peer.format)
+        del model
+        difference, _ = closest(expected, peer.outputs(peer.read(path), images))
+    except Exception as error:
+        return f"{type(error).__name__}: {_text(error, folder)}"
+    return "written" if difference <= WRITTEN else f"wrong by {difference:.2g}"
+
+
+def _text(error, folder):
+    """Returns the start of a message, without the sizes of the file and the model."""
+    return re.sub(r"\n  The (file|model): .*", "", str(error).replace(str(folder), "FOLDER"))[:200]
+
+
+def row_of(name, shallow=False):
+    """Returns the row of a model."""
+    start = time.perf_counter()
+    row = {"name": name, "kind": "transformers" if name in CLASSES else "timm", "outcome": None, "difference": None}
+    row |= {"written": None, "message": None, "compared": None, "depth": None}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            peer = peer_of(name, shallow)
+            module = randomize(peer.create())
+            row["depth"] = peer.depth(module)
+            images = images_for(module, peer)
+            peer.save(module, Path(folder, "model"))
+            candidates = peer.outputs(module, images)
+        except Exception as error:
+            message = f"{type(error).__name__}: {_text(error, folder)}"
+            return {**row, "outcome": "not made", "message": message, "seconds": time.perf_counter() - start}
+        # Never two models in memory.
+        del module
+        found, model = load(Path(folder, "model"), images, candidates)
+        if found["outcome"] == "exact":
+            row["written"] = write_back(peer, model, folder, images)
+    return {**row, **found, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def rows_of(names, shallow, seconds):
+    """Yields the row of each name, from processes that do one name, or a batch of shallow ones."""
+    names = list(names)
+    while names:
+        batch = names[: SHALLOW_BATCH if shallow else 1]
+        command = [sys.executable, __file__, *(["--shallow"] if shallow else []), "--worker", *batch]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        errors = []
+        reader = threading.Thread(target=lambda p=process, e=errors: e.append(p.stderr.read()))
+        reader.start()
+        for name in batch:
+            late = threading.Event()
+            timer = threading.Timer(seconds, lambda p=process, late=late: (late.set(), p.kill()))
+            timer.start()
+            # Other prints of the peers are no rows.
+            line = next((line for line in process.stdout if line.startswith('{"name"')), None)
+            timer.cancel()
+            names.remove(name)
+            if line:
+                yield json.loads(line)
+                continue
+            process.wait()
+            reader.join()
+            last = (errors[0].strip() or f"exit status {process.returncode}").splitlines()[-1]
+            message = f"more than {seconds:g} s" if late.is_set() else last[:200]
+            yield {"name": name, "kind": "process", "outcome": "crashed", "message": message}
+            break
+        process.wait()
+        reader.join()
+
+
+def family_of(name):
+    if name in CLASSES:
+        return "transformers"
+    return next(
+        family
+        for family, patterns in FAMILIES.items()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split("|"))
+    )
+
+
+def summary(rows):
+    """Returns a table of outcomes by family, and the names behind each reason."""
+    outcomes = ("exact", "refused", "wrong", "crashed", "not made")
+    counts, reasons = collections.defaultdict(collections.Counter), collections.defaultdict(list)
+    for row in rows:
+        family = family_of(row["name"])
+        counts[family][row["outcome"]] += 1
+        counts[family]["written"] += row.get("written") == "written"
+        if row["outcome"] != "exact":
+            reasons[row["outcome"], _reason(row["message"])].append(row["name"])
+        elif row["written"] != "written":
+            reasons["not written", _reason(row["written"])].append(row["name"])
+    columns = ("family", *outcomes, "written")
+    table = [[family, *(counts[family][key] for key in columns[1:])] for family in FAMILIES if family in counts]
+    table.append(["all", *(sum(count[key] for count in counts.values()) for key in columns[1:])])
+    lines = [
+        f"{outcome}, {len(names)}: {reason}\n    {', '.join(names)}"
+        for (outcome, reason), names in sorted(reasons.items(), key=lambda item: (item[0][0], -len(item[1])))
+    ]
+    return "\n".join([text_table(columns, table), "", *lines])
+
+
+def _reason(message):
+    """Returns a message without numbers and layer names, so that alike ones are grouped."""
+    return re.sub(r"\d+", "N", message or "other outputs")
+
+
+def table_of(rows):
+    columns = ("name", "outcome", "difference", "written", "depth", "seconds", "message")
+    form = [[row.get(key) for key in columns] for row in rows]
+    for cells in form:
+        cells[2] = None if cells[2] is None else f"{cells[2]:.1e}"
+        cells[6] = (cells[6] or "").replace("\n", " ")[:100]
+    return text_table(columns, form, decimals=1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="*", help="names that match this pattern, which are run again")
+    parser.add_argument("--again", action="store_true", help="run finished rows again")
+    parser.add_argument("--shallow", action="store_true", help="2 blocks each, many models in a process")
+    parser.add_argument("--summary", action="store_true", help="print outcomes and reasons by family; run nothing")
+    parser.add_argument("--seconds", type=float, default=500, help="time limit for a model (default: 500)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "zoo.json")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.environ["KERAS_VIT_PEERS"] = "1"
+    if args.worker:
+        for name in args.worker:
+            print(json.dumps(row_of(name, args.shallow)), flush=True)
+        return
+    results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"rows": []}
+    rows = {row["name"]: row for row in results["rows"]}
+    if args.summary:
+        print(summary(rows.values()))
+        return
+    from tests.peers import peer
+
+    timm, transformers = peer("timm"), peer("transformers")
+    versions = {"timm": timm.__version__, "transformers": transformers.__version__}
+    print(versions, flush=True)
+    names = sorted({*CLASSES, *(name for pattern in TIMM_PATTERNS for name in timm.list_models(pattern))})
+    chosen = [name for name in names if fnmatch.fnmatch(name, args.only)]
+    left = [name for name in chosen if args.again or args.only != "*" or name not in rows]
+    for row in rows_of(left, args.shallow, args.seconds):
+        print(table_of([row]).splitlines()[1], flush=True)
+        rows[row["name"]] = row
+        write(args.out, versions, args.shallow, rows)
+    print(summary([rows[name] for name in chosen]))
+
+
+def write(path, versions, shallow, rows):
+    counts = collections.Counter(row["outcome"] for row in rows.values())
+    counts["written"] = sum(row.get("written") == "written" for row in rows.values())
+    results = {**versions, "shallow": shallow, "counts": counts, "rows": [rows[name] for name in sorted(rows)]}
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

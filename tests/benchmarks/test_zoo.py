@@ -1,0 +1,96 @@
+"""The job that compares with timm and transformers; skipped where they are not installed."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.peers import peer
+
+# The files are the same on every backend.
+pytestmark = pytest.mark.tried_on("torch")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NAME = "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def zoo(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    peer("timm")
+    return importlib.import_module("zoo")
+
+
+def test_exact_wrong_and_refused_are_told_apart(zoo, tmp_path):
+    torch = pytest.importorskip("torch")
+    timm = zoo.TimmModel(NAME, shallow=True)
+    module = zoo.randomize(timm.create())
+    images = zoo.images_for(module, timm)
+    expected = timm.outputs(module, images)
+
+    def outcome():
+        timm.save(module, tmp_path)
+        return zoo.load(tmp_path, images, expected)
+
+    row, model = outcome()
+    assert (row["outcome"], row["compared"]) == ("exact", "logits")
+    assert row["difference"] < 1e-5
+    assert zoo.write_back(timm, model, tmp_path, images) == "written"
+    with torch.no_grad():
+        block = module.blocks[1]
+        block.norm1.weight, block.norm2.weight = block.norm2.weight, block.norm1.weight
+    assert outcome()[0]["outcome"] == "wrong"
+    module.blocks[1].attn.extra = torch.nn.Parameter(torch.ones(3))
+    row, _ = outcome()
+    assert row["outcome"] == "refused"
+    assert "blocks.1.attn.extra" in row["message"]
+
+
+def test_random_weights_show_the_activation_and_the_epsilon(zoo):
+    torch = pytest.importorskip("torch")
+    timm = zoo.TimmModel(NAME, shallow=True)
+    module = zoo.randomize(timm.create())
+    images = zoo.images_for(module, timm)
+    expected = timm.outputs(module, images)
+    for cls, setting, value in ((torch.nn.GELU, "approximate", "tanh"), (torch.nn.LayerNorm, "eps", 1e-12)):
+        layers = [layer for layer in module.modules() if isinstance(layer, cls)]
+        before = getattr(layers[0], setting)
+        for layer in layers:
+            setattr(layer, setting, value)
+        assert zoo.closest([*timm.outputs(module, images).values()], expected)[0] > zoo.EXACT
+        for layer in layers:
+            setattr(layer, setting, before)
+
+
+def test_a_resumed_run_keeps_finished_rows(zoo, tmp_path, monkeypatch, capsys):
+    peer("transformers")
+    asked = []
+
+    def rows_of(names, shallow, seconds):
+        for name in names:
+            asked.append(name)
+            yield {"name": name, "kind": "timm", "outcome": "exact", "difference": 0.0, "written": "written"}
+
+    def run(*arguments):
+        asked.clear()
+        monkeypatch.setattr("sys.argv", ["zoo.py", "--out", str(tmp_path / "zoo.json"), *arguments])
+        zoo.main()
+        return json.loads((tmp_path / "zoo.json").read_text())
+
+    monkeypatch.setattr(zoo, "rows_of", rows_of)
+    monkeypatch.setattr(zoo, "TIMM_PATTERNS", (NAME, "deit_tiny_patch16_224"))
+    monkeypatch.setattr(zoo, "CLASSES", {})
+    results = run("--only", NAME)
+    assert [row["name"] for row in results["rows"]] == asked == [NAME]
+    results = run()
+    assert asked == ["deit_tiny_patch16_224"]
+    assert [row["name"] for row in results["rows"]] == ["deit_tiny_patch16_224", NAME]
+    assert results["counts"] == {"exact": 2, "written": 2}
+    assert set(results) >= {"timm", "transformers"}
+    run("--only", "deit*")
+    assert asked == ["deit_tiny_patch16_224"]
+    run("--again")
+    assert len(asked) == 2
+    run("--summary")
+    assert not asked
+    assert "written" in capsys.readouterr().out
