@@ -178,9 +178,9 @@ class TimmModel:
         return module.pretrained_cfg["input_size"][1:]
 
     def outputs(self, module, images):
-        """Returns {what: array}."""
+        """Returns {what: arrays}."""
         what = "logits" if module.num_classes else "features"
-        return {what: _run(module, module, images).numpy()}
+        return {what: [_run(module, module, images).numpy()]}
 
     def read(self, path):
         """Returns a model with the weights of a file that we wrote."""
@@ -235,29 +235,30 @@ class TransformersModel:
         return (96, 96) if self.shallow else (448, 448)
 
     def outputs(self, module, images):
-        """Returns {what: array}: the logits, or else each of the features that may be the model's output."""
+        """Returns {what: arrays}: the logits, or else each of the features that may be the model's outputs."""
         if hasattr(module, "get_image_features"):
-            found = _run(module, module.get_image_features, images)
-            found = found if hasattr(found, "shape") else found.pooler_output
-            return {"image features": found.numpy()}
+            return {"image features": [_run(module, module.get_image_features, images).pooler_output.numpy()]}
         kind = type(module).__name__
         found = _run(module, module.vit if "PreTraining" in kind or "Masked" in kind else module, images)
         if "cls_logits" in found:
-            return {"logits": found.cls_logits.numpy(), "distillation logits": found.distillation_logits.numpy()}
+            both = [found.cls_logits.numpy(), found.distillation_logits.numpy()]
+            return {"logits": [found.logits.numpy()], "logits of both heads": both}
         for key in ("logits", "image_embeds", "pooler_output"):
             if found.get(key) is not None:
-                return {key: found[key].flatten(1).numpy()}
+                return {key: [found[key].flatten(1).numpy()]}
         tokens = found.last_hidden_state.numpy()
         if "IJepa" in kind:
-            return {"mean of tokens": tokens.mean(1), "tokens": tokens}
+            return {"mean of tokens": [tokens.mean(1)], "tokens": [tokens]}
         # ViTMAE shuffles the patches.
-        return {"class token": tokens[:, 0], **({} if "MAE" in kind else {"tokens": tokens})}
+        return {"class token": [tokens[:, 0]], **({} if "MAE" in kind else {"tokens": [tokens]})}
 
     def read(self, path):
         """Returns a model with the weights of a folder that we wrote."""
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
         cls = getattr(self.transformers, config["architectures"][0])
-        module, found = cls.from_pretrained(path, output_loading_info=True)
+        # Its pooler is made in any case.
+        options = {"add_pooling_layer": "pooler_act" in config} if cls.__name__ == "ViTModel" else {}
+        module, found = cls.from_pretrained(path, output_loading_info=True, **options)
         if wrong := {key: value for key, value in found.items() if value}:
             raise ValueError(f"transformers reports {wrong}")
         return module.eval()
@@ -288,13 +289,10 @@ def distance(found, expected):
 
 def closest(found, candidates):
     """Returns (difference, what) for our outputs and those of the peer that have their shapes."""
-    choices = {what: [array] for what, array in candidates.items()}
-    if "distillation logits" in candidates:
-        choices = {"logits of both heads": list(candidates.values())}
     shapes = [y.shape for y in found]
-    fitting = {what: arrays for what, arrays in choices.items() if [a.shape for a in arrays] == shapes} or choices
-    what = next(iter(fitting))
-    return distance(found, fitting[what]), what
+    fitting = [what for what, arrays in candidates.items() if [y.shape for y in arrays] == shapes]
+    what = next(iter(fitting or candidates))
+    return distance(found, candidates[what]), what
 
 
 def load(folder, images, candidates):
@@ -311,7 +309,7 @@ def load(folder, images, candidates):
     difference, what = closest(found, candidates)
     row = {"outcome": "exact" if difference <= EXACT else "wrong", "compared": what}
     if difference == float("inf"):
-        row["message"] = f"shapes {[y.shape for y in found]} and {[y.shape for y in candidates.values()]}, or NaN"
+        row["message"] = f"shapes {[y.shape for y in found]} and {[y.shape for y in candidates[what]]}, or NaN"
     return {**row, "difference": None if difference == float("inf") else float(f"{difference:.2g}")}, model
 
 
