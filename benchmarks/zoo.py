@@ -155,9 +155,13 @@ class TimmModel:
             self.overlay = {"input_size": (3, 96, 96)}
         if not is_bit:
             with torch.device("meta"):
-                size = 8 * sum(value.numel() for value in self.create().parameters())
-            if shallow or size > LARGEST_BYTES:
+                module = self.create()
+            if shallow or 8 * sum(value.numel() for value in module.parameters()) > LARGEST_BYTES:
                 self.arguments = {"depth": 2}
+                if "sapiens2" in self.name:
+                    # A number of keys for each block; the middle ones may have fewer.
+                    counts = [block.attn.num_kv_heads for block in module.blocks]
+                    self.arguments["num_kv_heads"] = [max(counts), min(counts)]
 
     def create(self):
         return self.timm.create_model(self.name, pretrained_cfg_overlay=self.overlay, **self.arguments).eval()
