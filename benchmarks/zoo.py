@@ -33,6 +33,8 @@ TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*")
 # Of a model and its copy.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
+# Characters of an error that are kept.
+MESSAGE = 200
 # A process for each model, since memory is not given back; with 2 blocks, imports take longest.
 SHALLOW_BATCH = 20
 REFUSALS = (ValueError, OSError, ImportError)
@@ -334,7 +336,7 @@ def write_back(peer, model, folder, images):
 
 def _text(error, folder):
     """Returns the start of a message, without the sizes of the file and the model."""
-    return re.sub(r"\n  The (file|model): .*", "", str(error).replace(str(folder), "FOLDER"))[:200]
+    return re.sub(r"\n  The (file|model): .*", "", str(error).replace(str(folder), "FOLDER"))[:MESSAGE]
 
 
 def row_of(name, shallow=False):
@@ -352,7 +354,7 @@ def row_of(name, shallow=False):
             candidates = peer.outputs(module, images)
         except Exception as error:
             message = f"{type(error).__name__}: {_text(error, folder)}"
-            return {**row, "outcome": "not made", "message": message, "seconds": time.perf_counter() - start}
+            return {**row, "outcome": "not made", "message": message}
         # Never two models in memory.
         del module
         found, model = load(Path(folder, "model"), images, candidates)
@@ -385,7 +387,7 @@ def rows_of(names, shallow, seconds):
             process.wait()
             reader.join()
             last = (errors[0].strip() or f"exit status {process.returncode}").splitlines()[-1]
-            message = f"more than {seconds:g} s" if late.is_set() else last[:200]
+            message = f"more than {seconds:g} s" if late.is_set() else last[:MESSAGE]
             yield {"name": name, "kind": "process", "outcome": "crashed", "message": message}
             break
         process.wait()
@@ -425,8 +427,10 @@ def summary(rows):
 
 
 def _reason(message):
-    """Returns a message without numbers and layer names, so that alike ones are grouped."""
-    return re.sub(r"\d+", "N", message or "other outputs")
+    """Returns a message on a line, without numbers and its cut end, so that alike ones are grouped."""
+    lines = re.sub(r"\d+", "N", message or "other outputs").splitlines()
+    cut = lines[:-1] if len(lines) > 1 and len(message) >= MESSAGE else lines
+    return " ".join(dict.fromkeys(line.strip() for line in cut if line.strip()))
 
 
 def table_of(rows):
@@ -444,7 +448,7 @@ def main():
     parser.add_argument("--again", action="store_true", help="run finished rows again")
     parser.add_argument("--shallow", action="store_true", help="2 blocks each, many models in a process")
     parser.add_argument("--summary", action="store_true", help="print outcomes and reasons by family; run nothing")
-    parser.add_argument("--seconds", type=float, default=500, help="time limit for a model (default: 500)")
+    parser.add_argument("--seconds", type=float, default=900, help="time limit for a model (default: 900)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "zoo.json")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
