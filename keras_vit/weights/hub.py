@@ -157,8 +157,8 @@ def _explaining(what, repo):
         raise FileNotFoundError(f"{what}: {page} has no branch, tag or commit of this name.") from error
     except errors.OfflineModeIsEnabled as error:
         raise ConnectionError(
-            f"{what}: HF_HUB_OFFLINE is set, and it is not in the cache {constants.HF_HUB_CACHE!r}. Download it once "
-            f"without HF_HUB_OFFLINE, or bring that folder from a machine with a network."
+            f"{what}: HF_HUB_OFFLINE is set. Unset it; or, if it is to be read, bring the folder "
+            f"{constants.HF_HUB_CACHE!r} with these files from a machine with a network."
         ) from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)

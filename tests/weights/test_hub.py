@@ -91,8 +91,10 @@ def test_offline_what_is_not_cached_is_named(hub, files, monkeypatch):
     hub.put("user/tiny", files)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     cache = re.escape(repr(constants.HF_HUB_CACHE))
-    with pytest.raises(ConnectionError, match=f"'{TINY}': HF_HUB_OFFLINE is set, and it is not in the cache {cache}"):
+    with pytest.raises(ConnectionError, match=f"Cannot get '{TINY}': HF_HUB_OFFLINE is set. .* the folder {cache}"):
         keras_vit.from_pretrained(TINY)
+    with pytest.raises(ConnectionError, match=f"Cannot upload to '{TINY}': HF_HUB_OFFLINE is set"):
+        keras_vit.save_weights(build(), TINY)
 
 
 def test_a_revision_is_a_branch_a_commit_or_a_pull_request(hub, files, tiny):
@@ -326,6 +328,8 @@ def test_uploads_fail_clearly(hub, tiny):
     assert hub.requests == []
     with pytest.raises(ValueError, match="Expected a path, or hf://owner/name"):
         keras_vit.save_weights(tiny, "kaggle://a/b/keras/c")
+    with pytest.raises(FileNotFoundError, match=f"Cannot upload to '{TINY}@dev': .* has no branch"):
+        keras_vit.save_weights(tiny, f"{TINY}@dev")
     hub.refusals.append(("POST", 401, None))
     with pytest.raises(PermissionError, match=f"Cannot upload to '{TINY}': the hub refused access .401.*hf auth login"):
         keras_vit.save_weights(tiny, TINY)
