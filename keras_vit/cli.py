@@ -15,7 +15,8 @@ EXTRAS = {"tensorflow": "data", "tensorflow_datasets": "data", "matplotlib": "in
 def _list(args):
     from keras_vit.weights import zoo
 
-    print(zoo.table(zoo.list_weights(args.architecture)))
+    rows = zoo.containing(args.name)
+    print(zoo.table(rows, args.columns.split(",")) if args.columns else zoo.table(rows))
 
 
 def _show(args):
@@ -175,7 +176,9 @@ def build_parser():
     actions = weights.add_subparsers(required=True, metavar="ACTION")
 
     add = command("list", _list, "the published checkpoints known by name", {}, actions).add_argument
-    add("architecture", nargs="?", help="only those of this builder, as in ViTB16")
+    add("name", nargs="?", default="", help="only those with this in their name, as in ViTB16 or dino")
+    help = "name, params, resolution, classes, top-1, license, source, sha256 or url (default: the first seven)"
+    add("--columns", metavar="A,B", help=help)
 
     add = command("show", _show, "the model and arrays in a checkpoint", SOURCE, actions).add_argument
     add("path", help="a file, a Hugging Face folder, or hf://owner/name")

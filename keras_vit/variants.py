@@ -33,7 +33,7 @@ class Variant(NamedTuple):
 
 # Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
 # Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it. g-opt:
-# SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2g: DINOv2 (arXiv 2304.07193), table 17.
+# SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2G: DINOv2's g (arXiv 2304.07193), table 17.
 # EVA02...: EVA-02 (arXiv 2303.11331). Where papers leave out MLP widths, they are those of their codes.
 SIZES = {
     "Ti": Size(192, 12, 768, 3),
@@ -48,7 +48,7 @@ SIZES = {
     "S+": Size(384, 12, 1536, 6, gated_mlp=True),
     "H+": Size(1280, 32, 5120, 20, gated_mlp=True),
     "7B": Size(4096, 40, 8192, 32, gated_mlp=True),
-    "DINOv2g": Size(1536, 40, 4096, 24, gated_mlp=True),
+    "DINOv2G": Size(1536, 40, 4096, 24, gated_mlp=True),
     "EVA02Ti": Size(192, 12, 512, 3, gated_mlp=True),
     "EVA02S": Size(384, 12, 1024, 6, gated_mlp=True),
     "EVA02B": Size(768, 12, 2048, 12, gated_mlp=True),

@@ -33,6 +33,11 @@ def test_list_names_the_published_checkpoints(capsys):
     status, out, _ = run(capsys, "weights", "list", "ViTB16")
     assert status == 0 and "ViTB16.imagenet21k" in out and "ViTL16" not in out
     assert len(run(capsys, "weights", "list")[1].splitlines()) == len(keras_vit.list_weights()) + 1
+    out = run(capsys, "weights", "list", "vits8", "--columns", "name,license,params")[1]
+    assert [line.split() for line in out.splitlines()] == [
+        ["name", "license", "params"],
+        ["ViTS8.dino", "Apache-2.0", "22M"],
+    ]
 
 
 def test_show_says_what_a_file_is(capsys, file):
@@ -135,7 +140,7 @@ def test_the_version_and_ctrl_c(capsys, monkeypatch):
     def stopped(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keras_vit.weights.zoo, "list_weights", stopped)
+    monkeypatch.setattr(keras_vit.weights.zoo, "containing", stopped)
     assert run(capsys, "weights", "list") == (130, "", "keras-vit: stopped.\n")
 
 

@@ -46,6 +46,7 @@ def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **de
 # ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
+ViTS8 = row("ViTS8", ViT, "S/8")
 ViTS32 = row("ViTS32", ViT, "S/32")
 ViTB8 = row("ViTB8", ViT, "B/8")
 ViTB16 = row("ViTB16", ViT, "B/16")
@@ -97,7 +98,7 @@ _DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEI
 DINOv2S14 = row("DINOv2S14", ViT, "S/14", **_DINOV2)
 DINOv2B14 = row("DINOv2B14", ViT, "B/14", **_DINOV2)
 DINOv2L14 = row("DINOv2L14", ViT, "L/14", **_DINOV2)
-DINOv2G14 = row("DINOv2G14", ViT, "DINOv2g/14", **{**_DINOV2, "activation": "silu"})
+DINOv2G14 = row("DINOv2G14", ViT, "DINOv2G/14", **{**_DINOV2, "activation": "silu"})
 
 # DINOv3's backbones: arXiv 2508.10104, section 3; images are resized as in its README.
 _DINOV3 = {

@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 from keras_vit.weights import names
 
 _GOOGLE = "https://storage.googleapis.com"
-_META = "https://dl.fbaipublicfiles.com/deit"
+_META = "https://dl.fbaipublicfiles.com"
 
 
 class Row(NamedTuple):
@@ -17,15 +17,17 @@ class Row(NamedTuple):
     name: str
     architecture: str
     # [recipe]_classes_[resolution]: the paper's own recipe and 224 pixels are left out. BiT: pretraining_classes.
+    # Without a classifier: the recipe or the images alone; "reg4": with registers.
     tag: str
     url: str
-    # "official", "bit" or "deit".
+    # "official", "bit" or "deit", whose format other files of Meta have too.
     source: str
     # None if unpublished; DeiT file names contain the first digits.
     sha256: str | None
     sha256_prefix: str | None
     # Pixels per side of the last training or fine-tuning.
     resolution: int
+    # 0 without a classifier.
     num_classes: int
     # Of images scaled to [0, 1]; std likewise.
     mean: tuple[float, float, float]
@@ -117,6 +119,13 @@ _DEIT = (
     ("DeiTB16Distilled", "imagenet2012", "deit_base_distilled_patch16_224", "df68dfff", 83.4),
     ("DeiTB16Distilled", "imagenet2012_384", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
 )
+# MAE (arXiv 2111.06377): architecture, its size in the files' names, and the accuracy of the fine-tuned model, from the
+# authors' FINETUNE.md. DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193): architecture, and its name in the files'.
+# No SHA-256 of these files is published.
+_MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
+_DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
+_DINOV2 = (("DINOv2S14", "vits14"), ("DINOv2B14", "vitb14"), ("DINOv2L14", "vitl14"), ("DINOv2G14", "vitg14"))
+_MAE_LICENSE = "CC-BY-NC-4.0"
 
 
 def _published():
@@ -148,7 +157,17 @@ def _published():
         tuned = f"{url}-M-{size}-ILSVRC2012.npz"
         yield f"BiT{size}", "imagenet21k_imagenet2012", "bit", tuned, 480, 1000, accuracy
     for architecture, tag, file, digits, accuracy in _DEIT:
-        yield architecture, tag, "deit", f"{_META}/{file}-{digits}.pth", int(file[-3:]), 1000, accuracy
+        yield architecture, tag, "deit", f"{_META}/deit/{file}-{digits}.pth", int(file[-3:]), 1000, accuracy
+    for architecture, size, accuracy in _MAE:
+        yield architecture, "mae", "deit", f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth", 224, 0, None
+        tuned = f"{_META}/mae/finetune/mae_finetuned_vit_{size}.pth"
+        yield architecture, "mae_imagenet2012", "deit", tuned, 224, 1000, accuracy
+    for architecture, file in _DINO:
+        yield architecture, "dino", "deit", f"{_META}/dino/dino_{file}_pretrain/dino_{file}_pretrain.pth", 224, 0, None
+    for architecture, file in _DINOV2:
+        for tag, reg in (("lvd142m", ""), ("lvd142m_reg4", "_reg4")):
+            url = f"{_META}/dinov2/dinov2_{file}/dinov2_{file}{reg}_pretrain.pth"
+            yield architecture, tag, "deit", url, 518, 0, None
 
 
 def _of_augreg(model):
@@ -169,6 +188,7 @@ def folder_and_file(url):
 
 def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
     file, constants = folder_and_file(url)[1], names.SOURCES[source].preprocessing
+    digits = re.search(r"-([0-9a-f]{8})\.pth$", file)
     return Row(
         name=f"{architecture}.{tag}",
         architecture=architecture,
@@ -176,7 +196,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         url=url,
         source=source,
         sha256=None,
-        sha256_prefix=file.removesuffix(".pth").rpartition("-")[2] if source == "deit" else None,
+        sha256_prefix=digits and digits[1],
         resolution=resolution,
         num_classes=num_classes,
         mean=_of_three(constants["mean"]),
@@ -184,7 +204,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         interpolation=constants["interpolation"],
         crop_fraction=constants["crop_fraction"],
         accuracy=accuracy,
-        license="Apache-2.0",
+        license=_MAE_LICENSE if "/mae/" in url else "Apache-2.0",
         filename="-".join(folder_and_file(url)) if _FILES.count(file) > 1 else file,
     )
 

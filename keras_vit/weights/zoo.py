@@ -17,6 +17,8 @@ from keras_vit.weights.model import describe_sizes, name_of
 from keras_vit.weights.published import ROWS, Row, folder_and_file
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
+# Family, size and patch size in the name of a builder.
+_ARCHITECTURE = r"(ViT|DeiT|DINOv2)([A-Za-z]+)(\d+)"
 
 
 def list_weights(architecture: str | None = None) -> list[Row]:
@@ -45,11 +47,19 @@ def list_weights(architecture: str | None = None) -> list[Row]:
     return rows
 
 
-def table(rows):
-    """Formats rows of `list_weights`, one per line."""
-    titles = ("name", "resolution", "classes", "top-1", "source", "license")
-    cells = [(row.name, row.resolution, row.num_classes, row.accuracy, row.source, row.license) for row in rows]
-    return text_table(titles, cells, decimals=2, missing="-")
+def containing(text):
+    """Returns the Rows whose name contains `text`, regardless of capitals; raises if there is none."""
+    rows = [row for row in ROWS.values() if text.lower() in row.name.lower()]
+    if not rows:
+        known = ", ".join(dict.fromkeys(row.architecture for row in ROWS.values()))
+        raise arguments.invalid("name", f"one of {known}, or a part of a checkpoint's name", text)
+    return rows
+
+
+def table(rows, columns=("name", "params", "resolution", "classes", "top-1", "license", "source")):
+    """Formats rows of `list_weights`, one per line; `columns` are keys of `COLUMNS`."""
+    values = [COLUMNS[arguments.one_of("columns", column, tuple(COLUMNS))] for column in columns]
+    return text_table(columns, [[value(row) for value in values] for row in rows], decimals=2, missing="-")
 
 
 def find(name):
@@ -106,7 +116,9 @@ def _check(row, path):
     """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
     checkpoint = Checkpoint(path, row.source)
     named = "".join(filter(str.isalnum, name_of(checkpoint.sizes) or ""))
-    expected = row.architecture.replace("DeiT", "ViT").removesuffix("Distilled")
+    expected = re.sub(
+        rf"{_ARCHITECTURE}(?:Distilled)?$", lambda found: f"ViT{_size_of(*found.groups())}{found[3]}", row.architecture
+    )
     if (named, checkpoint.sizes["num_classes"]) != (expected, row.num_classes):
         raise ValueError(f"{str(path)!r} is not {row.name}: it holds {describe_sizes(checkpoint.sizes)}.")
     for _ in checkpoint.read(checkpoint.shapes):
@@ -115,15 +127,49 @@ def _check(row, path):
 
 def most_bytes(row):
     """Returns an upper limit on the bytes of a Row's file: about twice its weights in float32."""
-    parameters = width = 0
-    if size := re.search(r"(?:ViT|DeiT)([A-Za-z]+)\d", row.architecture):
-        width, num_layers, mlp_dim, *_ = variants.SIZES[size[1]]
-        parameters = num_layers * (4 * width * width + 2 * width * mlp_dim)
+    parameters, width = _parameters(row) or 0, 0
     if resnet := re.search(r"R(\d+)(?:x(\d))?", row.architecture):
         factor = int(resnet[2] or 1)
         parameters += int(resnet[1]) * factor**2 * 500_000
-        width = width or 2048 * factor
+        width = 2048 * factor
     return 2 * 4 * (parameters + row.num_classes * width) + (32 << 20)
+
+
+def _size_of(family, size, _):
+    """Returns a name out of `SIZES`: "DINOv2G" for ("DINOv2", "G", "14"), "S" for ("DINOv2", "S", "14")."""
+    return family + size if family + size in variants.SIZES else size
+
+
+def _parameters(row):
+    """Returns the number of parameters of a Row's ViT, without ResNet, registers and LayerScale, or None."""
+    found = re.search(_ARCHITECTURE, row.architecture)
+    if found is None:
+        return None
+    width, num_layers, mlp_dim, _, gated = variants.SIZES[_size_of(*found.groups())]
+    # Queries, keys, values and output; the MLP; two norms.
+    block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
+    patch = int(found[3])
+    embedding = (3 * patch**2 + 1 + 1 + (row.resolution // patch) ** 2 + 1) * width
+    return num_layers * block + embedding + 2 * width + (width + 1) * row.num_classes
+
+
+def _millions(row):
+    parameters = None if re.search(r"R\d*ViT", row.architecture) else _parameters(row)
+    return None if parameters is None else f"{parameters / 1e6:.0f}M"
+
+
+# What `table` can show.
+COLUMNS = {
+    "name": lambda row: row.name,
+    "params": _millions,
+    "resolution": lambda row: row.resolution,
+    "classes": lambda row: row.num_classes,
+    "top-1": lambda row: row.accuracy,
+    "license": lambda row: row.license,
+    "source": lambda row: row.source,
+    "sha256": lambda row: row.sha256 or row.sha256_prefix,
+    "url": lambda row: row.url,
+}
 
 
 def _provided(row):

@@ -94,25 +94,30 @@ def test_names_files_and_addresses_are_unique():
 def test_a_row_agrees_with_itself(row):
     assert row.name == f"{row.architecture}.{row.tag}"
     assert zoo.find(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
-    tag = re.fullmatch(r"(augreg_|sam_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?", row.tag)
-    assert tag
-    assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
-    if row.source != "bit":
-        assert row.resolution == int(tag[3] or 224)
+    backbones = {"mae": 224, "dino": 224, "lvd142m": 518, "lvd142m_reg4": 518}
+    if row.tag in backbones:
+        assert (row.num_classes, row.resolution, row.accuracy) == (0, backbones[row.tag], None)
+    else:
+        tag = re.fullmatch(
+            r"(augreg_|sam_|mae_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?", row.tag
+        )
+        assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
+        assert row.source == "bit" or row.resolution == int(tag[3] or 224)
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
-    assert row.license == "Apache-2.0"
+    assert row.license == ("CC-BY-NC-4.0" if row.tag.startswith("mae") else "Apache-2.0")
     assert re.fullmatch(r"[\w.+-]+\.(npz|pth)", row.filename)
     assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
     assert re.fullmatch(r"https://[\w.%/-]+", row.url)
     assert row.sha256 is None or re.fullmatch("[0-9a-f]{64}", row.sha256)
-    if row.source == "deit":
+    assert (row.sha256_prefix is not None) == row.architecture.startswith("DeiT")
+    if row.sha256_prefix:
         assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
         assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
         assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
+    if row.source == "deit":
         assert (row.mean, row.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         assert (row.interpolation, row.crop_fraction) == ("bicubic", 0.875)
     else:
-        assert row.sha256_prefix is None
         assert row.mean == row.std == (0.5, 0.5, 0.5)
         assert (row.interpolation, row.crop_fraction) == ("bilinear", 1.0)
 
@@ -156,6 +161,14 @@ def test_augreg_files_are_of_their_architecture(row):
             "DeiTTi16Distilled.imagenet2012",
             "https://dl.fbaipublicfiles.com/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth",
         ),
+        ("ViTH14.mae", "https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_huge.pth"),
+        ("ViTB16.mae_imagenet2012", "https://dl.fbaipublicfiles.com/mae/finetune/mae_finetuned_vit_base.pth"),
+        ("ViTS8.dino", "https://dl.fbaipublicfiles.com/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
+        ("DINOv2S14.lvd142m", "https://dl.fbaipublicfiles.com/dinov2/dinov2_vits14/dinov2_vits14_pretrain.pth"),
+        (
+            "DINOv2G14.lvd142m_reg4",
+            "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth",
+        ),
     ],
 )
 def test_addresses_as_they_are_published(name, url):
@@ -188,9 +201,33 @@ def test_a_list_may_be_changed():
 def test_table_is_aligned():
     lines = zoo.table(ROWS).splitlines()
     assert len(lines) == 1 + len(ROWS)
-    assert len({line.index("Apache-2.0") for line in lines[1:]} | {lines[0].index("license")}) == 1
-    assert lines[1].split() == ["ViTB8.imagenet21k", "224", "21,843", "-", "official", "Apache-2.0"]
+    licenses = {re.search("Apache-2.0|CC-BY-NC-4.0", line).start() for line in lines[1:]}
+    assert licenses == {lines[0].index("license")}
+    assert lines[1].split() == ["ViTB8.imagenet21k", "103M", "224", "21,843", "-", "Apache-2.0", "official"]
+    assert max(map(len, lines)) <= 120
     assert len(zoo.table([]).splitlines()) == 1
+
+
+def test_rows_and_columns_are_chosen():
+    assert {row.tag for row in zoo.containing("dino")} == {"dino", "lvd142m", "lvd142m_reg4"}
+    assert zoo.containing("") == ROWS
+    row = zoo.find("DeiTB16.imagenet2012")
+    assert zoo.table([row], ("params", "sha256")).splitlines()[1].split() == ["87M", "b5f2ef4d"]
+    with pytest.raises(ValueError, match="`columns`. Expected one of 'name', .*'url'. Received: 'size'"):
+        zoo.table([row], ("size",))
+
+
+@pytest.mark.parametrize(
+    "name, millions",
+    [
+        ("ViTB16.imagenet2012", 86.568),
+        ("DeiTTi16.imagenet2012", 5.717),
+        ("DINOv2S14.lvd142m", 22.056),
+        ("DINOv2G14.lvd142m", 1136.48),
+    ],
+)
+def test_parameters_are_those_of_the_model(name, millions):
+    assert zoo._parameters(zoo.find(name)) / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
 @pytest.mark.parametrize(
