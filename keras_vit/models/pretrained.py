@@ -19,7 +19,10 @@ from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.model import SETTINGS, name_of
 
 # The arguments for which None is a value, not a default.
-_NONE = ("pooling", "classifier_activation", "representation_size", "class_names")
+_NONE = (
+    *("pooling", "classifier_activation", "representation_size", "class_names"),
+    *("rotary_embedding", "rotary_grid"),
+)
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged one fails in many ways.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from keras_vit import arguments
 from keras_vit.config import total_stride
-from keras_vit.weights import fields, hub, names, preprocessing
+from keras_vit.weights import fields, hub, names, preprocessing, timm_models
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.file import refuse
@@ -51,10 +51,13 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         fields.refuse_unsupported(self, canonical)
+        self.source = self.source.spelled(canonical)
         self.places = self._unstacked(canonical)
         # By canonical key: without prefixes, aliases and stacking.
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
         self.weights = self._weights()
+        # Fields told by the name of timm's model, and {field: reason} for those that stay unknown.
+        self.of_timm, self.unknown_of_timm = self._of_timm()
         self.image_size = fields.image_size(self)
         # Whether the caller or the file states the grid, rather than it being inferred.
         self.says_grid = False
@@ -84,6 +87,17 @@ class Checkpoint:
         # An image-text model has a nested config for its image tower.
         inner = config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
+
+    def _of_timm(self):
+        if "config" in self.own or self.source.name not in ("timm", "deit"):
+            return {}, {}
+        if self.file.container == "timm":
+            found = timm_models.of_folder(self.path, self.config)
+            return found, timm_models.unknown_of_folder(self.config, found)
+        # DeiT III's own files have the layer scales of `Eva`.
+        marks = [key for key in self.shapes if timm_models.of_eva(key)]
+        of_deit = self.source.name == "deit" and all("gamma" in key for key in marks)
+        return {}, timm_models.unknown_of_arrays(self.weights, bool(marks) and not of_deit)
 
     def _source(self, source):
         if source is not None:

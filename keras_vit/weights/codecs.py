@@ -10,6 +10,8 @@ class Same:
 
     # The position in the file's array; save_weights concatenates the parts in this order.
     part = 0
+    # Whether it is a bias of queries, keys and values whose keys have none.
+    without_keys = False
 
     def file_shapes(self, shape, heads):
         """Returns the required shapes of the file's arrays for a model weight of `shape`."""
@@ -105,21 +107,37 @@ class TorchConv(Same):
 
 
 class Fused(Same):
-    """Query, key and value: separate arrays of layout `codec` in the file, concatenated on the model's last axis."""
+    """`count` arrays of layout `codec` in the file, such as query, key and value, joined on the model's last axis."""
 
-    def __init__(self, codec):
-        self.codec = codec
+    def __init__(self, codec, count=3):
+        self.codec, self.count = codec, count
 
     def model_shape(self, shapes):
         parts = [self.codec.model_shape((shape,)) for shape in shapes]
         return (*parts[0][:-1], sum(part[-1] for part in parts))
 
     def to_model(self, arrays, shape):
-        each = (*shape[:-1], shape[-1] // 3)
+        each = (*shape[:-1], shape[-1] // self.count)
         return np.concatenate([self.codec.to_model((array,), each) for array in arrays], axis=-1)
 
     def to_file(self, value, heads):
-        return tuple(self.codec.to_file(part, heads)[0] for part in np.split(value, 3, axis=-1))
+        return tuple(self.codec.to_file(part, heads)[0] for part in np.split(value, self.count, axis=-1))
+
+
+class QueryValue(Same):
+    """The biases of queries and values, two arrays in the file; that of the keys is zero in the model."""
+
+    without_keys = True
+
+    def model_shape(self, shapes):
+        return (3 * shapes[0][0],)
+
+    def to_model(self, arrays, shape):
+        query, value = arrays
+        return np.concatenate([query, np.zeros_like(query), value])
+
+    def to_file(self, value, heads):
+        return tuple(np.split(value, 3)[::2])
 
 
 class Part(Same):

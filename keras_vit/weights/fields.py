@@ -21,10 +21,6 @@ _ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-_TIMM_POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
-# Sizes that several timm models share: (hidden_dim, num_layers, mlp_dim) of ViT-B, and the hidden_dim of SO400M.
-_BASE = (768, 12, 3072)
-_SO400M = 1152
 
 
 _OF_RESNETS = ("resnet_epsilons", "pool_padding")
@@ -45,6 +41,7 @@ def image_size(checkpoint):
     if checkpoint.file.container == "timm":
         said = (checkpoint.facts.get("timm") or {}).get("input_size")
         said = said[1:] if isinstance(said, (tuple, list)) else said
+        said = _model_args(checkpoint).get("img_size") or said
     found = _checked(checkpoint, lambda name, value: arguments.image_size(value), "image_size", said)
     return None if found == (None, None) else found
 
@@ -111,7 +108,8 @@ def sizes(checkpoint):
         "hidden_dim": size("patch_embedding/kernel", 4, 3),
         "num_layers": sum(bool(re.fullmatch(r"block_\d+", name)) for name in layers),
         "num_heads": _num_heads(checkpoint),
-        "mlp_dim": size("block_00/mlp/dense_1/kernel", 2, 1),
+        # Of a gated MLP the first layer is twice as wide.
+        "mlp_dim": size("block_00/mlp/dense_2/kernel", 2, 0),
         "patch_size": None if None in patch else patch,
         "in_channels": size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
         "num_classes": size("head/bias", 1, 0) or 0,
@@ -134,7 +132,7 @@ def _num_heads(checkpoint):
     if len(norm) == 1 and width % norm[0] == 0:
         return width // norm[0]
     number = checkpoint.config.get("num_attention_heads", checkpoint.own.get("num_heads"))
-    number = _model_args(checkpoint).get("num_heads", number)
+    number = checkpoint.of_timm.get("num_heads", number)
     return _checked(checkpoint, _heads, "num_heads", number, width)
 
 
@@ -146,20 +144,35 @@ def _heads(name, value, width):
 
 def settings(checkpoint):
     """Returns the `SETTINGS` of the model; unknown ones are None."""
-    config, source = {**checkpoint.config, **_model_args(checkpoint)}, checkpoint.source
-    found = {"activation": source.activation, "layer_norm_epsilon": source.layer_norm_epsilon}
+    config, source = checkpoint.config, checkpoint.source
+    found = {"layer_norm_epsilon": source.layer_norm_epsilon, "pooling": _pooling_of_source(checkpoint)}
     has_resnet = "root_conv/kernel" in checkpoint.weights
     found |= {name: getattr(source, name) if has_resnet else None for name in _OF_RESNETS}
-    found["pooling"] = _pooling_of_source(checkpoint)
-    for key in ("hidden_act", "act_layer"):
-        if key in config:
-            found["activation"] = _known(checkpoint, key, config[key], _ACTIVATIONS)
+    gated = source.gated_activation if is_gated(checkpoint.weights) else None
+    found["activation"] = gated or source.activation
+    if source.name == "timm" and "norm_before_blocks/gamma" in checkpoint.weights:
+        found["layer_norm_epsilon"] = 1e-5
+    if "hidden_act" in config and not gated:
+        found["activation"] = _known(checkpoint, "hidden_act", config["hidden_act"], _ACTIVATIONS)
     if config.get("layer_norm_eps") is not None:
         epsilon = config["layer_norm_eps"]
         found["layer_norm_epsilon"] = _checked(checkpoint, arguments.epsilon, "layer_norm_eps", epsilon)
     if "pre_logits/kernel" in checkpoint.weights:
         _known(checkpoint, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
+    for name in found:
+        if name == "activation" and gated:
+            found[name] = checkpoint.of_timm.get("act_layer", gated)
+        elif name in checkpoint.of_timm:
+            found[name] = checkpoint.of_timm[name]
+        elif name in checkpoint.unknown_of_timm:
+            found[name] = None
     return {name: checkpoint.own.get(name, value) for name, value in found.items()}
+
+
+def is_gated(weights):
+    """Returns whether the MLPs are gated, given {weight: shape}."""
+    first, second = (weights.get(f"block_00/mlp/dense_{i}/kernel", ()) for i in (1, 2))
+    return len(first) == len(second) == 2 and first[1] == 2 * second[0]
 
 
 def _known(checkpoint, key, value, table):
@@ -180,8 +193,6 @@ def _model_args(checkpoint):
 def _pooling_of_source(checkpoint):
     """Returns the source's pooling, or None if neither keys nor config show it."""
     weights, source = checkpoint.weights, checkpoint.source.name
-    if checkpoint.file.container == "timm" and "global_pool" in checkpoint.config:
-        return _known(checkpoint, "global_pool", checkpoint.config["global_pool"], _TIMM_POOLINGS)
     if source == "siglip" and "head/kernel" in weights:
         # Its classifier uses the mean of the tokens, although the file has the attention pooling too.
         return "gap"
@@ -207,6 +218,7 @@ def stated(checkpoint):
         return found
     _add_preprocessing(checkpoint, found)
     if sizes["num_layers"]:
+        _add_timm(checkpoint, found)
         _add_num_heads(checkpoint, found)
         _add_settings(checkpoint, found)
         _add_positions(checkpoint, found)
@@ -251,6 +263,13 @@ def _add_arrays_of_vit(checkpoint, fields):
         num_registers=weights["registers/tokens"][1] if "registers/tokens" in weights else 0,
         qk_norm="block_00/attention/query_norm/gamma" in weights,
         norm_after_pooling="fc_norm/gamma" in weights,
+        patch_bias="patch_embedding/bias" in weights,
+        norm_before_blocks="norm_before_blocks/gamma" in weights,
+        qkv_bias="block_00/attention/qkv/bias" in weights,
+        key_bias=not checkpoint.source.find("block_00/attention/qkv/bias").codec.without_keys,
+        attention_norm="block_00/attention/norm/gamma" in weights,
+        gated_mlp=is_gated(weights),
+        mlp_norm="block_00/mlp/norm/gamma" in weights,
     )
     if "pre_logits/kernel" in weights:
         fields["representation_size"] = weights["pre_logits/kernel"][1]
@@ -275,17 +294,25 @@ def _add_preprocessing(checkpoint, found):
         found.unknown["preprocessing"] = f"{source} models differ in it"
 
 
+def _add_timm(checkpoint, found):
+    """Adds what the name of timm's model tells, and leaves to its caller what no name tells."""
+    for name in ("rotary_embedding", "rotary_grid"):
+        if name in checkpoint.of_timm:
+            found.fields[name] = checkpoint.of_timm[name]
+    if checkpoint.source.name in ("timm", "deit"):
+        found.unknown.update(checkpoint.unknown_of_timm)
+        for name in checkpoint.unknown_of_timm:
+            found.fields.pop(name, None)
+
+
 def _add_num_heads(checkpoint, found):
     fields = found.fields
-    if "num_heads" in fields:
+    if "num_heads" in fields or "num_heads" in found.unknown:
         return
     dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
     published = variants.num_heads_of(*dims, fields.get("gated_mlp", False))
-    mean_of_all = not {"class_token/tokens", "pooling/probe", "fc_norm/gamma"} & set(checkpoint.weights)
     if published is None:
         found.unknown["num_heads"] = "no published model has these widths and depth"
-    elif checkpoint.source.name == "timm" and dims == _BASE and mean_of_all:
-        found.unknown["num_heads"] = "timm has such models of 12 and of 16 heads"
     else:
         fields["num_heads"] = published
 
@@ -295,20 +322,18 @@ def _add_settings(checkpoint, found):
     if "block_00/layer_scale_1/gamma" in weights:
         # Any value: it is overwritten by the file's.
         fields["layer_scale_init"] = 1.0
-    if "pooling" not in fields and source == "keras":
+    if "pooling" in found.unknown:
+        pass
+    elif "pooling" not in fields and source == "keras":
         found.unknown["pooling"] = "with a class token the arrays do not show it"
     elif "pooling" not in fields:
         # With a class token, timm averages the patches only if a norm follows.
         fields["pooling"] = "gap" if fields["norm_after_pooling"] else "token"
     for name in ("activation", "layer_norm_epsilon"):
-        fields[name] = checkpoint.settings[name]
-        if fields[name] is None:
-            found.unknown[name] = f"{source} files do not contain it"
-    if source == "timm" and fields["hidden_dim"] == _SO400M and not (checkpoint.config or checkpoint.own):
-        found.unknown["activation"] = "timm has such models of both GELUs"
-    for name in ("activation", "layer_norm_epsilon"):
-        if name in found.unknown:
-            del fields[name]
+        if checkpoint.settings[name] is not None:
+            fields[name] = checkpoint.settings[name]
+        else:
+            found.unknown.setdefault(name, f"{source} files do not contain it")
 
 
 def _add_positions(checkpoint, found):
@@ -323,5 +348,8 @@ def _add_positions(checkpoint, found):
     elif checkpoint.source.name == "big_vision":
         # Its only models without a table.
         fields["position_embedding"] = "sincos2d"
+    elif checkpoint.source.name in ("timm", "deit"):
+        # It has no other absolute positions.
+        fields["position_embedding"] = "none"
     else:
         found.unknown["position_embedding"] = "the file has no table of positions"

@@ -39,7 +39,7 @@ GOLDEN = {
     "timm_vit.safetensors": (HEADS, EXACT),
     "timm_vit_gap_fcnorm.safetensors": (HEADS, {"pooling": "gap", "norm_after_pooling": True, **EXACT}),
     "timm_vit_reg4_layerscale.safetensors": (HEADS, {"num_registers": 4, "layer_scale_init": 1.0, **EXACT}),
-    "timm_vit_qknorm_map.safetensors": (BARE, {"pooling": "map", "qk_norm": True, **EXACT}),
+    "timm_vit_qknorm_map.safetensors": ({**BARE, **EXACT}, {"pooling": "map", "qk_norm": True, **EXACT}),
     "timm_deit_distilled.safetensors": ({"num_heads": 4}, {"distillation_token": True, **EXACT}),
     "hf_vit": ({}, {"layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_deit_distilled": ({}, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
@@ -155,19 +155,26 @@ def test_what_a_bare_state_dict_does_not_tell_has_to_be_passed(tmp_path):
     assert loaded.config == model.config
 
 
-def test_two_published_models_of_the_same_shapes_are_not_told_apart(tmp_path, monkeypatch):
-    # As timm's ViT-B with the mean of all tokens, which it has with 12 heads and with 16.
-    monkeypatch.setattr(fields, "_BASE", (12, 2, 20))
+BARE_TIMM = [
+    ({"pooling": "gap"}, {"num_heads", "activation"}),
+    ({"pooling": "map"}, {"activation"}),
+    ({"pooling": "map", "class_token": True}, {"pooling"}),
+    ({"pooling": "gap", "norm_after_pooling": True}, set()),
+    ({"pooling": "gap", "norm_after_pooling": True, "qkv_bias": False}, {"qkv_bias"}),
+    ({}, set()),
+]
+
+
+@pytest.mark.parametrize("arguments, unknown", BARE_TIMM)
+def test_two_models_of_timm_with_the_same_arrays_are_not_told_apart(tmp_path, monkeypatch, arguments, unknown):
     monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 3)
-    for pooling in ("gap", "map"):
-        keras_vit.save_weights(build(pooling=pooling, activation="gelu"), tmp_path / "model.safetensors", "timm")
-        path = _without_facts(tmp_path / "model.safetensors")
-        if pooling == "map":
-            assert keras_vit.from_pretrained(path, **BARE).config.num_heads == 3
-            continue
-        with pytest.raises(ValueError, match="(?s)num_heads=.*of 12 and of 16 heads"):
-            keras_vit.from_pretrained(path, **BARE)
-        assert keras_vit.from_pretrained(path, num_heads=4, **BARE).config.num_heads == 4
+    model = randomize(build(activation="gelu", **arguments))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    path = _without_facts(tmp_path / "model.safetensors")
+    assert set(Checkpoint(path).stated.unknown) == {*unknown, "preprocessing"}
+    told = {name: getattr(model.config, name) for name in unknown}
+    again = keras_vit.from_pretrained(path, **told, **BARE)
+    assert again.config == model.config
 
 
 def test_our_own_file_holds_the_record(tmp_path):
@@ -335,7 +342,7 @@ def test_a_timm_folder_says_how_it_pools(tmp_path, global_pool, expected):
     config = {
         "architecture": "vit",
         "global_pool": global_pool,
-        "model_args": {"num_heads": 4, "act_layer": "gelu_tanh"},
+        "model_args": {"num_heads": 4, "act_layer": "gelu_tanh", "norm_layer": "layernorm", "use_rot_pos_emb": False},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     if expected is None:

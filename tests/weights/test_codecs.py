@@ -22,6 +22,7 @@ SHAPES = {
     codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
     codecs.Fused(codecs.Transposed()): lambda h, d, n: (n, 3 * h * d),
     codecs.Fused(codecs.Same()): lambda h, d, n: (3 * h * d,),
+    codecs.Fused(codecs.Transposed(), 2): lambda h, d, n: (n, 2 * h),
     codecs.Transposed(inputs=1): lambda h, d, n: (n, h, d),
     codecs.Transposed(inputs=2): lambda h, d, n: (h, d, n),
     codecs.Flat(): lambda h, d, n: (h, d),
@@ -56,7 +57,7 @@ def test_another_shape_does_not_fit(codec):
 
 def test_every_codec_is_tried():
     classes = {c for _, c in inspect.getmembers(codecs, inspect.isclass)}
-    assert classes - {type(codec) for codec in SHAPES} == {codecs.Part}
+    assert classes - {type(codec) for codec in SHAPES} == {codecs.Part, codecs.QueryValue}
 
 
 @given(count=st.integers(1, 4), h=st.integers(1, 3), d=st.integers(1, 4))
@@ -80,3 +81,12 @@ def test_the_layouts_of_pytorch_are_the_same_functions():
     np.testing.assert_allclose(
         np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), np.einsum("chw,dchw->d", image, kernel)
     )
+
+
+def test_a_bias_without_keys_is_zero_for_them():
+    query, value = np.arange(1.0, 5), np.arange(5.0, 9)
+    codec = codecs.QueryValue()
+    whole = codec.to_model((query, value), (12,))
+    np.testing.assert_array_equal(whole, [*query, 0, 0, 0, 0, *value])
+    assert codec.model_shape(((4,), (4,))) == (12,) and codec.fits(((4,), (4,)), (12,), None)
+    np.testing.assert_array_equal(codec.to_file(whole, None), [query, value])

@@ -3,6 +3,7 @@ KERAS_VIT_PEERS=1 makes that a failure (`pip install "keras-vit[peers]"`, then `
 
 import functools
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
+from keras_vit.weights import timm_models
 from keras_vit.weights.read import open_checkpoint
+from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.tiny import build, randomize
 
@@ -145,6 +148,68 @@ def test_published_models_of_timm_are_read(torch, tmp_path, name):
     assert model.preprocessing.crop_fraction == module.pretrained_cfg["crop_pct"]
     theirs, (ours,) = run(torch, module, model).numpy(), outputs(model)
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+
+
+# One name of each kind of timm's models.
+TIMM = (
+    *("vit_base_patch16_clip_quickgelu_224", "vit_large_patch14_clip_224", "vit_giant_patch14_reg4_dinov2"),
+    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_giant_patch16_lingbot"),
+    *("eva02_tiny_patch14_336", "eva02_base_patch14_224", "eva02_large_patch14_clip_224", "eva_giant_patch14_clip_224"),
+    *("vit_medium_patch16_rope_reg1_gap_256", "vit_mediumd_patch16_rope_reg1_gap_256", "vit_base_patch16_rope_224"),
+    *("vit_large_patch16_rope_ape_224", "vit_base_patch32_siglip_256", "vit_so400m_patch16_siglip_gap_256"),
+    *("vit_so150m_patch16_reg4_gap_256", "vit_so150m_patch16_reg4_map_256", "vit_base_patch16_224_miil"),
+)
+
+
+def timm_model(torch, name, **arguments):
+    """A tiny model of timm with random weights, in which the epsilon of the norms and the activation matter."""
+    timm = peer("timm")
+    module = timm.create_model(name, embed_dim=24, depth=2, num_heads=3, num_classes=5, **arguments)
+    for key, parameter in module.named_parameters():
+        torch.nn.init.normal_(parameter, float("norm" in key and key.endswith("weight")), 0.3)
+        if key in ("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"):
+            parameter.data *= 0.03
+    return module
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_a_folder_of_timm_is_read(torch, tmp_path, name):
+    module = timm_model(torch, name, img_size=(48, 64))
+    peer("timm.models").save_for_hf(module, tmp_path, safe_serialization=True)
+    model = keras_vit.from_pretrained(tmp_path)
+    assert model.config.image_size == (48, 64)
+    theirs = run(torch, module, model).numpy()
+    np.testing.assert_allclose(outputs(model)[0], theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(
+    "name, part", [("vit_base_patch16_rope_mixed_224", "learned frequencies"), ("vit_x_224", "num_heads=")]
+)
+def test_what_timm_sets_otherwise_is_named(tmp_path, name, part):
+    config = {"architecture": name, "pretrained_cfg": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=part):
+        keras_vit.from_pretrained(tmp_path)
+
+
+def test_timms_table_is_that_of_timm(torch):
+    """Builds each model that is known by its name, without memory for its weights."""
+    timm = peer("timm")
+    for name, fields in timm_models.MODELS.items():
+        with torch.device("meta"):
+            module = timm.create_model(name, depth=1)
+        block = module.blocks[0]
+        pooling = {"token": "token", "avg": "gap", "map": "map"}[module.global_pool]
+        assert (block.attn.num_heads, block.norm1.eps, pooling) == (
+            fields["num_heads"],
+            fields["layer_norm_epsilon"],
+            fields["pooling"],
+        ), name
+        activation = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
+        if (found := type(block.mlp.act).__name__) != "SiLU":
+            assert activation[found] == fields["activation"], name
+        assert (getattr(module, "rope", None) is None) == (fields["rotary_embedding"] is None), name
 
 
 @pytest.mark.parametrize("registers", [0, 2])

@@ -54,6 +54,10 @@ class Source:
     required: tuple = ()
     # (prefix, template) if its files may stack all blocks on the first axis.
     stacked: tuple | None = None
+    # Rows for files that spell some weights otherwise, each like `names`: used where a file has all their keys.
+    spellings: tuple = ()
+    # Of gated MLPs, where it is another.
+    gated_activation: str | None = None
 
     def canonical_keys(self, keys):
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""
@@ -71,6 +75,14 @@ class Source:
                 raise ValueError(f"The file holds the same weight twice, as {canonical[name]!r} and as {key!r}.")
             canonical[name] = key
         return canonical, ignored
+
+    def spelled(self, keys):
+        """Returns this source with the rows of those of its spellings whose keys are among `keys`."""
+        rows = dict(self.names)
+        for spelling in self.spellings:
+            if all(key.format(block=0) in keys for name in spelling.values() for key in name.keys):
+                rows |= spelling
+        return dataclasses.replace(self, names=rows)
 
     def find(self, weight):
         """Returns the Name of a model weight by its path, or None."""

@@ -1,4 +1,4 @@
-"""timm state dicts, including DeiT's own .pth files."""
+"""timm state dicts, of `VisionTransformer` and of `Eva`, including DeiT's own .pth files."""
 
 import dataclasses
 
@@ -56,6 +56,25 @@ _POOLING_PARTS = [
     ("value", "attn_pool.kv.weight", "attn_pool.kv.bias", 1, 2),
 ]
 
+# Spellings of `Eva`; DeiT III's own files have its layer scales too. The biases of fused queries, keys and values:
+GAMMAS = {BLOCK + f"layer_scale_{i}/gamma": Name((f"{_BLOCK}gamma_{i}",)) for i in (1, 2)}
+QUERY_VALUE_BIASES = {
+    BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue())
+}
+# Queries, keys and values as three layers, and the gate of a gated MLP as a layer of its own.
+SPLIT_QKV = {
+    BLOCK + "attention/qkv/kernel": Name(
+        tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(_TRANSPOSED)
+    )
+}
+SPLIT_BIASES = {
+    BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_proj.bias", _BLOCK + "attn.v_proj.bias"), codecs.QueryValue())
+}
+SPLIT_GATES = {
+    f"{BLOCK}mlp/dense_1/{ours}": Name(tuple(f"{_BLOCK}mlp.fc1_{x}.{theirs}" for x in "gx"), codecs.Fused(codec, 2))
+    for ours, theirs, codec in (("kernel", "weight", _TRANSPOSED), ("bias", "bias", codecs.Same()))
+}
+
 TIMM = Source(
     "timm",
     {
@@ -64,14 +83,17 @@ TIMM = Source(
         "distillation_token/tokens": Name(("dist_token",)),
         "registers/tokens": Name(("reg_token",)),
         "position_embedding/embeddings": Name(("pos_embed",)),
+        **norm("norm_before_blocks", "norm_pre"),
         **norm(BLOCK + "norm_1", _BLOCK + "norm1"),
         **dense(BLOCK + "attention/qkv", _BLOCK + "attn.qkv"),
         **norm(BLOCK + "attention/query_norm", _BLOCK + "attn.q_norm"),
         **norm(BLOCK + "attention/key_norm", _BLOCK + "attn.k_norm"),
+        **norm(BLOCK + "attention/norm", _BLOCK + "attn.norm"),
         **dense(BLOCK + "attention/out", _BLOCK + "attn.proj"),
         BLOCK + "layer_scale_1/gamma": Name((_BLOCK + "ls1.gamma",)),
         **norm(BLOCK + "norm_2", _BLOCK + "norm2"),
         **dense(BLOCK + "mlp/dense_1", _BLOCK + "mlp.fc1"),
+        **norm(BLOCK + "mlp/norm", _BLOCK + "mlp.norm"),
         **dense(BLOCK + "mlp/dense_2", _BLOCK + "mlp.fc2"),
         BLOCK + "layer_scale_2/gamma": Name((_BLOCK + "ls2.gamma",)),
         **norm("norm", "norm"),
@@ -85,11 +107,8 @@ TIMM = Source(
     },
     resnet_epsilons="timm",
     position_interpolation="bicubic_antialias",
-    # DeiT III's own files name the layer scales differently; a ResNet without stages is only a stem.
-    aliases=[
-        (r"(?<=\.)gamma_([12])$", r"ls\1.gamma"),
-        (r"^patch_embed\.backbone\.(?=(conv|norm)\.)", f"{_BACKBONE}stem."),
-    ],
+    # A ResNet without stages is only a stem.
+    aliases=[(r"^patch_embed\.backbone\.(?=(conv|norm)\.)", f"{_BACKBONE}stem.")],
     refused=[
         (
             r"patch_embed\.backbone\.(?!stem\.(conv|norm)\.|stages\.)",
@@ -98,6 +117,8 @@ TIMM = Source(
         (r".*\.stages\.[4-9]", "a ResNet of more than four stages"),
     ],
     prefixes=("module.",),
+    spellings=(GAMMAS, QUERY_VALUE_BIASES, SPLIT_QKV, SPLIT_BIASES, SPLIT_GATES),
+    gated_activation="silu",
 )
 
 DEIT = dataclasses.replace(TIMM, name="deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)

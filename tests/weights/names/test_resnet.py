@@ -22,7 +22,7 @@ def timm_folder(tmp_path, name, **config):
 
 @pytest.mark.parametrize("name", ["timm_hybrid", "timm_hybrid_stem", "timm_bit"])
 def test_a_folder_of_timm_tells_all(tmp_path, name):
-    told = {} if name == "timm_bit" else {"architecture": "vit_tiny", "model_args": {"num_heads": 4}}
+    told = {} if name == "timm_bit" else {"architecture": "vit_tiny_r_s16_p8_224", "model_args": {"num_heads": 4}}
     model = keras_vit.from_pretrained(timm_folder(tmp_path, name, **told))
     io = np.load(GOLDEN_FOLDER / f"{name}.io.npz")
     np.testing.assert_allclose(model.predict_on_batch(io["images"]), io["logits"], atol=1e-4)

@@ -17,6 +17,7 @@ MODELS = {
         {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
         {"pooling": "map", "representation_size": 8},
         {"pooling": "gap", "norm_after_pooling": True},
+        {"norm_before_blocks": True, "attention_norm": True, "gated_mlp": True, "mlp_norm": True},
         {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
     ],
     "huggingface": [{"distillation_token": True}, {"representation_size": 12}],
