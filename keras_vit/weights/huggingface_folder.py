@@ -33,8 +33,8 @@ def write_folder(path, arrays, sizes, facts):
         config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
     preprocessor = _preprocessor(facts, sizes["in_channels"])
     write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
-    _write_json(path / "preprocessor_config.json", preprocessor)
-    _write_json(path / "config.json", config)
+    write_json(path / "preprocessor_config.json", preprocessor)
+    write_json(path / "config.json", config)
 
 
 def _renamed(kind, sizes, arrays):
@@ -99,11 +99,7 @@ def _labels(num_classes):
 
 def _preprocessor(facts, channels):
     preprocessing = Preprocessing(**facts["preprocessing"])
-    low, high = preprocessing.value_range
-    # For images scaled to [0, 1].
-    mean = [(value - low) / (high - low) for value in preprocessing.mean]
-    std = [value / (high - low) for value in preprocessing.std]
-    mean, std = (values * (channels if len(values) == 1 else 1) for values in (mean, std))
+    mean, std = unit_constants(preprocessing, channels)
     config = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -133,10 +129,19 @@ def _preprocessor(facts, channels):
     return config
 
 
+def unit_constants(preprocessing, channels):
+    """Returns mean and std for images scaled to [0, 1], one number a channel."""
+    low, high = preprocessing.value_range
+    mean = [(value - low) / (high - low) for value in preprocessing.mean]
+    std = [value / (high - low) for value in preprocessing.std]
+    return tuple(values * (channels if len(values) == 1 else 1) for values in (mean, std))
+
+
 def _size(sides):
     return dict(zip(("height", "width"), sides, strict=True))
 
 
-def _write_json(path, content):
+def write_json(path, content):
+    """Writes a dict as JSON, completely or not at all."""
     with replacing(path) as draft:
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

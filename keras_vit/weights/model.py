@@ -130,8 +130,14 @@ def unwritten(model, source):
     pooling = _pooling(model, config)
     if pooling is None:
         yield "pooling=None"
+    if source == "timm":
+        return
     if pooling == "gap" and config.class_token and not config.norm_after_pooling:
         yield 'pooling="gap" beside a class token'
+    plain = {"rotary_embedding": None, "gated_mlp": False, "qkv_bias": True, "key_bias": True, "patch_bias": True}
+    for name, value in plain.items():
+        if getattr(config, name) != value:
+            yield f"{name}={getattr(config, name)!r}"
 
 
 def rows_of_tokens(rows, counts, kept):

@@ -12,7 +12,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
-from keras_vit.weights import hub, names
+from keras_vit.weights import hub, names, timm_folder
 from keras_vit.weights.huggingface_folder import write_folder
 from keras_vit.weights.model import (
     PREFIX_TOKENS,
@@ -48,13 +48,15 @@ def save_weights(
 
     Args:
         model: A ViT, hybrid or BiT built by this package.
-        path: Path of the file, or of the folder for "huggingface"; existing files are replaced. With
+        path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
             "hf://owner/name[@branch][/file or folder]" they are uploaded, with a model card if there is no README.md; a
             repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
-            "timm" for a .safetensors state dict, or "huggingface" for a transformers folder.
+            "timm" for a .safetensors state dict or, without this suffix, a folder that
+            `timm.create_model("local-dir:...")` loads, or "huggingface" for a transformers folder.
         allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
-            "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"`.
+            "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"` for a state dict; a folder says
+            it.
 
     Raises:
         ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.
@@ -70,14 +72,22 @@ def save_weights(
         hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
         return
     sizes = sizes_of(model)
-    source = _source(format, sizes)
+    source, config = _source(format, sizes), config_of(model)
+    in_folder = format == "timm" and Path(path).suffix != ".safetensors"
+    if in_folder:
+        _refuse("timm folder", model, timm_folder.unwritten_in_folder(config))
+    if format == "timm" and sizes["num_layers"]:
+        source = timm_folder.source_for(source, config)
+        _refuse(format, model, timm_folder.unwritten(config))
     variables = weights_of(model)
-    _check(model, format, source, sizes, variables, allow)
+    _check(model, format, source, sizes, variables, allow, told=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     _fit_prefix_positions(values, sizes, format)
     arrays, facts = _arrays(source, values, sizes), _facts(model, sizes)
     if format == "huggingface":
         write_folder(Path(path), arrays, sizes, facts)
+    elif in_folder:
+        timm_folder.write_folder(Path(path), arrays, _record(model, sizes), facts)
     elif format == "timm":
         write_safetensors(path, arrays, facts)
     else:
@@ -120,8 +130,16 @@ def _fit_prefix_positions(values, sizes, format):
     values["position_embedding/embeddings"] = table
 
 
-def _check(model, format, source, sizes, variables, allow):
-    """Raises unless the format's code computes the same as the model."""
+def _refuse(format, model, parts):
+    """Raises for the first of the parts of a model that a format cannot express."""
+    for what in parts:
+        raise ValueError(
+            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written."
+        )
+
+
+def _check(model, format, source, sizes, variables, allow, told):
+    """Raises unless the format's code computes the same as the model; `told` if it says the model's settings."""
     # Only older versions of timm have pre_logits.
     unknown = {"pre_logits/kernel"} if format == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
@@ -133,19 +151,18 @@ def _check(model, format, source, sizes, variables, allow):
     missing = [weight for weight in source.required if weight not in variables]
     if missing:
         raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
-    for what in unwritten(model, source.name):
-        raise ValueError(
-            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written."
-        )
+    _refuse(format, model, unwritten(model, source.name))
     num_heads, head_dim = heads_of(sizes)
     if format in ("timm", "huggingface") and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
         raise ValueError(
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{sizes['hidden_dim']} channels"
         )
-    # A Hugging Face folder states the first two.
+    # A folder states the first two.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
-    settings = {name: getattr(source, name) for name in names[2 if format == "huggingface" else 0 :]}
+    settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
+    if format == "timm" and sizes["num_layers"] and not told:
+        settings |= timm_folder.settings_of(config_of(model))
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "

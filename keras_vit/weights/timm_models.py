@@ -116,8 +116,11 @@ def of_folder(path, config):
         if re.fullmatch(names, str(name)):
             raise _unsupported(path, f"{name!r} of timm, which has {part}")
     found = dict(MODELS.get(name, {}))
-    for key, value in {"global_pool": config.get("global_pool"), **args}.items():
-        if value is None or _SHOWN.fullmatch(key):
+    said = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
+    for key, value in {**said, **args}.items():
+        # None is a value, as which timm's code takes these.
+        value = {"act_layer": "gelu", "norm_layer": "layernorm"}.get(key) if value is None else value
+        if _SHOWN.fullmatch(key):
             continue
         if key == "num_heads":
             found["num_heads"] = value
@@ -129,24 +132,23 @@ def of_folder(path, config):
         elif key == "norm_layer":
             found["layer_norm_epsilon"] = _known(path, key, value, {"layernorm": 1e-6})
         elif key == "ref_feat_shape":
-            found["rotary_grid"] = arguments.pair(key, value)
-        elif key != "use_rot_pos_emb" and key not in ROPES["eva02"] and value not in (False, 0, ""):
+            found["rotary_grid"] = None if value is None else arguments.pair(key, value)
+        elif key != "use_rot_pos_emb" and key not in ROPES["eva02"] and value not in (None, False, 0, ""):
             raise _unsupported(path, f"model_args of {key}={value!r}")
     return _with_rotary(path, found, args)
 
 
 def _with_rotary(path, found, args):
     """Returns the fields with the kind of rotary positions that `args` change it to."""
-    given = {key: args[key] for key in ROPES["eva02"] if args.get(key) is not None}
+    given = {key: args[key] for key in ROPES["eva02"] if key in args}
     kind = found.get("rotary_embedding")
-    used = args.get("use_rot_pos_emb")
-    used = kind is not None if used is None else used
+    used = args.get("use_rot_pos_emb", kind is not None)
     if used and (given or kind is None):
         full = {**ROPES[kind or "eva02"], **given}
         kind = next((name for name, row in ROPES.items() if row == full), None)
         if kind is None:
             raise _unsupported(path, f"rotary positions of {full}")
-    if "rotary_embedding" in found or args.get("use_rot_pos_emb") is not None:
+    if "rotary_embedding" in found or "use_rot_pos_emb" in args:
         found["rotary_embedding"] = kind if used else None
         scaled = used and kind != "dinov3"
         found["rotary_grid"] = found.get("rotary_grid") if scaled else None

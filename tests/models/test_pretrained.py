@@ -155,12 +155,21 @@ def test_what_a_bare_state_dict_does_not_tell_has_to_be_passed(tmp_path):
     assert loaded.config == model.config
 
 
+ROTARY = {"rotary_embedding", "rotary_grid", "layer_norm_epsilon"}
 BARE_TIMM = [
     ({"pooling": "gap"}, {"num_heads", "activation"}),
     ({"pooling": "map"}, {"activation"}),
     ({"pooling": "map", "class_token": True}, {"pooling"}),
     ({"pooling": "gap", "norm_after_pooling": True}, set()),
     ({"pooling": "gap", "norm_after_pooling": True, "qkv_bias": False}, {"qkv_bias"}),
+    ({"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5}, {"activation"}),
+    ({"key_bias": False}, {"rotary_embedding", "rotary_grid"}),
+    ({"position_embedding": "none", "qkv_bias": False}, {*ROTARY, "pooling"}),
+    (
+        {"key_bias": False, "rotary_embedding": "eva02", "rotary_grid": (2, 2), "hidden_dim": 24, "activation": "silu"}
+        | {"gated_mlp": True, "mlp_norm": True, "attention_norm": True},
+        {"rotary_embedding", "rotary_grid"},
+    ),
     ({}, set()),
 ]
 
@@ -168,12 +177,12 @@ BARE_TIMM = [
 @pytest.mark.parametrize("arguments, unknown", BARE_TIMM)
 def test_two_models_of_timm_with_the_same_arrays_are_not_told_apart(tmp_path, monkeypatch, arguments, unknown):
     monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 3)
-    model = randomize(build(activation="gelu", **arguments))
+    model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
     assert set(Checkpoint(path).stated.unknown) == {*unknown, "preprocessing"}
     told = {name: getattr(model.config, name) for name in unknown}
-    again = keras_vit.from_pretrained(path, **told, **BARE)
+    again = keras_vit.from_pretrained(path, image_size=16, **told, **BARE)
     assert again.config == model.config
 
 

@@ -13,6 +13,7 @@ import safetensors.numpy
 import keras_vit
 from keras_vit.weights import timm_models
 from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.tiny import build, randomize
@@ -21,6 +22,14 @@ from tests.tiny import build, randomize
 @pytest.fixture(scope="module")
 def torch():
     return peer("torch")
+
+
+def small(model):
+    """Gives every weight random numbers, of a size that logits of other norms or activations differ visibly."""
+    randomize(model)
+    for weight in model.weights:
+        weight.assign(weight * 0.3 + float(weight.path.endswith("gamma")))
+    return model
 
 
 def images(model):
@@ -210,6 +219,69 @@ def test_timms_table_is_that_of_timm(torch):
         if (found := type(block.mlp.act).__name__) != "SiLU":
             assert activation[found] == fields["activation"], name
         assert (getattr(module, "rope", None) is None) == (fields["rotary_embedding"] is None), name
+
+
+EVA = {"hidden_dim": 24, "key_bias": False, "rotary_embedding": "eva02", "rotary_grid": (4, 4)}
+GATED = {"gated_mlp": True, "activation": "silu"}
+DINOV3 = {"hidden_dim": 24, "rotary_embedding": "dinov3", "position_embedding": "none", "layer_norm_epsilon": 1e-5}
+WRITTEN = (
+    {"activation": "gelu_tanh", "image_size": (16, 24), "preprocessing": keras_vit.Preprocessing(mean=0.4, std=0.2)},
+    {"distillation_token": True, "activation": "gelu"},
+    {"pooling": "map", "qk_norm": True, "activation": "quick_gelu", "in_channels": 1},
+    {
+        "pooling": "gap",
+        "norm_after_pooling": True,
+        "num_registers": 2,
+        "class_token_position": False,
+        "qkv_bias": False,
+    },
+    {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"},
+    {"attention_norm": True, "mlp_norm": True, "layer_scale_init": 0.1, "num_classes": 0, "activation": "silu"},
+    {**GATED, "num_registers": 2, "class_token": True, "pooling": "gap"},
+    {**EVA, **GATED},
+    {**EVA, **GATED, "mlp_norm": True, "attention_norm": True, "image_size": (24, 16)},
+    {**EVA, "pooling": "gap", "norm_after_pooling": True, "num_registers": 1, "position_embedding": "none"},
+    {**DINOV3, "class_token": True, "num_registers": 2, "pooling": "gap", "layer_scale_init": 0.1, "qkv_bias": False},
+    {**DINOV3, **GATED, "key_bias": False, "num_registers": 2},
+    {"hidden_dim": 24, "rotary_embedding": "axial", "layer_scale_init": 0.1, "activation": "gelu"},
+    {"key_bias": False, "activation": "gelu"},
+    {"stages": (), "patch_size": 8, "image_size": 32, "resnet_epsilons": "timm"},
+)
+
+
+@pytest.mark.parametrize("arguments", WRITTEN)
+def test_timm_loads_a_folder(torch, tmp_path, arguments):
+    timm = peer("timm")
+    # Plain MLPs of timm's Eva have the exact GELU.
+    plain = {} if "activation" in arguments else {"activation": "gelu"}
+    model = small(build(**plain, **arguments))
+    keras_vit.save_weights(model, tmp_path / "folder", "timm")
+    # Its loader takes other channel counts for those of another file.
+    module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
+    expected = outputs(model)[0]
+    np.testing.assert_allclose(run(torch, module, model).numpy(), expected, atol=1e-5 * np.abs(expected).max())
+    config = model.preprocessing
+    data = peer("timm.data").resolve_model_data_config(module)
+    assert data["input_size"][1:] == model.config.image_size and data["interpolation"] == config.interpolation
+    low, high = config.value_range
+    np.testing.assert_allclose(data["mean"], (np.array(config.mean) - low) / (high - low) * np.ones(len(data["mean"])))
+    # The same, if our record is not in the file.
+    arrays = open_checkpoint(tmp_path / "folder")
+    write_safetensors(tmp_path / "folder" / "model.safetensors", dict(arrays.read(arrays.entries)), {})
+    again = keras_vit.from_pretrained(tmp_path / "folder")
+    np.testing.assert_allclose(outputs(again)[0], expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_timm_loads_a_folder_of_bit(torch, tmp_path):
+    timm, model = (
+        peer("timm"),
+        keras_vit.BiTR50x1(image_size=33, num_classes=5, resnet_epsilons="timm", pool_padding="zeros"),
+    )
+    keras_vit.save_weights(randomize(model, scale=0.05), tmp_path / "folder", "timm")
+    module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
+    expected = outputs(model)[0]
+    np.testing.assert_allclose(run(torch, module, model).numpy(), expected, atol=1e-5 * np.abs(expected).max())
+    assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
 @pytest.mark.parametrize("registers", [0, 2])

@@ -124,7 +124,7 @@ ROUND_TRIPS = {
 @pytest.mark.parametrize("format, arguments", [(f, a) for f, all_ in ROUND_TRIPS.items() for a in all_])
 def test_other_formats_come_back_as_the_same_model(tmp_path, format, arguments):
     model = randomize(build(mean=0.4, std=0.3, interpolation="bicubic", **arguments))
-    path = tmp_path / ("folder" if format == "huggingface" else "model")
+    path = tmp_path / {"huggingface": "folder", "timm": "model.safetensors"}.get(format, "model")
     keras_vit.save_weights(model, path, format)
     again = keras_vit.from_pretrained(path)
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
@@ -141,7 +141,7 @@ def test_other_formats_come_back_as_the_same_model(tmp_path, format, arguments):
         ("bit_2111_x0.5.npz", {"pool_padding": "lowest"}),
         ("hybrid_r50ish_patch1.npz", {}),
         ("bigvision_map.npz", {}),
-        ("timm_vit_qknorm_map.safetensors", BARE),
+        ("timm_vit_qknorm_map.safetensors", {**BARE, "activation": "gelu"}),
         ("timm_hybrid.safetensors", {"num_heads": 4, "grid_size": (8, 12), **BARE}),
         ("timm_hybrid_stem.safetensors", {"num_heads": 4, "grid_size": (2, 3), **BARE}),
         ("timm_bit.safetensors", BARE),
@@ -152,8 +152,10 @@ def test_golden_files_of_all_families_come_back_bit_for_bit(tmp_path, name, told
     formats = {"bigvision": "big_vision", "timm": "timm", "hf": "huggingface"}
     format, source = formats.get(name.split("_")[0], "npz"), GOLDEN_FOLDER / name
     model = keras_vit.from_pretrained(source, **told)
-    keras_vit.save_weights(model, tmp_path / "back", format)
-    before, after = (dict(f.read(f.entries)) for f in map(open_checkpoint, (source, tmp_path / "back")))
+    # Without the suffix it is a folder.
+    back = tmp_path / ("back.safetensors" if format == "timm" else "back")
+    keras_vit.save_weights(model, back, format)
+    before, after = (dict(f.read(f.entries)) for f in map(open_checkpoint, (source, back)))
     assert set(before) == set(after)
     for key, array in before.items():
         assert np.array_equal(array, after[key].reshape(array.shape)), key
@@ -181,8 +183,24 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
 @pytest.mark.parametrize(
     "format, arguments, message",
     [
-        ("timm", {}, "activation='gelu'"),
+        ("timm.safetensors", {}, "activation='gelu'"),
         ("timm", {"activation": "gelu", "position_embedding": "sincos2d"}, "sincos2d"),
+        ("timm", {"norm_before_blocks": True}, "patch_bias=True with norm_before_blocks=True"),
+        ("timm", {"pooling": "token_gap"}, "token_gap"),
+        ("timm", {"projection_dim": 8}, "no place for 1 weights"),
+        ("timm", {"layer_norm_epsilon": 1e-4}, "layer_norm_epsilon=0.0001"),
+        ("timm", {"gated_mlp": True}, "activation='gelu_tanh', expected one of .'silu'"),
+        ("timm", {"distillation_token": True, "num_registers": 1}, "registers beside"),
+        ("timm", {"distillation_token": True, "layer_norm_epsilon": 1e-5}, "two of a ResNet, a gated MLP"),
+        (
+            "timm.safetensors",
+            {"rotary_embedding": "eva02", "hidden_dim": 24, "pooling": "map", "num_registers": 1},
+            "beside other tokens",
+        ),
+        ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
+        ("npz", {"rotary_embedding": "eva02", "hidden_dim": 24}, "rotary_embedding='eva02'"),
+        ("npz", {"gated_mlp": True}, "gated_mlp=True"),
+        ("huggingface", {"key_bias": False, "activation": "gelu"}, "key_bias=False"),
         ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
         ("huggingface", {"pooling": "gap"}, "needs class_token/tokens"),
         ("huggingface", {"layer_scale_init": 0.1}, "no place for 4 weights"),
@@ -193,8 +211,10 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
     ],
 )
 def test_what_another_format_cannot_hold_is_refused_and_nothing_written(tmp_path, format, arguments, message):
+    format, dot, suffix = format.partition(".")
+    suffix = dot + suffix
     with pytest.raises(ValueError, match=message):
-        keras_vit.save_weights(build(**arguments), tmp_path / "model", format)
+        keras_vit.save_weights(build(**arguments), tmp_path / f"model{suffix}", format)
     assert not os.listdir(tmp_path)
 
 
