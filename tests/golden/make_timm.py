@@ -49,6 +49,11 @@ def make_resnet(args, name, module):
     write_or_check(args, f"{name}.safetensors", shapes, (2, 64, 96, 3), answers, draw_spread)
 
 
+SMALL = {**SIZES, "embed_dim": 32, "depth": 2, "dynamic_img_size": True}
+# Of images made of the kept ones, by models with `dynamic_img_size`.
+OTHER_SIZES = ((48, 48), (24, 40))
+
+
 def make(args, name, module):
     module.eval()
 
@@ -57,6 +62,8 @@ def make(args, name, module):
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
         with torch.no_grad():
             found = {"logits": module(images)}
+            for height, width in OTHER_SIZES if module.dynamic_img_size else ():
+                found[f"logits_{height}x{width}"] = module(images.tile(1, 1, 2, 2)[:, :, :height, :width])
             if name == "timm_vit":
                 found["tap/features"] = module.forward_features(images)
             if name == "timm_deit_distilled":
@@ -79,7 +86,21 @@ def main():
     make(args, "timm_vit_reg4_layerscale", vit(reg_tokens=4, no_embed_class=True, init_values=1.0, **SIZES))
     make(args, "timm_vit_qknorm_map", vit(class_token=False, global_pool="map", qk_norm=True, **SIZES))
     make(args, "timm_deit_distilled", deit(**SIZES))
+    make_rotary_and_clip(args, vit)
     make_resnets(args, vit)
+
+
+def make_rotary_and_clip(args, vit):
+    eva = peer("timm.models.eva").Eva
+    rotary = {"use_rot_pos_emb": True, "ref_feat_shape": (4, 4), "swiglu_mlp": True}
+    make(args, "timm_eva02", eva(**rotary, **SMALL))
+    make(args, "timm_eva02_split", eva(qkv_fused=False, scale_mlp=True, scale_attn_inner=True, **rotary, **SMALL))
+    layer_norm = functools.partial(torch.nn.LayerNorm, eps=1e-5)
+    dinov3 = {"rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_rot_pos_emb": True}
+    dinov3 |= {"use_abs_pos_emb": False, "num_reg_tokens": 4, "use_fc_norm": False, "init_values": 1.0}
+    gated = {"swiglu_mlp": True, "swiglu_align_to": 8, "qkv_bias": False}
+    make(args, "timm_dinov3_gated", eva(norm_layer=layer_norm, **dinov3, **gated, **SMALL))
+    make(args, "timm_clip_quickgelu", vit(pre_norm=True, norm_layer=layer_norm, act_layer="quick_gelu", **SMALL))
 
 
 def make_resnets(args, vit):

@@ -21,6 +21,10 @@ EXACT = {"activation": "gelu"}
 SMALL = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 HEADS = {"num_heads": 4, **BARE}
+EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (4, 4)}
+DINOV3 = {"rotary_embedding": "dinov3", "rotary_grid": None, "layer_norm_epsilon": 1e-5, "pooling": "gap"}
+FC_NORM = {"pooling": "gap", "class_token": True, "norm_after_pooling": True}
+GATED = {"gated_mlp": True, "activation": "silu", **SMALL}
 BIT = {"image_size": 64, "pool_padding": "lowest"}
 TINY = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
 OF_TIMM = {"width_factor": 0.5, "resnet_epsilons": "timm"}
@@ -41,6 +45,21 @@ GOLDEN = {
     "timm_vit_reg4_layerscale.safetensors": (HEADS, {"num_registers": 4, "layer_scale_init": 1.0, **EXACT}),
     "timm_vit_qknorm_map.safetensors": ({**BARE, **EXACT}, {"pooling": "map", "qk_norm": True, **EXACT}),
     "timm_deit_distilled.safetensors": ({"num_heads": 4}, {"distillation_token": True, **EXACT}),
+    "timm_eva02.safetensors": ({**EVA02, "num_heads": 4, **BARE}, {"key_bias": False, **EVA02, **FC_NORM, **GATED}),
+    "timm_eva02_split.safetensors": (
+        {**EVA02, "num_heads": 4, **BARE},
+        {"key_bias": False, "mlp_norm": True, "attention_norm": True, **EVA02, **FC_NORM, **GATED},
+    ),
+    "timm_dinov3_gated.safetensors": (
+        {**DINOV3, "num_heads": 4, "image_size": 32, **BARE},
+        {"position_embedding": "none", "qkv_bias": False, "num_registers": 4, "layer_scale_init": 1.0}
+        | {"class_token": True, **DINOV3, **GATED},
+    ),
+    "timm_clip_quickgelu.safetensors": (
+        {"activation": "quick_gelu", "num_heads": 4, **BARE},
+        {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"}
+        | {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64},
+    ),
     "hf_vit": ({}, {"layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_deit_distilled": ({}, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_dinov2": ({}, {"layer_scale_init": 1.0, **SMALL, **EXACT}),
@@ -129,6 +148,18 @@ def test_golden_resnets_at_other_sizes(name):
     model = keras_vit.from_pretrained(path, **{**GOLDEN[name][0], "resnet_epsilons": "official"})
     difference = np.abs(keras.ops.convert_to_numpy(model(io["images"])) - io["logits"]).max()
     assert (difference > 1e-3) == (name != "timm_hybrid_stem.safetensors")
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if "logits_24x40" in golden(name)[1]])
+def test_golden_files_at_other_sizes(name):
+    path, io = golden(name)
+    told = GOLDEN[name][0]
+    any_size = keras_vit.from_pretrained(path, **{**told, "image_size": (None, None)})
+    for height, width in ((48, 48), (24, 40)):
+        images = np.tile(io["images"], (1, 2, 2, 1))[:, :height, :width]
+        for model in (any_size, keras_vit.from_pretrained(path, **{**told, "image_size": (height, width)})):
+            logits = keras.ops.convert_to_numpy(model(images))
+            np.testing.assert_allclose(logits, io[f"logits_{height}x{width}"], atol=1e-5)
 
 
 def test_the_real_checkpoint_is_known_by_its_sizes(shared):
