@@ -44,7 +44,8 @@ def from_pretrained(
 ) -> keras.Model:
     """Builds a model from a checkpoint: sizes from the weights' shapes, settings and preprocessing from the file.
 
-    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. The
+    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. For
+    a timm folder, they follow from its architecture's name and its `model_args`; unsupported ones are refused. The
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
     Args:

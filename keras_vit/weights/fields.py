@@ -7,6 +7,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.weights.model import SETTINGS
 
 # Activation names in other code bases, by the name here.
 _ACTIVATIONS = {
@@ -159,14 +160,20 @@ def settings(checkpoint):
         found["layer_norm_epsilon"] = _checked(checkpoint, arguments.epsilon, "layer_norm_eps", epsilon)
     if "pre_logits/kernel" in checkpoint.weights:
         _known(checkpoint, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
-    for name in found:
+    if "rotary_embedding" in checkpoint.of_timm:
+        found["rotary_embedding"] = checkpoint.of_timm["rotary_embedding"] or "none"
+        found["rotary_grid"] = list(checkpoint.of_timm["rotary_grid"] or ())
+    qkv_bias = checkpoint.source.find("block_00/attention/qkv/bias")
+    if "block_00/attention/qkv/bias" in checkpoint.weights and not qkv_bias.codec.without_keys:
+        found["key_bias"] = True
+    for name in ("activation", "layer_norm_epsilon", "pooling"):
         if name == "activation" and gated:
             found[name] = checkpoint.of_timm.get("act_layer", gated)
         elif name in checkpoint.of_timm:
             found[name] = checkpoint.of_timm[name]
         elif name in checkpoint.unknown_of_timm:
             found[name] = None
-    return {name: checkpoint.own.get(name, value) for name, value in found.items()}
+    return {name: checkpoint.own.get(name, found.get(name)) for name in SETTINGS}
 
 
 def is_gated(weights):

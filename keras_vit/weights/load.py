@@ -55,15 +55,15 @@ def load_weights(
     Args:
         model: A ViT, hybrid or BiT built by this package.
         path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
-            .safetensors or .pth (no code in it is run); a Hugging Face folder; or Keras' .weights.h5. Or a hub's name,
-            whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or commit)
-            or "kaggle://owner/model/framework/variation[/version][/file]".
+            .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; or Keras' .weights.h5. Or a
+            hub's name, whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or
+            commit) or "kaggle://owner/model/framework/variation[/version][/file]".
         source: "official", "big_vision", "bit", "timm", "timm_bit", "deit", "huggingface" (its ViT and DeiT),
             "huggingface_bit", "dinov2", "siglip" (both Hugging Face's) or "keras". None: recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
-            "resnet_epsilons", "pool_padding".
+            "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
             "bicubic_antialias" (timm). None: as in the source's code.

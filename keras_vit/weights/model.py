@@ -21,7 +21,10 @@ SIZES = (
     "stages",
     "width_factor",
 )
-SETTINGS = ("activation", "layer_norm_epsilon", "pooling", "resnet_epsilons", "pool_padding")
+SETTINGS = (
+    *("activation", "layer_norm_epsilon", "pooling", "rotary_embedding", "rotary_grid", "key_bias"),
+    *("resnet_epsilons", "pool_padding"),
+)
 
 # Tokens before the patches that may have a position embedding, in order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
@@ -95,6 +98,10 @@ def settings_of(model):
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "pooling": _pooling(model, config) or "none",
+        # None is unknown.
+        "rotary_embedding": config.rotary_embedding or "none",
+        "rotary_grid": list(config.rotary_grid or ()),
+        "key_bias": config.key_bias,
     }
 
 

@@ -394,6 +394,22 @@ def test_a_timm_folder_says_how_it_pools(tmp_path, global_pool, expected):
     assert model.get_layer("block_00").get_config()["activation"] == "gelu_tanh"
 
 
+def test_a_timm_folder_of_an_unknown_name_loads_with_what_the_name_would_tell(tmp_path):
+    shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_new", "pretrained_cfg": {}}))
+    told = {"num_heads": 4, "activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token"}
+    told |= {"rotary_embedding": None, "rotary_grid": None}
+    with pytest.raises(ValueError, match=f"Pass {'=, '.join(told)}= to"):
+        keras_vit.from_pretrained(tmp_path)
+    close(keras_vit.from_pretrained(tmp_path, **told), golden("timm_vit.safetensors")[1], "timm")
+
+
+def test_a_bias_of_the_keys_is_not_left_out():
+    model = keras_vit.ViT("B/16", image_size=32, num_classes=10, **{**SIZES, **EXACT, "key_bias": False})
+    with pytest.raises(ValueError, match="key_bias=True"):
+        keras_vit.load_weights(model, GOLDEN_FOLDER / "timm_vit.safetensors")
+
+
 def test_a_model_of_any_size_resizes_the_files_own_table_once(tmp_path):
     fixed = randomize(build(image_size=48))
     keras_vit.save_weights(fixed, tmp_path / "model.npz")

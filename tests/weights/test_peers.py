@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
+from keras_vit.models.vision_transformer import vision_transformer
 from keras_vit.weights import timm_models
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
@@ -200,6 +201,17 @@ def test_what_timm_sets_otherwise_is_named(tmp_path, name, part):
     shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=part):
         keras_vit.from_pretrained(tmp_path)
+
+
+def test_a_model_of_other_rotary_positions_is_refused(torch, tmp_path):
+    module = timm_model(torch, "vit_medium_patch16_rope_reg1_gap_256", img_size=64)
+    peer("timm.models").save_for_hf(module, tmp_path, safe_serialization=True)
+    config = keras_vit.from_pretrained(tmp_path).config
+    for changes in ({"rotary_embedding": None, "rotary_grid": None}, {"rotary_grid": (4, 4)}):
+        model = vision_transformer(config.replace(**changes))
+        with pytest.raises(ValueError, match=next(iter(changes))):
+            keras_vit.load_weights(model, tmp_path)
+        keras_vit.load_weights(model, tmp_path, allow=list(changes))
 
 
 def test_timms_table_is_that_of_timm(torch):

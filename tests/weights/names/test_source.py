@@ -14,6 +14,7 @@ MODELS = {
     ],
     "big_vision": [{"pooling": "map", "representation_size": 8}, {}],
     "timm": [
+        {"norm_before_blocks": True, "attention_norm": True, "mlp_norm": True},
         {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
         {"pooling": "map", "representation_size": 8},
         {"pooling": "gap", "norm_after_pooling": True},
