@@ -4,6 +4,7 @@ import itertools
 import re
 
 from keras_vit import arguments
+from keras_vit.weights import fields
 
 # The number of heads by the first size in a name.
 _HEADS = {
@@ -103,9 +104,7 @@ def _heads(name):
     return _HEADS[next(word for word in name.split("_") if word in _HEADS)]
 
 
-MODELS = {
-    name: {"num_heads": _heads(name), **_DEFAULT, **fields} for names, fields in _ROWS for name in _expanded(names)
-}
+MODELS = {name: {"num_heads": _heads(name), **_DEFAULT, **row} for names, row in _ROWS for name in _expanded(names)}
 
 
 def of_folder(path, config):
@@ -201,6 +200,10 @@ def unknown_of_arrays(weights, spelled_as_eva):
         found["activation"] = "timm has such models of several GELUs"
     if pool and token:
         found["pooling"] = "timm has such models whose attention pooling is another"
+    why = "timm has such models whose norms follow the residual branches, which is not supported"
     if not (token or norm_of_all or "registers/tokens" in weights or "block_00/attention/qkv/bias" in weights):
-        found["qkv_bias"] = "timm has such models whose norms follow the residual branches, which is not supported"
+        found["qkv_bias"] = why
+    plain = not fields.is_gated(weights) and "block_00/layer_scale_1/gamma" not in weights
+    if spelled_as_eva and plain and token and norm_of_all:
+        found["key_bias"] = why
     return found

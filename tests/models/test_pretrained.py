@@ -194,7 +194,7 @@ BARE_TIMM = [
     ({"pooling": "gap", "norm_after_pooling": True}, set()),
     ({"pooling": "gap", "norm_after_pooling": True, "qkv_bias": False}, {"qkv_bias"}),
     ({"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5}, {"activation"}),
-    ({"key_bias": False}, {"rotary_embedding", "rotary_grid"}),
+    ({"key_bias": False}, {"rotary_embedding", "rotary_grid", "key_bias"}),
     ({"position_embedding": "none", "qkv_bias": False}, {*ROTARY, "pooling"}),
     (
         {"key_bias": False, "rotary_embedding": "eva02", "rotary_grid": (2, 2), "hidden_dim": 24, "activation": "silu"}
