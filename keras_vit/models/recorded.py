@@ -73,7 +73,7 @@ def fields_from(builder, kind, given, checkpoint):
 
 def known_settings(checkpoint, *names):
     """Those of the settings `names` that a checkpoint tells."""
-    return {name: checkpoint.settings[name] for name in names if checkpoint.settings[name] is not None}
+    return {name: value for name, value in checkpoint.settings.items() if name in names and value is not None}
 
 
 def given_settings(given):

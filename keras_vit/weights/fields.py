@@ -24,9 +24,6 @@ _ACTIVATIONS = {
 }
 
 
-_OF_RESNETS = ("resnet_epsilons", "pool_padding")
-
-
 class Stated(NamedTuple):
     """The known config fields of a checkpoint's model, and {unknown field: reason}."""
 
@@ -143,12 +140,18 @@ def _heads(name, value, width):
     return value
 
 
+def _settings_of_resnet(weights):
+    """Returns the names of the settings that only a hybrid or BiT has."""
+    if "root_conv/kernel" not in weights:
+        return ()
+    return ("resnet_epsilons",) if "patch_embedding/kernel" in weights else ("resnet_epsilons", "pool_padding")
+
+
 def settings(checkpoint):
-    """Returns the `SETTINGS` of the model; unknown ones are None."""
+    """Returns those of the `SETTINGS` that the model has; unknown ones are None."""
     config, source = checkpoint.config, checkpoint.source
     found = {"layer_norm_epsilon": source.layer_norm_epsilon, "pooling": _pooling_of_source(checkpoint)}
-    has_resnet = "root_conv/kernel" in checkpoint.weights
-    found |= {name: getattr(source, name) if has_resnet else None for name in _OF_RESNETS}
+    found |= {name: getattr(source, name) for name in _settings_of_resnet(checkpoint.weights)}
     gated = source.gated_activation if is_gated(checkpoint.weights) else None
     found["activation"] = gated or source.activation
     if source.name == "timm" and "norm_before_blocks/gamma" in checkpoint.weights:
@@ -173,7 +176,8 @@ def settings(checkpoint):
             found[name] = checkpoint.of_timm[name]
         elif name in checkpoint.unknown_of_timm:
             found[name] = None
-    return {name: checkpoint.own.get(name, found.get(name)) for name in SETTINGS}
+    own = checkpoint.own
+    return {name: own.get(name, found.get(name)) for name in SETTINGS if name in found or name in own}
 
 
 def is_gated(weights):
@@ -231,7 +235,7 @@ def stated(checkpoint):
         _add_positions(checkpoint, found)
     elif checkpoint.image_size is not None:
         found.fields["image_size"] = checkpoint.image_size
-    for name in _OF_RESNETS if not sizes["num_layers"] else _OF_RESNETS[: sizes["stages"] is not None]:
+    for name in _settings_of_resnet(checkpoint.weights):
         if checkpoint.settings[name] is None:
             found.unknown[name] = "it differs between the code bases that read such files"
         else:
