@@ -8,7 +8,7 @@ from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING
-from keras_vit.weights.zoo import local_path
+from keras_vit.weights.zoo import find, local_path
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,10 +20,13 @@ def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **de
     def build(**kwargs):
         own = defaults
         if kwargs.get("weights") is not None:
+            published = find(f"{name}.{kwargs['weights']}")
             kwargs["weights"] = local_path(kwargs["weights"], name)
             # Unlike .h5 files, other checkpoints bring these settings themselves.
             if not str(kwargs["weights"]).endswith(".h5"):
                 own = {key: value for key, value in defaults.items() if key not in ("activation", "preprocessing")}
+            if published is not None and builder is ViT:
+                own["preprocessing"] = published.preprocessing
         return builder(variant, **{**own, **kwargs})
 
     signature = inspect.signature(builder)

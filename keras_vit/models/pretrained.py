@@ -11,7 +11,6 @@ from keras_vit import arguments
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
-from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.fields import check_positions
@@ -158,8 +157,7 @@ def _local_path(path, row):
 
 def _of_row(row):
     """The settings of a published checkpoint that its file does not contain."""
-    constants = {"mean": row.mean, "std": row.std, "interpolation": row.interpolation}
-    found = {"preprocessing": Preprocessing(**constants, crop_fraction=row.crop_fraction)}
+    found = {"preprocessing": row.preprocessing}
     if row.source == "bit":
         # As in the code published with BiT's weights.
         found |= {"image_size": row.resolution, "pool_padding": "zeros"}

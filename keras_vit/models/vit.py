@@ -15,7 +15,7 @@ from keras_vit.models.vision_transformer import VisionTransformer, vision_transf
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.weights.zoo import find, local_path
 
 logger = logging.getLogger("keras_vit")
 
@@ -177,6 +177,10 @@ def ViT(
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, architecture_of(variant)))
+    published = find(f"{architecture_of(variant)}.{weights}")
+    if published is not None and preprocessing is None:
+        # Files of several recipes do not tell theirs.
+        given["preprocessing"] = published.preprocessing
     # None is a value of `pooling`: all tokens.
     fields = fields_from(ViT, ViTConfig, given, checkpoint)
     if checkpoint is not None:

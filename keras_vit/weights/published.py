@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights import names
 
 _GOOGLE = "https://storage.googleapis.com"
@@ -40,6 +41,12 @@ class Row(NamedTuple):
     license: str
     # In the cache: as published, prefixed by its folder if several files share the name.
     filename: str
+
+    @property
+    def preprocessing(self):
+        """The `keras_vit.Preprocessing` that its model expects."""
+        constants = {"mean": self.mean, "std": self.std, "interpolation": self.interpolation}
+        return Preprocessing(**constants, crop_fraction=self.crop_fraction)
 
 
 # The ViT paper (arXiv 2010.11929): files by folder, with any published accuracy: at 384 pixels from table 5, at 224

@@ -92,3 +92,12 @@ def test_weights_overrule_how_the_family_was_trained(tmp_path):
     fresh = keras_vit.DeiTTi16(**sizes)
     assert fresh.get_layer("block_00").get_config()["activation"] == "gelu"
     assert fresh.preprocessing.mean == (0.485, 0.456, 0.406)
+
+
+def test_a_published_file_brings_its_preprocessing(tmp_path, monkeypatch):
+    sizes = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "num_heads": 3, "mlp_dim": 20}
+    keras_vit.save_weights(build(activation="gelu"), tmp_path / "dino.safetensors", "timm")
+    monkeypatch.setattr(keras_vit.weights.zoo, "fetch", lambda row: str(tmp_path / "dino.safetensors"))
+    for model in (keras_vit.ViTS16(weights="dino", **sizes), keras_vit.ViT("S/16", weights="dino", **sizes)):
+        assert model.preprocessing.mean == (0.485, 0.456, 0.406) and model.config.activation == "gelu"
+    assert keras_vit.ViTS16(weights="dino", mean=0.3, **sizes).preprocessing.mean == (0.3,)
