@@ -159,10 +159,10 @@ class ViTConfig(ModelConfig):
         plain = self.pooling == "token" and without
         expected = (
             'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False with '
-            "distillation_token=True"
+            "distillation_token=True and its head"
         )
         names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
-        self._require(plain or not self.distillation_token, expected, *names)
+        self._require(plain or not self.has_distillation_head, expected, *names)
         has_both = self.has_distillation_head and self.num_classes
         expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
         names = ("distillation_token", "distillation_head", "num_classes")

@@ -45,13 +45,15 @@ class Checkpoint:
             self.file.verified |= not isinstance(self.file, ShardedFile)
         self.own = self._own_facts()
         self.config = self._config()
-        self.source = self._source(source)
         try:
+            self.source = self._source(source)
             canonical, self.ignored = self.source.canonical_keys(self.file.entries)
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         fields.refuse_unsupported(self, canonical)
         self.source = self.source.spelled(canonical)
+        if self.file.container == "huggingface":
+            self.config = {**self.source.config_defaults, **self.config}
         self.places = self._unstacked(canonical)
         # By canonical key: without prefixes, aliases and stacking.
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
@@ -84,8 +86,8 @@ class Checkpoint:
         config = self.facts.get("config")
         if not isinstance(config, dict):
             return {}
-        # An image-text model has a nested config for its image tower.
-        inner = config.get("vision_config")
+        # An image-text model has a nested config for its image tower; that of old files comes first.
+        inner = config.get("vision_config_dict") or config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 
     def _of_timm(self):
@@ -105,7 +107,7 @@ class Checkpoint:
         found = names.recognise(self.file.entries, self.file.container, self.facts)
         if found is None:
             raise ValueError(
-                f"Cannot read weights from {self.path!r}: its keys match no known source. Expected keys like "
+                "Its keys match no known source. Expected keys like "
                 f"embedding/kernel or patch_embed.proj.weight. Received: {', '.join(list(self.file.entries)[:5])}"
             )
         return found
@@ -121,6 +123,9 @@ class Checkpoint:
                     raise refuse(self.path, f"{key!r} stacks {count:,} blocks, more than {_MOST_BLOCKS:,}")
                 for i in range(count):
                     places[template.format(i) + name.removeprefix(prefix)] = Place(key, i)
+            elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
+                # DINOv3 without registers.
+                self.ignored.append(key)
             else:
                 places[name] = Place(key)
         return places

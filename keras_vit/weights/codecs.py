@@ -140,6 +140,21 @@ class QueryValue(Same):
         return tuple(np.split(value, 3)[::2])
 
 
+class Masked(Same):
+    """A bias of queries, keys and values, and the mask that DINOv3's code multiplies it by: 0 for the keys, else 1."""
+
+    without_keys = True
+
+    def to_model(self, arrays, shape):
+        bias, mask = arrays
+        if not np.array_equal(mask, np.repeat([1, 0, 1], len(mask) // 3)):
+            raise ValueError("Expected a bias_mask of 0 for the keys, and 1 for queries and values.")
+        return bias * mask
+
+    def to_file(self, value, heads):
+        return value, np.repeat(np.array([1, 0, 1], "float32"), len(value) // 3)
+
+
 class Part(Same):
     """One of `count` weights of layout `codec` that the file concatenates on the first axis of an array."""
 

@@ -17,6 +17,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -188,11 +189,15 @@ def is_gated(weights):
 
 def _known(checkpoint, key, value, table):
     if not isinstance(value, str) or value not in table:
-        raise ValueError(
-            f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which is not supported. "
-            f"Expected one of {', '.join(map(repr, table))}."
-        )
+        raise _refused(checkpoint, key, value, f"one of {', '.join(map(repr, table))}")
     return table[value]
+
+
+def _refused(checkpoint, key, value, expected):
+    return ValueError(
+        f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which is not supported. "
+        f"Expected {expected}."
+    )
 
 
 def _model_args(checkpoint):
@@ -207,6 +212,9 @@ def _pooling_of_source(checkpoint):
     if source == "siglip" and "head/kernel" in weights:
         # Its classifier uses the mean of the tokens, although the file has the attention pooling too.
         return "gap"
+    if source in ("dinov2", "dinov2_original") and "head/kernel" in weights:
+        # Its classifiers use the mean of the patches too.
+        return "token_gap"
     if "pooling/probe" in weights:
         return "map"
     if "class_token/tokens" not in weights:
@@ -282,6 +290,11 @@ def _add_arrays_of_vit(checkpoint, fields):
         gated_mlp=is_gated(weights),
         mlp_norm="block_00/mlp/norm/gamma" in weights,
     )
+    if checkpoint.source.name == "huggingface" and "head/kernel" not in weights:
+        # DeiTModel has the distillation token, and its output is the class token's.
+        fields["distillation_head"] = False
+    if "projection/kernel" in weights:
+        fields["projection_dim"] = weights["projection/kernel"][1]
     if "pre_logits/kernel" in weights:
         fields["representation_size"] = weights["pre_logits/kernel"][1]
     if "position_embedding/embeddings" in weights:
@@ -299,6 +312,8 @@ def _add_preprocessing(checkpoint, found):
     one_kind = source not in ("keras", "timm", "timm_bit") or (
         source == "timm" and "distillation_token/tokens" in checkpoint.weights
     )
+    if checkpoint.config.get("model_type") in ("ijepa", "vit_msn"):
+        one_kind, source = False, checkpoint.config["model_type"]
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:
@@ -351,6 +366,13 @@ def _add_positions(checkpoint, found):
     fields = found.fields
     if checkpoint.image_size is not None:
         fields["image_size"] = checkpoint.image_size
+    if checkpoint.source.name in ("dinov3", "dinov3_original"):
+        fields.update(position_embedding="none", rotary_embedding="dinov3")
+        theta = (checkpoint.config.get("rope_parameters") or {}).get("rope_theta", 100)
+        theta = checkpoint.config.get("rope_theta", theta)
+        if theta != 100:
+            raise _refused(checkpoint, "rope_theta", theta, "100")
+        return
     if "position_embedding/embeddings" in checkpoint.weights:
         if checkpoint.image_size is None and checkpoint.grid_size is not None:
             stride = total_stride(fields["stages"]) if "stages" in fields else 1

@@ -9,6 +9,8 @@ from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREP
 
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
+# Of transformers' model types that differ in this from the others of their source.
+_OF_TYPES = {"deit": IMAGENET_PREPROCESSING, "vit_mae": {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}}
 # Pillow's filter numbers.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 
@@ -42,7 +44,10 @@ def _of_checkpoint(checkpoint):
         return of_timm(checkpoint.facts.get("timm") or {}), True
     if container == "huggingface":
         preprocessor = checkpoint.facts.get("preprocessor")
-        return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), isinstance(preprocessor, dict)
+        if isinstance(preprocessor, dict):
+            return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), True
+        # As in the published models.
+        return _OF_TYPES.get(checkpoint.config.get("model_type"), source.preprocessing), False
     if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
         # DeiT III is evaluated without cropping the shorter side.
         return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
@@ -76,11 +81,7 @@ def of_timm(config):
 
 
 def of_huggingface(path, preprocessor, config):
-    """Returns the constants from a preprocessor_config.json, or else the defaults for the kind of model."""
-    if not isinstance(preprocessor, dict):
-        # As in the published models.
-        kind = str(config.get("model_type"))
-        return IMAGENET_PREPROCESSING if kind.startswith(("deit", "dinov2")) else OFFICIAL_PREPROCESSING
+    """Returns the constants from a preprocessor_config.json."""
     if preprocessor.get("do_normalize", True) is False:
         preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
     factor = preprocessor.get("rescale_factor", 1 / 255)

@@ -287,6 +287,14 @@ def test_preprocessing_constants_survive_keras_files(tmp_path, name, arguments, 
         assert each.config == model.config
 
 
+def test_preprocessing_that_models_of_a_type_differ_in_is_asked_for(tmp_path):
+    folder = changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_msn")
+    with pytest.raises(ValueError, match="(?s)Pass preprocessing=.*vit_msn models differ in it"):
+        keras_vit.from_pretrained(folder)
+    found = keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_mae")).preprocessing
+    assert (found.mean, found.resize_mode) == (tuple(IMAGENET[0]), "squash")
+
+
 def _without_facts(path):
     """The same arrays as another code base would have written them."""
     checkpoint = open_checkpoint(path)
@@ -308,8 +316,9 @@ def changed(folder, tmp_path, name="config.json", **changes):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"hidden_act": "quick_gelu"}, r"hidden_act='quick_gelu'.*Expected one of 'gelu'"),
-        ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'"),
+        ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'.*Expected one of 'gelu'"),
+        ({"model_type": "siglip2_vision_model"}, "model_type='siglip2_vision_model'.*NaFlex needs patches as input"),
+        ({"model_type": "beit"}, "model_type='beit'. Expected one of 'vit'"),
         ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
         ({"num_attention_heads": 4.0}, "`num_heads`.*Received: 4.0"),
         ({"num_attention_heads": -1}, "`num_heads`.*Received: -1"),

@@ -285,10 +285,8 @@ def test_timm_loads_a_folder(torch, tmp_path, arguments):
 
 
 def test_timm_loads_a_folder_of_bit(torch, tmp_path):
-    timm, model = (
-        peer("timm"),
-        keras_vit.BiTR50x1(image_size=33, num_classes=5, resnet_epsilons="timm", pool_padding="zeros"),
-    )
+    timm, options = peer("timm"), {"resnet_epsilons": "timm", "pool_padding": "zeros"}
+    model = keras_vit.BiTR50x1(image_size=33, num_classes=5, **options)
     keras_vit.save_weights(randomize(model, scale=0.05), tmp_path / "folder", "timm")
     module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
     expected = outputs(model)[0]
@@ -296,24 +294,15 @@ def test_timm_loads_a_folder_of_bit(torch, tmp_path):
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
-@pytest.mark.parametrize("registers", [0, 2])
-def test_dinov2_of_transformers_is_read(torch, tmp_path, registers):
-    transformers = peer("transformers")
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
-    if registers:
-        config = transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=registers, **sizes)
-        module = transformers.Dinov2WithRegistersModel(config)
-    else:
-        module = transformers.Dinov2Model(transformers.Dinov2Config(mlp_ratio=2, **sizes))
-    _check_reading(torch, module, tmp_path)
+TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+_SIZES = {**TINY, "intermediate_size": 40}
+_RATIO = {**TINY, "mlp_ratio": 2}
+_TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+_TEXT |= {"bos_token_id": 0, "eos_token_id": 1}
 
 
-def test_siglip_of_transformers_is_read(torch, tmp_path):
-    transformers = peer("transformers")
-    config = transformers.SiglipVisionConfig(
-        hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, image_size=16, patch_size=4
-    )
-    _check_reading(torch, transformers.SiglipVisionModel(config), tmp_path)
+def pooled(module, images, **options):
+    return module(images, **options).pooler_output
 
 
 def _load(torch, module, path):
@@ -321,9 +310,86 @@ def _load(torch, module, path):
     module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
 
 
-def _check_reading(torch, module, path):
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, 0.1, 0.3)
-    module.save_pretrained(path)
-    model = keras_vit.from_pretrained(path)
-    np.testing.assert_allclose(run(torch, module, model).pooler_output.numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
+def logits(module, images, **options):
+    return module(images, **options).logits
+
+
+def class_token(module, images, **options):
+    """That of the backbone, which has no other name in some classes."""
+    backbone = getattr(module, module.base_model_prefix, module)
+    return backbone(images, **options).last_hidden_state[:, 0]
+
+
+def mean(module, images, **options):
+    return module(images, **options).last_hidden_state.mean(1)
+
+
+def image_features(module, images, **options):
+    found = module.get_image_features(images, **options)
+    return getattr(found, "pooler_output", found)
+
+
+# (the class, its configuration, the output that a model here computes)
+READ = [
+    ("ViTForImageClassification", {**_SIZES, "qkv_bias": False, "num_labels": 5}, logits),
+    ("ViTForImageClassification", {**_SIZES, "hidden_act": "quick_gelu", "num_labels": 5}, logits),
+    ("ViTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, class_token),
+    ("ViTMAEModel", {**_SIZES, "mask_ratio": 0.0}, class_token),
+    ("ViTMAEForPreTraining", {**_SIZES, "mask_ratio": 0.0, "decoder_num_hidden_layers": 1}, class_token),
+    ("ViTMSNModel", _SIZES, class_token),
+    ("IJepaModel", _SIZES, mean),
+    ("IJepaForImageClassification", {**_SIZES, "num_labels": 5}, logits),
+    ("DeiTModel", _SIZES, pooled),
+    ("DeiTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, class_token),
+    ("DeiTForImageClassification", {**_SIZES, "num_labels": 5}, logits),
+    ("Dinov2Model", _RATIO, pooled),
+    ("Dinov2Model", {**_RATIO, "use_swiglu_ffn": True}, pooled),
+    ("Dinov2WithRegistersModel", {**_RATIO, "num_register_tokens": 2}, pooled),
+    ("Dinov2ForImageClassification", {**_RATIO, "use_swiglu_ffn": True, "num_labels": 5}, logits),
+    ("Dinov2WithRegistersForImageClassification", {**_RATIO, "num_labels": 5}, logits),
+    ("DINOv3ViTModel", {**_SIZES, "num_register_tokens": 4}, pooled),
+    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "hidden_act": "silu", "key_bias": True}, pooled),
+    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "query_bias": False, "value_bias": False}, pooled),
+    ("SiglipVisionModel", _SIZES, pooled),
+    ("SiglipModel", {"vision_config": _SIZES, "text_config": _TEXT}, image_features),
+    ("SiglipForImageClassification", {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}, logits),
+    ("CLIPVisionModel", _SIZES, pooled),
+    ("CLIPVisionModelWithProjection", {**_SIZES, "hidden_act": "gelu"}, lambda *a, **k: a[0](a[1], **k).image_embeds),
+    ("CLIPModel", {"vision_config": _SIZES, "text_config": _TEXT, "projection_dim": 10}, image_features),
+]
+
+
+def drawn(torch, name, config):
+    """A model of transformers with random weights."""
+    kind = getattr(peer("transformers"), name)
+    module = kind._from_config(kind.config_class(**config), attn_implementation="eager")
+    generator = torch.Generator().manual_seed(0)
+    for key, parameter in sorted(module.named_parameters()):
+        centre = 1.0 if parameter.ndim == 1 and "bias" not in key else 0.0
+        torch.nn.init.normal_(parameter, centre, 0.2, generator=generator)
+    return module.eval()
+
+
+@pytest.mark.parametrize(("name", "config", "output"), READ)
+@pytest.mark.parametrize("image_size", [None, (48, 24)])
+def test_a_folder_of_transformers_is_read(torch, tmp_path, name, config, output, image_size):
+    module = drawn(torch, name, config)
+    module.save_pretrained(tmp_path)
+    model = keras_vit.from_pretrained(tmp_path, image_size=image_size, preprocessing=keras_vit.Preprocessing())
+    # DINOv2 and 3 take any size without being told.
+    options = {} if image_size is None or name.upper().startswith("DINO") else {"interpolate_pos_encoding": True}
+    with torch.no_grad():
+        expected = output(module, torch.from_numpy(images(model)).permute(0, 3, 1, 2).contiguous(), **options).numpy()
+    difference = np.abs(outputs(model)[0] - expected).max() / np.abs(expected).max()
+    assert difference < 1e-4
+
+
+def test_what_a_folder_of_transformers_computes_otherwise_is_refused(torch, tmp_path):
+    drawn(torch, "DINOv3ViTModel", {**_SIZES, "rope_theta": 50.0}).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="rope_theta=50.0, which is not supported. Expected 100"):
+        keras_vit.from_pretrained(tmp_path)
+    # The mean of patches without the last norm.
+    config = {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}
+    drawn(torch, "CLIPForImageClassification", config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)not in the model .*classifier\.bias"):
+        keras_vit.from_pretrained(tmp_path)

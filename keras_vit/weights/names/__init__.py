@@ -2,7 +2,7 @@
 
 import re
 
-from keras_vit.weights.names.huggingface import DINOV2, HUGGINGFACE, SIGLIP
+from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP, of_folder
 from keras_vit.weights.names.keras import KERAS
 from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT, TIMM_BIT, TIMM_STEM
@@ -13,7 +13,7 @@ SOURCES = {
     source.name: source
     for source in (
         *(OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, DEIT),
-        *(HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, SIGLIP, KERAS),
+        *(HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, DINOV3, SIGLIP, CLIP, KERAS),
     )
 }
 
@@ -21,7 +21,9 @@ __all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a file, from its keys and container, or None."""
+    """Returns the Source of a file, from its keys, container and facts, or None."""
+    if container == "huggingface":
+        return of_folder(facts["config"].get("model_type"))
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
         # Both name the patch embedding alike; the position table's key or the prefix tells them apart.
         keys = set(keys)
@@ -36,4 +38,7 @@ def recognise(keys, container, facts):
         return TIMM_BIT
     if DINOV2.knows(keys) and any(key.endswith(".layer_scale1.lambda1") for key in keys):
         return DINOV2
-    return next((source for source in (BIT, HUGGINGFACE, HUGGINGFACE_BIT, SIGLIP, KERAS) if source.knows(keys)), None)
+    if CLIP.knows(keys) and any(key.endswith("pre_layrnorm.weight") for key in keys):
+        return CLIP
+    others = (BIT, HUGGINGFACE, HUGGINGFACE_BIT, DINOV3, SIGLIP, KERAS)
+    return next((source for source in others if source.knows(keys)), None)

@@ -1,8 +1,9 @@
-"""Hugging Face transformers: ViT and DeiT, DINOv2, and SigLIP's vision tower."""
+"""Hugging Face transformers: ViT and its kin, DINOv2 and 3, and the image towers of SigLIP and CLIP."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
-from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, Name, Source
+from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
+from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING, Name, Source
 from keras_vit.weights.names.timm import dense, norm, pooling
 
 _BLOCK = "encoder.layer.{block}."
@@ -13,6 +14,14 @@ def _attention(queries, out):
         BLOCK + "attention/qkv/kernel": Name(tuple(f"{q}.weight" for q in queries), codecs.Fused(codecs.Transposed())),
         BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in queries), codecs.Fused(codecs.Same())),
         **dense(BLOCK + "attention/out", out),
+    }
+
+
+def _gated(first, gate, up):
+    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
+    return {
+        f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(codecs.Transposed(), 2)),
+        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
     }
 
 
@@ -46,12 +55,13 @@ HUGGINGFACE = Source(
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],
-    ignored=r"(vit\.|deit\.)?embeddings\.mask_token$",
-    prefixes=("vit.", "deit."),
+    # The decoder of models for masked images.
+    ignored=r"(vit\.|deit\.|ijepa\.)?embeddings\.mask_token$|decoder\.",
+    prefixes=("vit.", "deit.", "ijepa."),
     required=("class_token/tokens", "position_embedding/embeddings"),
+    config_defaults={"num_attention_heads": 12},
 )
 
-# Its published classifiers also use the mean of the patches, which is not supported.
 DINOV2 = Source(
     "dinov2",
     {
@@ -66,8 +76,42 @@ DINOV2 = Source(
     },
     position_interpolation="bicubic",
     preprocessing=IMAGENET_PREPROCESSING,
+    # A gated MLP has both halves of its first layer in one.
+    aliases=[(r"\.weights_in\.", ".fc1."), (r"\.weights_out\.", ".fc2.")],
     ignored=r"(dinov2\.|dinov2_with_registers\.)?embeddings\.mask_token$",
     prefixes=("dinov2.", "dinov2_with_registers."),
+    gated_activation="silu",
+    config_defaults={"num_attention_heads": 12},
+)
+
+_DINOV3_BLOCK = "layer.{block}."
+_DINOV3_QKV = [f"{_DINOV3_BLOCK}attention.{name}_proj" for name in "qkv"]
+
+DINOV3 = Source(
+    "dinov3",
+    {
+        **dense("patch_embedding", "embeddings.patch_embeddings", codecs.TorchConv()),
+        "class_token/tokens": Name(("embeddings.cls_token",)),
+        "registers/tokens": Name(("embeddings.register_tokens",)),
+        **norm(BLOCK + "norm_1", _DINOV3_BLOCK + "norm1"),
+        **_attention(_DINOV3_QKV, _DINOV3_BLOCK + "attention.o_proj"),
+        BLOCK + "attention/qkv/bias": Name((f"{_DINOV3_QKV[0]}.bias", f"{_DINOV3_QKV[2]}.bias"), codecs.QueryValue()),
+        BLOCK + "layer_scale_1/gamma": Name((_DINOV3_BLOCK + "layer_scale1.lambda1",)),
+        **norm(BLOCK + "norm_2", _DINOV3_BLOCK + "norm2"),
+        **dense(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.up_proj"),
+        **dense(BLOCK + "mlp/dense_2", _DINOV3_BLOCK + "mlp.down_proj"),
+        BLOCK + "layer_scale_2/gamma": Name((_DINOV3_BLOCK + "layer_scale2.lambda1",)),
+        **norm("norm", "norm"),
+    },
+    layer_norm_epsilon=1e-5,
+    preprocessing={**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0},
+    aliases=[(r"^model\.layer\.", "layer.")],
+    ignored=r"embeddings\.mask_token$",
+    spellings=(
+        _gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
+        {BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))},
+    ),
+    config_defaults={"num_attention_heads": 6},
 )
 
 _SIGLIP_BLOCK = "encoder.layers.{block}."
@@ -77,23 +121,69 @@ _POOLING_PARTS = [
     for i, name in enumerate(("query", "key", "value"))
 ]
 
+# Names shared by SigLIP and CLIP.
+_TOWER = {
+    **dense("patch_embedding", "embeddings.patch_embedding", codecs.TorchConv()),
+    "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Ones(without=1)),
+    **norm(BLOCK + "norm_1", _SIGLIP_BLOCK + "layer_norm1"),
+    **_attention([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"], _SIGLIP_BLOCK + "self_attn.out_proj"),
+    **norm(BLOCK + "norm_2", _SIGLIP_BLOCK + "layer_norm2"),
+    **dense(BLOCK + "mlp/dense_1", _SIGLIP_BLOCK + "mlp.fc1"),
+    **dense(BLOCK + "mlp/dense_2", _SIGLIP_BLOCK + "mlp.fc2"),
+    **norm("norm", "post_layernorm"),
+}
+# The text tower, the scale and bias of the loss, and a list of numbers in files of older versions.
+_NOT_OF_THE_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|(vision_model\.)?embeddings\.position_ids$"
+
 SIGLIP = Source(
     "siglip",
     {
-        **dense("patch_embedding", "embeddings.patch_embedding", codecs.TorchConv()),
-        "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Ones(without=1)),
-        **norm(BLOCK + "norm_1", _SIGLIP_BLOCK + "layer_norm1"),
-        **_attention([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"], _SIGLIP_BLOCK + "self_attn.out_proj"),
-        **norm(BLOCK + "norm_2", _SIGLIP_BLOCK + "layer_norm2"),
-        **dense(BLOCK + "mlp/dense_1", _SIGLIP_BLOCK + "mlp.fc1"),
-        **dense(BLOCK + "mlp/dense_2", _SIGLIP_BLOCK + "mlp.fc2"),
-        **norm("norm", "post_layernorm"),
+        **_TOWER,
         **pooling("head.probe", _POOLING_PARTS, "head.attention.out_proj", "head.layernorm", "head.mlp"),
         **dense("head", "classifier"),
     },
     activation="gelu_tanh",
     position_interpolation="bicubic",
-    # The text tower, and the scale and bias of the loss.
-    ignored=r"(text_model\.|logit_(scale|bias)$)",
+    ignored=_NOT_OF_THE_TOWER,
     prefixes=("vision_model.",),
+    config_defaults={"num_attention_heads": 12},
 )
+
+CLIP = Source(
+    "clip",
+    {
+        **_TOWER,
+        "class_token/tokens": Name(("embeddings.class_embedding",), codecs.Ones(without=2)),
+        **norm("norm_before_blocks", "pre_layrnorm"),
+        "projection/kernel": Name(("visual_projection.weight",), codecs.Transposed()),
+    },
+    activation="quick_gelu",
+    layer_norm_epsilon=1e-5,
+    position_interpolation="bicubic",
+    preprocessing=CLIP_PREPROCESSING,
+    ignored=_NOT_OF_THE_TOWER,
+    prefixes=("vision_model.",),
+    config_defaults={"num_attention_heads": 12},
+)
+
+# The sources of folders by model_type.
+MODEL_TYPES = {
+    **dict.fromkeys(("vit", "deit", "vit_mae", "vit_msn", "ijepa"), HUGGINGFACE),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), DINOV2),
+    "dinov3_vit": DINOV3,
+    **dict.fromkeys(("siglip", "siglip_vision_model"), SIGLIP),
+    **dict.fromkeys(("clip", "clip_vision_model"), CLIP),
+    "bit": HUGGINGFACE_BIT,
+}
+
+
+def of_folder(model_type):
+    """Returns the Source of a transformers folder with this model_type; raises if its models are not read."""
+    if model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
+    why = ""
+    if str(model_type).startswith("siglip2"):
+        why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
+    raise ValueError(
+        f"Its config.json says model_type={model_type!r}. Expected one of {', '.join(map(repr, MODEL_TYPES))}.{why}"
+    )

@@ -14,6 +14,13 @@ IMAGENET_PREPROCESSING = {
     "interpolation": "bicubic",
     "crop_fraction": 0.875,
 }
+CLIP_PREPROCESSING = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+    "interpolation": "bicubic",
+    "crop_fraction": 1.0,
+    "resize_mode": "crop",
+}
 
 
 class Name(NamedTuple):
@@ -58,6 +65,10 @@ class Source:
     spellings: tuple = ()
     # Of gated MLPs, where it is another.
     gated_activation: str | None = None
+    # The width of a head, if it is the same in all models.
+    head_dim: int | None = None
+    # {name: value} that a folder's config may leave out.
+    config_defaults: dict = dataclasses.field(default_factory=dict)
 
     def canonical_keys(self, keys):
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""

@@ -15,8 +15,6 @@ from keras_vit.weights.published import SHA256_PREFIXES
 
 # The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
 LARGEST = 1e4
-# How the integer of PyTorch's batch normalization ends, so that such models are refused for that, not for its dtype.
-COUNTER = ".num_batches_tracked"
 # In bytes: an index of 100,000 arrays has a fifth of it.
 _LARGEST_TEXT = 50_000_000
 _DIGEST = "[0-9a-fA-F]{64}"

@@ -7,13 +7,14 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.file import COUNTER, Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-_WRAPPERS = ("model", "state_dict")
+# In order of choice: a teacher or target encoder before the model that learns from it.
+_WRAPPERS = ("model", "state_dict", "module", "teacher", "target_encoder", "student", "encoder")
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, bare or under `facts["wrapper"]`: "model" or "state_dict"."""
+    """A state dict of float tensors, bare or under `facts["wrapper"]`, such as "model"; `others` are not read."""
 
     container = "pth"
 
@@ -21,7 +22,7 @@ class PthFile(WeightsFile):
         super().__init__(path)
         found = self._load()
         wrapped = [name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
-        self.facts = {"wrapper": wrapped[0] if wrapped else None}
+        self.facts = {"wrapper": wrapped[0] if wrapped else None, "others": wrapped[1:]}
         self._tensors = found[wrapped[0]] if wrapped else found
         if not isinstance(self._tensors, dict) or not self._tensors:
             raise refuse(self.path, f"it holds a {type(self._tensors).__name__} instead of a state dict")
@@ -68,10 +69,10 @@ class PthFile(WeightsFile):
 
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
-        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            hint = " (of batch normalization, which no model here has)" if key.endswith(COUNTER) else ""
-            what = f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}"
-            raise refuse(self.path, f"{what}, expected plain floats{hint}")
+        # Integers are only listed, such as the numbers of positions in CLIP's files.
+        number = tensor.is_floating_point() or tensor.dtype == torch.int64
+        if not number or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
         # Strides can claim far more elements than the file has bytes.
         held = tensor.untyped_storage().nbytes()
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
@@ -81,7 +82,10 @@ class PthFile(WeightsFile):
     def _read(self, _, key):
         import torch
 
+        tensor = self._tensors[key]
+        if not tensor.is_floating_point():
+            raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype}, expected plain floats")
         array = np.empty(self.entries[key].shape, "float32")
         # Copies, so that no view of the memory-mapped file is returned.
-        torch.from_numpy(array).copy_(self._tensors[key].detach())
+        torch.from_numpy(array).copy_(tensor.detach())
         return array

@@ -5,7 +5,7 @@ import json
 
 from safetensors import safe_open
 
-from keras_vit.weights.read.file import COUNTER, Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
 # The metadata keys for the facts and the digest in our own files.
 FACTS = "keras_vit"
@@ -28,8 +28,9 @@ class SafetensorsFile(WeightsFile):
         if not self.entries:
             raise refuse(self.path, "it holds no arrays")
         for key, entry in self.entries.items():
-            if entry.dtype not in _FLOATS and not key.endswith(COUNTER):
-                raise refuse(self.path, f"{key!r} is of dtype {entry.dtype}, expected floats ({', '.join(_FLOATS)})")
+            # Integers are only listed, such as the numbers of positions in CLIP's files.
+            if entry.dtype not in (*_FLOATS, "I64"):
+                raise self._no_float(key)
         # Both are written together: one without the other is damage.
         if DIGEST in self.facts or FACTS in self.facts:
             with refusing_damage(self.path, "its header is damaged"):
@@ -47,7 +48,13 @@ class SafetensorsFile(WeightsFile):
         return safe_open(self.path, framework="numpy")
 
     def _read(self, file, key):
+        if self.entries[key].dtype not in _FLOATS:
+            raise self._no_float(key)
         return file.get_tensor(key)
+
+    def _no_float(self, key):
+        dtype = self.entries[key].dtype
+        return refuse(self.path, f"{key!r} is of dtype {dtype}, expected floats ({', '.join(_FLOATS)})")
 
 
 def contents_digest(path):

@@ -46,12 +46,12 @@ def refusal(path):
     return str(error.value)
 
 
-@pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
+@pytest.mark.parametrize("wrapper", [None, "model", "state_dict", "module", "teacher", "target_encoder"])
 def test_a_state_dict_is_read_bare_and_out_of_its_wrapper(path, save, state, arrays, wrapper):
     more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300}
     save(state if wrapper is None else {wrapper: state, **more})
     checkpoint = open_checkpoint(path)
-    assert checkpoint.container == "pth" and checkpoint.facts == {"wrapper": wrapper}
+    assert checkpoint.container == "pth" and checkpoint.facts == {"wrapper": wrapper, "others": []}
     assert {key: entry.shape for key, entry in checkpoint.entries.items()} == {k: a.shape for k, a in arrays.items()}
     keys = list(reversed(arrays))
     read = list(checkpoint.read(keys))
@@ -132,7 +132,7 @@ def test_torchscript_is_refused(path):
         ({"w": torch.ones(2, dtype=torch.complex64)}, "'w' is of dtype torch.complex64"),
         ({"w": torch.ones(2).to_sparse()}, "'w' is of dtype torch.float32 and torch.sparse_coo"),
         ({"w": torch.ones(1).expand(1 << 40)}, "'w' of shape (1099511627776,) is larger than its data"),
-        ({"teacher": {"w": torch.ones(2)}}, "'teacher' is a dict"),
+        ({"heads": {"w": torch.ones(2)}}, "'heads' is a dict"),
         ({}, "instead of a state dict"),
         ({"model": {}}, "instead of a state dict"),
         (torch.ones(2), "holds a Tensor instead of a state dict"),

@@ -71,6 +71,13 @@ def entry(**changes):
     return {**TWO, "a": {**TWO["a"], **changes}}
 
 
+def test_integers_are_listed_and_not_read(path):
+    file = SafetensorsFile(write(path, entry(dtype="I64", shape=[1]), 20))
+    assert set(file.entries) == {"a", "b"} and dict(file.read(["b"]))
+    with pytest.raises(ValueError, match="'a' is of dtype I64, expected floats"):
+        dict(file.read(["a"]))
+
+
 @pytest.mark.parametrize(
     ("header", "size", "expected"),
     [
@@ -86,7 +93,7 @@ def entry(**changes):
         (b'{"a": {"dtype": "F32", "shape": [1], "shape": [2], "data_offsets": [0, 8]}}', 8, "duplicate field `shape`"),
         ({**TWO, "__metadata__": ["pt"]}, 20, "expected a map"),
         ({**TWO, "__metadata__": {"layers": 12}}, 20, "expected a string"),
-        (entry(dtype="I64", shape=[1]), 20, "'a' is of dtype I64, expected floats"),
+        (entry(dtype="I32", shape=[2]), 20, "'a' is of dtype I32, expected floats"),
         (entry(dtype="BOOL", shape=[8]), 20, "'a' is of dtype BOOL"),
         (entry(dtype="F8_E4M3", shape=[8]), 20, "'a' is of dtype F8_E4M3"),
         (entry(dtype=["F32"]), 20, "invalid JSON in header"),
