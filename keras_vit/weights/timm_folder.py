@@ -55,6 +55,9 @@ def settings_of(config):
     activations = ["silu"] if config.gated_mlp else ["gelu"]
     if config.norm_before_blocks and not of_eva(config):
         activations += ["quick_gelu"]
+    if not (config.class_token or config.norm_after_pooling or config.gated_mlp or of_eva(config)):
+        # SigLIP's.
+        activations += ["gelu_tanh"]
     epsilon = 1e-5 if config.norm_before_blocks or config.rotary_embedding == "dinov3" else 1e-6
     chosen = config.activation if config.activation in activations else activations[0]
     return {"activation": chosen, "layer_norm_epsilon": epsilon}
@@ -85,6 +88,9 @@ def unwritten_in_folder(config):
         activations += ["gelu_tanh", "quick_gelu", "silu", "relu", "tanh"]
     if config.activation not in activations:
         yield f"activation={config.activation!r}, expected one of {activations}"
+    resized = config.any_size and config.position_embedding == "learned"
+    if resized and config.position_interpolation != "bicubic_antialias":
+        yield f"position_interpolation={config.position_interpolation!r}"
     if config.distillation_token and config.num_registers:
         yield "registers beside a distillation token"
     # Each of these decides the architecture's name.

@@ -111,6 +111,7 @@ ROUND_TRIPS = {
             "activation": "gelu",
         },
         {"pooling": "map", "activation": "gelu"},
+        {"pooling": "gap", "activation": "gelu_tanh"},
         {"pooling": "gap", "norm_after_pooling": True, "activation": "gelu", "image_size": (16, 24)},
     ],
     "huggingface": [
@@ -189,6 +190,7 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
         ("timm", {"pooling": "token_gap"}, "token_gap"),
         ("timm", {"projection_dim": 8}, "no place for 1 weights"),
         ("timm", {"layer_norm_epsilon": 1e-4}, "layer_norm_epsilon=0.0001"),
+        ("timm", {"image_size": (None, None)}, "position_interpolation='linear'"),
         ("timm", {"gated_mlp": True}, "activation='gelu_tanh', expected one of .'silu'"),
         ("timm", {"distillation_token": True, "num_registers": 1}, "registers beside"),
         ("timm", {"distillation_token": True, "layer_norm_epsilon": 1e-5}, "two of a ResNet, a gated MLP"),
