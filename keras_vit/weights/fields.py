@@ -285,11 +285,12 @@ def _add_arrays_of_vit(checkpoint, fields):
         patch_bias="patch_embedding/bias" in weights,
         norm_before_blocks="norm_before_blocks/gamma" in weights,
         qkv_bias="block_00/attention/qkv/bias" in weights,
-        key_bias=not checkpoint.source.find("block_00/attention/qkv/bias").codec.without_keys,
         attention_norm="block_00/attention/norm/gamma" in weights,
         gated_mlp=is_gated(weights),
         mlp_norm="block_00/mlp/norm/gamma" in weights,
     )
+    if checkpoint.source.find("block_00/attention/qkv/bias").codec.without_keys:
+        fields["key_bias"] = False
     if checkpoint.source.name == "huggingface" and "head/kernel" not in weights:
         # DeiTModel has the distillation token, and its output is the class token's.
         fields["distillation_head"] = False

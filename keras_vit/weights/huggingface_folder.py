@@ -1,100 +1,247 @@
-"""Writes folders that Hugging Face transformers loads as ViT, DeiT and BiT models."""
+"""Writes folders that Hugging Face transformers loads: a table of its model classes."""
 
 import json
 import re
+from typing import Any, NamedTuple
 
+from keras_vit.config import ViTConfig
 from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.files import replacing
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import ROOT_WIDTH
-from keras_vit.weights.names import HUGGINGFACE_BIT
+from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
+from keras_vit.weights.names.source import Source
 from keras_vit.weights.write import write_safetensors
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bilinear": 2, "bicubic": 3, "area": 4}
-# Keys of the classifier, which have no backbone prefix.
-_HEADS = ("classifier.", "distillation_classifier.")
+# Keys of the classifiers and the projection, which have no backbone prefix.
+_HEADS = ("classifier.", "distillation_classifier.", "visual_projection.")
+
+# The fields that decide the class, with the values in which most agree; `head` is num_classes > 0, and `layer_scale`
+# that there is one.
+_USUAL = {
+    "stages": None,
+    "head": False,
+    "pooling": "token",
+    "class_token": True,
+    "distillation_token": False,
+    "distillation_head": True,
+    "return_both_heads": False,
+    "num_registers": 0,
+    "position_embedding": "learned",
+    "rotary_embedding": None,
+    "patch_bias": True,
+    "norm_before_blocks": False,
+    "norm_after_pooling": False,
+    "projection_dim": None,
+    "representation_size": None,
+    "layer_scale": False,
+    "qk_norm": False,
+    "qkv_bias": True,
+    "attention_norm": False,
+    "gated_mlp": False,
+    "mlp_norm": False,
+}
+# Stands for any value.
+_ANY = object()
 
 
-def write_folder(path, arrays, sizes, facts):
-    """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `names.HUGGINGFACE`."""
-    kinds = {"embedder.convolution.weight": "bit", "embeddings.distillation_token": "deit"}
-    kind = next((kind for key, kind in kinds.items() if key in arrays), "vit")
-    if kind == "deit" and not sizes["num_classes"]:
+class Kind(NamedTuple):
+    """A model class of transformers, and the fields in which its models differ from `_USUAL`."""
+
+    architecture: str
+    model_type: str
+    source: Source
+    fields: dict
+    # Of the backbone's keys.
+    prefix: str = ""
+    # Whether its images and patches are squares.
+    square: bool = False
+
+    def differences(self, record):
+        """Yields (field, value needed, value of the record)."""
+        derived = {"head": record.num_classes > 0, "layer_scale": record.layer_scale_init is not None}
+        for field, value in {**_USUAL, **self.fields}.items():
+            found = derived[field] if field in derived else getattr(record, field)
+            if value is not _ANY and value != found:
+                yield field, value, found
+        if self.square and not all(a == b for a, b in (record.grid, record.patch_size)):
+            yield "image_size and patch_size", "squares", (record.image_size, record.patch_size)
+        activation = self.source.gated_activation
+        if record.gated_mlp and activation not in (None, record.activation):
+            yield "activation", activation, record.activation
+        if "mlp_ratio" in _own(self, record) and not _fits_ratio(record):
+            yield "mlp_dim", "a size that an mlp_ratio gives", record.mlp_dim
+
+
+_HEAD = {"head": True}
+_DISTILLED = {"distillation_token": True}
+_ONE_OUTPUT = {**_DISTILLED, "distillation_head": False}
+_NO_TOKEN = {"class_token": False, "pooling": "gap"}
+_DINOV2 = {"layer_scale": True, "gated_mlp": _ANY, "qkv_bias": _ANY}
+_REGISTERS = {**_DINOV2, "num_registers": _ANY}
+_DINOV3 = {**_REGISTERS, "position_embedding": "none", "rotary_embedding": "dinov3"}
+_CLIP = {"norm_before_blocks": True, "patch_bias": False}
+_BIAS, _REPRESENTATION = {"qkv_bias": _ANY}, {"qkv_bias": _ANY, "representation_size": _ANY}
+
+# Of several that fit, the first is written.
+KINDS = (
+    Kind("ViTForImageClassification", "vit", HUGGINGFACE, _HEAD | _BIAS, "vit."),
+    Kind("ViTModel", "vit", HUGGINGFACE, _REPRESENTATION),
+    Kind(
+        "DeiTForImageClassificationWithTeacher",
+        "deit",
+        HUGGINGFACE,
+        _HEAD | _DISTILLED | _BIAS | {"return_both_heads": _ANY},
+        "deit.",
+    ),
+    Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
+    Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
+    # SiglipForImageClassification computes the same.
+    Kind("IJepaForImageClassification", "ijepa", HUGGINGFACE, _HEAD | _NO_TOKEN | _BIAS, "ijepa."),
+    Kind("IJepaModel", "ijepa", HUGGINGFACE, _NO_TOKEN | _BIAS),
+    Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | {"pooling": "token_gap"}, "dinov2.", True),
+    Kind("Dinov2Model", "dinov2", DINOV2, _DINOV2, "", True),
+    Kind(
+        "Dinov2WithRegistersForImageClassification",
+        "dinov2_with_registers",
+        DINOV2,
+        _HEAD | _REGISTERS | {"pooling": "token_gap"},
+        "dinov2_with_registers.",
+        True,
+    ),
+    Kind("Dinov2WithRegistersModel", "dinov2_with_registers", DINOV2, _REGISTERS, "", True),
+    Kind("DINOv3ViTModel", "dinov3_vit", DINOV3, _DINOV3),
+    Kind("SiglipVisionModel", "siglip_vision_model", SIGLIP, {"class_token": False, "pooling": "map"}, "", True),
+    Kind("CLIPVisionModel", "clip_vision_model", CLIP, _CLIP, "", True),
+    Kind(
+        "CLIPVisionModelWithProjection",
+        "clip_vision_model",
+        CLIP,
+        _CLIP | {"projection_dim": _ANY},
+        "vision_model.",
+        True,
+    ),
+)
+
+
+def kind_of(record):
+    """Returns the `Kind` that computes the same as a model's config; raises if there is none."""
+    if not isinstance(record, ViTConfig):
+        raise ValueError(f"The format 'huggingface' has no ResNets. Received: a model of family {record.family!r}")
+    pairs = [(kind, list(kind.differences(record))) for kind in KINDS]
+    nearest, differences = min(pairs, key=lambda pair: sum(field in _USUAL for field, *_ in pair[1]))
+    if differences:
+        listed = ", ".join(f"{field}={value!r} (here {found!r})" for field, value, found in differences)
         raise ValueError(
-            "The format 'huggingface' has no distilled model without its two heads. Received: num_classes=0"
+            f"The format 'huggingface' has no class of models with these settings. The nearest, "
+            f"{nearest.architecture}, needs {listed}."
         )
-    if sizes["num_classes"] and "pooler.dense.weight" in arrays:
-        raise ValueError("The format 'huggingface' has no model with both a pre_logits layer and a head.")
+    return nearest
+
+
+def write_folder(path, arrays, kind, record, facts):
+    """Writes the files of a folder, each completely or not at all; `arrays` has the keys of the kind's source."""
+    arrays = _prefixed(arrays, kind.prefix)
+    if kind.architecture.endswith("WithTeacher"):
+        arrays = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in arrays.items()}
+    _write(path, arrays, _config(kind, record, facts), facts)
+
+
+def write_bit_folder(path, arrays, record, facts):
+    """Writes the files of a folder of a BiT, like `write_folder`."""
+    _write(path, _prefixed(arrays, "bit." if record.num_classes else ""), _bit_config(record), facts)
+
+
+def _write(path, arrays, config, facts):
     path.mkdir(exist_ok=True)
-    if kind == "bit":
-        config = _bit_config(sizes)
-    else:
-        config = _config(kind, sizes, facts, has_pooler="pooler.dense.weight" in arrays)
-    preprocessor = _preprocessor(facts, sizes["in_channels"])
-    write_safetensors(path / "model.safetensors", _renamed(kind, sizes, arrays), facts)
+    preprocessor = _preprocessor(facts, config["num_channels"])
+    write_safetensors(path / "model.safetensors", arrays, facts)
     write_json(path / "preprocessor_config.json", preprocessor)
     write_json(path / "config.json", config)
 
 
-def _renamed(kind, sizes, arrays):
-    """Returns the arrays with the model class's keys: with a head, the backbone's have a prefix."""
-    if not sizes["num_classes"]:
-        return arrays
-    found = {key if key.startswith(_HEADS) else f"{kind}.{key}": array for key, array in arrays.items()}
-    if kind == "deit":
-        found = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in found.items()}
-    return found
+def _prefixed(arrays, prefix):
+    """Returns the arrays with a prefix before the backbone's keys."""
+    return {key if key.startswith(_HEADS) else f"{prefix}{key}": array for key, array in arrays.items()}
 
 
-def _config(kind, sizes, facts, has_pooler):
-    if kind == "deit":
-        architectures = ["DeiTForImageClassificationWithTeacher"]
-    else:
-        architectures = ["ViTForImageClassification" if sizes["num_classes"] else "ViTModel"]
-    height, width = facts["image_size"] or [
-        n * patch for n, patch in zip(sizes["grid_size"], sizes["patch_size"], strict=True)
-    ]
-    patch = sizes["patch_size"][0] if sizes["patch_size"][0] == sizes["patch_size"][1] else list(sizes["patch_size"])
+def _config(kind, record, facts):
+    height, width = facts["image_size"] or [n * p for n, p in zip(record.grid, record.patch_size, strict=True)]
+    patch = record.patch_size
     config = {
-        "architectures": architectures,
-        "model_type": kind,
-        "hidden_size": sizes["hidden_dim"],
-        "num_hidden_layers": sizes["num_layers"],
-        "num_attention_heads": sizes["num_heads"],
-        "intermediate_size": sizes["mlp_dim"],
-        "hidden_act": _ACTIVATIONS.get(facts["activation"], facts["activation"]),
-        "layer_norm_eps": facts["layer_norm_epsilon"],
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        "architectures": [kind.architecture],
+        "model_type": kind.model_type,
+        "hidden_size": record.hidden_dim,
+        "num_hidden_layers": record.num_layers,
+        "num_attention_heads": record.num_heads,
+        "hidden_act": _ACTIVATIONS.get(record.activation, record.activation),
+        "layer_norm_eps": record.layer_norm_epsilon,
         "image_size": height if height == width else [height, width],
-        "patch_size": patch,
-        "num_channels": sizes["in_channels"],
-        "qkv_bias": True,
+        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "num_channels": record.in_channels,
+        **_own(kind, record),
     }
-    if has_pooler:
-        config |= {"pooler_act": "tanh", "pooler_output_size": sizes["hidden_dim"]}
-    return config | _labels(sizes["num_classes"])
+    if record.representation_size:
+        config |= {"pooler_act": "tanh", "pooler_output_size": record.representation_size}
+    return config | _labels(record.num_classes)
 
 
-def _bit_config(sizes):
-    width = int(ROOT_WIDTH * sizes["width_factor"])
+def _bit_config(record):
+    width = int(ROOT_WIDTH * record.width_factor)
     return {
-        "architectures": ["BitForImageClassification" if sizes["num_classes"] else "BitModel"],
+        "architectures": ["BitForImageClassification" if record.num_classes else "BitModel"],
         "model_type": "bit",
-        "num_channels": sizes["in_channels"],
+        "num_channels": record.in_channels,
         # It has no width factor of the first convolution.
         "embedding_size": width,
-        "hidden_sizes": [4 * width * 2**i for i in range(len(sizes["stages"]))],
-        "depths": sizes["stages"],
+        "hidden_sizes": [4 * width * 2**i for i in range(len(record.stages))],
+        "depths": record.stages,
         **HUGGINGFACE_BIT.config,
-        **_labels(sizes["num_classes"]),
+        **_labels(record.num_classes),
     }
 
 
 def _labels(num_classes):
     labels = {str(i): f"LABEL_{i}" for i in range(num_classes)}
     return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}} if labels else {}
+
+
+def _own(kind, record) -> dict[str, Any]:
+    """Returns the values of config.json that only some classes have."""
+    if kind.source is CLIP:
+        dim = {} if record.projection_dim is None else {"projection_dim": record.projection_dim}
+        return {"intermediate_size": record.mlp_dim, "attention_dropout": 0.0, **dim}
+    if kind.source is SIGLIP:
+        return {"intermediate_size": record.mlp_dim, "attention_dropout": 0.0}
+    if kind.source is DINOV3:
+        return {
+            "intermediate_size": record.mlp_dim,
+            "use_gated_mlp": record.gated_mlp,
+            "num_register_tokens": record.num_registers,
+            "query_bias": record.qkv_bias,
+            "key_bias": record.key_bias,
+            "value_bias": record.qkv_bias,
+            "rope_theta": 100.0,
+        }
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "qkv_bias": record.qkv_bias}
+    if kind.source is DINOV2:
+        registers = {"num_register_tokens": record.num_registers} if record.num_registers else {}
+        return {"mlp_ratio": _ratio(record), "use_swiglu_ffn": record.gated_mlp, **registers, **dropout}
+    return {"intermediate_size": record.mlp_dim, **dropout}
+
+
+def _ratio(record):
+    """Returns DINOv2's mlp_ratio, an integer; its gated MLPs have two thirds of the width, a multiple of 8."""
+    whole = record.mlp_dim * 3 / 2 if record.gated_mlp else record.mlp_dim
+    return round(whole / record.hidden_dim)
+
+
+def _fits_ratio(record):
+    width = record.hidden_dim * _ratio(record)
+    return record.mlp_dim == ((int(width * 2 / 3) + 7) // 8 * 8 if record.gated_mlp else width)
 
 
 def _preprocessor(facts, channels):

@@ -131,20 +131,21 @@ def unwritten(model, source):
         yield "a ResNet of more than four stages, the last of which that code dilates"
     if not isinstance(config, ViTConfig):
         return
+    # What the classes of timm and transformers have of these, `timm_folder` and `huggingface_folder` tell.
+    usual = {"rotary_embedding": None, "patch_bias": True, "qkv_bias": True, "gated_mlp": False}
+    for name, value in usual.items() if source in ("official", "big_vision") else ():
+        if getattr(config, name) != value:
+            yield f"{name}={getattr(config, name)!r}"
     # Without a table, big_vision's code uses sine-cosine positions, and the others use none.
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
     pooling = _pooling(model, config)
     if pooling is None:
         yield "pooling=None"
-    if source == "timm":
-        return
-    if pooling == "gap" and config.class_token and not config.norm_after_pooling:
+    if pooling == "token_gap" and source != "dinov2":
+        yield 'pooling="token_gap"'
+    if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":
         yield 'pooling="gap" beside a class token'
-    plain = {"rotary_embedding": None, "gated_mlp": False, "qkv_bias": True, "key_bias": True, "patch_bias": True}
-    for name, value in plain.items():
-        if getattr(config, name) != value:
-            yield f"{name}={getattr(config, name)!r}"
 
 
 def rows_of_tokens(rows, counts, kept):

@@ -13,7 +13,7 @@ from keras_vit import arguments
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 from keras_vit.weights import hub, names, timm_folder
-from keras_vit.weights.huggingface_folder import write_folder
+from keras_vit.weights.huggingface_folder import kind_of, write_bit_folder, write_folder
 from keras_vit.weights.model import (
     PREFIX_TOKENS,
     REGISTERS,
@@ -27,7 +27,7 @@ from keras_vit.weights.model import (
 )
 from keras_vit.weights.write import write_npz, write_safetensors
 
-# The source whose code reads a format, and that for a model without blocks.
+# The source whose code reads a format (one of several for "huggingface"), and that for a model without blocks.
 FORMATS = {
     "npz": names.OFFICIAL,
     "big_vision": names.BIG_VISION,
@@ -53,7 +53,8 @@ def save_weights(
             repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict or, without this suffix, a folder that
-            `timm.create_model("local-dir:...")` loads, or "huggingface" for a transformers folder.
+            `timm.create_model("local-dir:...")` loads, or "huggingface" for a folder of the transformers class that
+            computes the same: of ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
         allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
             "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"` for a state dict; a folder says
             it.
@@ -72,22 +73,32 @@ def save_weights(
         hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
         return
     sizes = sizes_of(model)
-    source, config = _source(format, sizes), config_of(model)
+    source, record = _source(format, sizes), _record(model, sizes)
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
     if in_folder:
-        _refuse("timm folder", model, timm_folder.unwritten_in_folder(config))
+        _refuse("timm folder", model, timm_folder.unwritten_in_folder(record))
     if format == "timm" and sizes["num_layers"]:
-        source = timm_folder.source_for(source, config)
-        _refuse(format, model, timm_folder.unwritten(config))
+        source = timm_folder.source_for(source, record)
+        _refuse(format, model, timm_folder.unwritten(record))
+    kind = kind_of(record) if format == "huggingface" and sizes["num_layers"] else None
+    if kind is not None:
+        source = kind.source.spelled_for(record)
     variables = weights_of(model)
     _check(model, format, source, sizes, variables, allow, told=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
+    if not getattr(record, "key_bias", True):
+        for weight in (name for name in values if name.endswith("/attention/qkv/bias")):
+            # The model computes with zeros here.
+            values[weight] = values[weight] * np.repeat(np.float32([1, 0, 1]), values[weight].size // 3)
     _fit_prefix_positions(values, sizes, format)
     arrays, facts = _arrays(source, values, sizes), _facts(model, sizes)
     if format == "huggingface":
-        write_folder(Path(path), arrays, sizes, facts)
+        if kind is None:
+            write_bit_folder(Path(path), arrays, record, facts)
+        else:
+            write_folder(Path(path), arrays, kind, record, facts)
     elif in_folder:
-        timm_folder.write_folder(Path(path), arrays, _record(model, sizes), facts)
+        timm_folder.write_folder(Path(path), arrays, record, facts)
     elif format == "timm":
         write_safetensors(path, arrays, facts)
     else:
@@ -109,7 +120,7 @@ def _num_prefix_positions(format, counts, here, grid):
     if format == "big_vision":
         # None, but its `load` adds a surplus row to the class token if the others form a square.
         return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
-    return sum(counts.values())
+    return sum(count for name, count in counts.items() if format != "huggingface" or name in PREFIX_TOKENS)
 
 
 def _fit_prefix_positions(values, sizes, format):
@@ -148,9 +159,6 @@ def _check(model, format, source, sizes, variables, allow, told):
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
-    missing = [weight for weight in source.required if weight not in variables]
-    if missing:
-        raise ValueError(f"The format {format!r} needs {' and '.join(missing)}, which model {model.name!r} lacks.")
     _refuse(format, model, unwritten(model, source.name))
     num_heads, head_dim = heads_of(sizes)
     if format in ("timm", "huggingface") and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:

@@ -294,6 +294,59 @@ def test_timm_loads_a_folder_of_bit(torch, tmp_path):
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
+_BACKBONE = {"num_classes": 0, "activation": "gelu"}
+_DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24}
+_GATED = {"gated_mlp": True, "activation": "silu", "mlp_dim": 16}
+_DINOV3_HF = {"layer_scale_init": 0.1, "position_embedding": "none", "rotary_embedding": "dinov3", "num_classes": 0}
+_CLIP = {"norm_before_blocks": True, "patch_bias": False, "num_classes": 0, "activation": "quick_gelu"}
+# (the class, the model that is written, the name of its output there)
+TRANSFORMERS = [
+    ("ViTForImageClassification", {"qkv_bias": False}, "logits"),
+    ("ViTForImageClassification", {"key_bias": False}, "logits"),
+    ("DeiTForImageClassification", {"distillation_token": True, "distillation_head": False}, "logits"),
+    (
+        "DeiTModel",
+        {**_BACKBONE, "distillation_token": True, "distillation_head": False, "representation_size": 12},
+        "pooler_output",
+    ),
+    ("IJepaForImageClassification", {"pooling": "gap", "image_size": (16, 24)}, "logits"),
+    ("IJepaModel", {**_BACKBONE, "pooling": "gap"}, None),
+    ("Dinov2Model", {**_BACKBONE, **_DINOV2}, "pooler_output"),
+    ("Dinov2Model", {**_BACKBONE, **_DINOV2, **_GATED}, "pooler_output"),
+    ("Dinov2ForImageClassification", {**_DINOV2, **_GATED, "pooling": "token_gap"}, "logits"),
+    ("Dinov2WithRegistersModel", {**_BACKBONE, **_DINOV2, "num_registers": 2}, "pooler_output"),
+    ("Dinov2WithRegistersForImageClassification", {**_DINOV2, "num_registers": 2, "pooling": "token_gap"}, "logits"),
+    ("DINOv3ViTModel", {**_DINOV3_HF, "num_registers": 4, "key_bias": False}, "pooler_output"),
+    ("DINOv3ViTModel", {**_DINOV3_HF, **_GATED, "image_size": (16, 24)}, "pooler_output"),
+    ("DINOv3ViTModel", {**_DINOV3_HF, "qkv_bias": False, "image_size": (None, None)}, "pooler_output"),
+    ("SiglipVisionModel", {"pooling": "map", "num_classes": 0}, "pooler_output"),
+    ("CLIPVisionModel", _CLIP, "pooler_output"),
+    ("CLIPVisionModelWithProjection", {**_CLIP, "projection_dim": 7}, "image_embeds"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "output"), TRANSFORMERS)
+def test_each_class_of_transformers_reads_its_folder(torch, tmp_path, name, arguments, output):
+    # Heads of 4 channels, as rotary positions need.
+    model = randomize(build(**arguments))
+    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
+    kind = getattr(peer("transformers"), name)
+    module, told = kind.from_pretrained(tmp_path / "folder", output_loading_info=True)
+    assert module.config.architectures == [name]
+    # Of pre-training, and none of 0 registers.
+    assert {key.rpartition(".")[2] for key in told["missing_keys"]} <= {"mask_token", "register_tokens"}
+    assert not told["unexpected_keys"] and not told["mismatched_keys"]
+    x = np.random.default_rng(0).normal(size=(2, *(n or 16 for n in model.input_shape[1:3]), 3)).astype("float32")
+    with torch.no_grad():
+        found = module.eval()(torch.from_numpy(x).permute(0, 3, 1, 2).contiguous())
+    theirs = found.last_hidden_state.mean(1) if output is None else found[output]
+    ours = keras.ops.convert_to_numpy(model(x))
+    assert np.abs(theirs.numpy() - ours).max() / np.abs(ours).max() < 1e-5
+    again = keras_vit.from_pretrained(tmp_path / "folder")
+    assert again.config == model.config
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(again(x)), ours)
+
+
 TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
 _SIZES = {**TINY, "intermediate_size": 40}
 _RATIO = {**TINY, "mlp_ratio": 2}

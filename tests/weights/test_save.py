@@ -100,6 +100,7 @@ def test_a_missing_folder_is_named(tiny, tmp_path):
 # Other formats ------------------------------------------------------------------------------------------------------
 
 BARE = {"preprocessing": keras_vit.Preprocessing()}
+DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24, "num_classes": 0}
 ROUND_TRIPS = {
     "big_vision": [{"pooling": "map"}, {"representation_size": 8}, {"class_token_position": False}],
     "timm": [
@@ -202,13 +203,24 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
         ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
         ("npz", {"rotary_embedding": "eva02", "hidden_dim": 24}, "rotary_embedding='eva02'"),
         ("npz", {"gated_mlp": True}, "gated_mlp=True"),
-        ("huggingface", {"key_bias": False, "activation": "gelu"}, "key_bias=False"),
         ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
-        ("huggingface", {"pooling": "gap"}, "needs class_token/tokens"),
-        ("huggingface", {"layer_scale_init": 0.1}, "no place for 4 weights"),
-        ("huggingface", {"representation_size": 12}, "both a pre_logits layer and a head"),
+        (
+            "huggingface",
+            {"pooling": "gap", "class_token": True},
+            r"The nearest, ViT.*, needs pooling='token' \(here 'gap'\)",
+        ),
+        ("huggingface", {"layer_scale_init": 0.1}, r"needs layer_scale=False \(here True\)"),
+        ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(here 12\)"),
+        ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(here 25\)"),
+        ("huggingface", {**DINOV2, "gated_mlp": True, "activation": "gelu", "mlp_dim": 16}, "needs activation='silu'"),
+        ("huggingface", {**DINOV2, "image_size": (16, 24)}, "image_size and patch_size='squares'"),
+        ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
+        ("timm", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
+        ("npz", {"qkv_bias": False}, "has qkv_bias=False"),
+        ("npz", {"patch_bias": False}, "has patch_bias=False"),
+        ("big_vision", {"gated_mlp": True}, "has gated_mlp=True"),
         ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "heads that divide the width"),
-        ("huggingface", {"distillation_token": True, "num_classes": 0}, "two heads"),
+        ("huggingface", {"distillation_token": True, "num_classes": 0}, "needs distillation_token=False"),
         ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
     ],
 )
@@ -246,9 +258,9 @@ def test_more_stages_than_four_are_dilated_in_other_code(tmp_path):
     model = keras_vit.BiT(
         "R50x1", stages=(1,) * 5, width_factor=0.5, num_classes=2, resnet_epsilons="timm", pool_padding="zeros"
     )
-    for format in ("timm", "huggingface"):
+    for name, format in (("model.safetensors", "timm"), ("folder", "huggingface")):
         with pytest.raises(ValueError, match="a ResNet of more than four stages"):
-            keras_vit.save_weights(model, tmp_path / "model", format)
+            keras_vit.save_weights(model, tmp_path / name, format)
 
 
 def own_head(model, name="head", **options):

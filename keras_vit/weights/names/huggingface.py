@@ -58,7 +58,6 @@ HUGGINGFACE = Source(
     # The decoder of models for masked images.
     ignored=r"(vit\.|deit\.|ijepa\.)?embeddings\.mask_token$|decoder\.",
     prefixes=("vit.", "deit.", "ijepa."),
-    required=("class_token/tokens", "position_embedding/embeddings"),
     config_defaults={"num_attention_heads": 12},
 )
 
@@ -76,10 +75,14 @@ DINOV2 = Source(
     },
     position_interpolation="bicubic",
     preprocessing=IMAGENET_PREPROCESSING,
-    # A gated MLP has both halves of its first layer in one.
-    aliases=[(r"\.weights_in\.", ".fc1."), (r"\.weights_out\.", ".fc2.")],
     ignored=r"(dinov2\.|dinov2_with_registers\.)?embeddings\.mask_token$",
     prefixes=("dinov2.", "dinov2_with_registers."),
+    spellings={
+        "gated_mlp": {
+            **dense(BLOCK + "mlp/dense_1", _BLOCK + "mlp.weights_in"),
+            **dense(BLOCK + "mlp/dense_2", _BLOCK + "mlp.weights_out"),
+        }
+    },
     gated_activation="silu",
     config_defaults={"num_attention_heads": 12},
 )
@@ -107,10 +110,12 @@ DINOV3 = Source(
     preprocessing={**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0},
     aliases=[(r"^model\.layer\.", "layer.")],
     ignored=r"embeddings\.mask_token$",
-    spellings=(
-        _gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
-        {BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))},
-    ),
+    spellings={
+        "gated_mlp": _gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
+        "key_bias": {
+            BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))
+        },
+    },
     config_defaults={"num_attention_heads": 6},
 )
 

@@ -57,12 +57,10 @@ class Source:
     config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that all keys may have.
     prefixes: tuple = ()
-    # Weights that its code cannot do without.
-    required: tuple = ()
     # (prefix, template) if its files may stack all blocks on the first axis.
     stacked: tuple | None = None
-    # Rows for files that spell some weights otherwise, each like `names`: used where a file has all their keys.
-    spellings: tuple = ()
+    # Rows like `names` for files that spell some weights otherwise, by the config's field that needs them, or a name.
+    spellings: dict = dataclasses.field(default_factory=dict)
     # Of gated MLPs, where it is another.
     gated_activation: str | None = None
     # The width of a head, if it is the same in all models.
@@ -88,12 +86,22 @@ class Source:
         return canonical, ignored
 
     def spelled(self, keys):
-        """Returns this source with the rows of those of its spellings whose keys are among `keys`."""
-        rows = dict(self.names)
-        for spelling in self.spellings:
-            if all(key.format(block=0) in keys for name in spelling.values() for key in name.keys):
-                rows |= spelling
-        return dataclasses.replace(self, names=rows)
+        """Returns this source with the rows of those spellings whose keys are all among `keys`, those of a file."""
+
+        def holds(rows):
+            return all(key.format(block=0) in keys for name in rows.values() for key in name.keys)
+
+        return self._with(rows for rows in self.spellings.values() if holds(rows))
+
+    def spelled_for(self, config):
+        """Returns this source with the rows of those spellings that a model's config needs."""
+        return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
+
+    def _with(self, spellings):
+        names = dict(self.names)
+        for rows in spellings:
+            names |= rows
+        return dataclasses.replace(self, names=names)
 
     def find(self, weight):
         """Returns the Name of a model weight by its path, or None."""

@@ -117,7 +117,13 @@ TIMM = Source(
         (r".*\.stages\.[4-9]", "a ResNet of more than four stages"),
     ],
     prefixes=("module.",),
-    spellings=(GAMMAS, QUERY_VALUE_BIASES, SPLIT_QKV, SPLIT_BIASES, SPLIT_GATES),
+    spellings={
+        "gammas": GAMMAS,
+        "query and value biases": QUERY_VALUE_BIASES,
+        "split qkv": SPLIT_QKV,
+        "split biases": SPLIT_BIASES,
+        "split gates": SPLIT_GATES,
+    },
     gated_activation="silu",
 )
 
