@@ -13,9 +13,9 @@ def _ends_aligned(old, new, xp):
     return triangle(_range(new, xp)[:, None] * step - _range(old, xp)[None, :], xp)
 
 
-def _centres(old, new, xp):
-    """Returns the centres of the new pixels in units of old pixels."""
-    return (_range(new, xp) + 0.5) * (old / _number(new, xp)) - 0.5
+def _centres(old, new, xp, offset=0.0):
+    """Returns the centres of the new pixels in units of old pixels; `offset` is added to the new size in the ratio."""
+    return (_range(new, xp) + 0.5) * (old / (_number(new, xp) + offset)) - 0.5
 
 
 def _range(size, xp):
@@ -49,12 +49,12 @@ def cubic(a):
     return kernel
 
 
-def _border_repeated(kernel, reach):
+def _border_repeated(kernel, reach, offset=0.0):
     """Returns a method that resizes by a kernel of support `reach`, with border pixels replicated."""
 
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
-        weights = kernel(_centres(old, new, xp)[:, None] - _constant(padded, xp)[None, :], xp)
+        weights = kernel(_centres(old, new, xp, offset)[:, None] - _constant(padded, xp)[None, :], xp)
         # The pixel that each padded one repeats.
         repeats = np.clip(padded, 0, old - 1)[:, None] == np.arange(old)[None, :]
         return xp.matmul(weights, _constant(repeats, xp))
@@ -75,11 +75,13 @@ def _antialiased(kernel):
 
 # "linear": end points aligned, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic":
 # a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias": a = -0.5 with a kernel that widens for
-# downscaling, as in timm. "bilinear": only for patch-embedding kernels.
+# downscaling, as in timm. "bicubic_offset": "bicubic" by the ratio of sizes to which DINO's code adds 0.1. "bilinear":
+# only for patch-embedding kernels.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(cubic(-0.75), reach=3),
     "bicubic_antialias": _antialiased(cubic(-0.5)),
+    "bicubic_offset": _border_repeated(cubic(-0.75), reach=3, offset=0.1),
     "bilinear": _border_repeated(triangle, reach=2),
 }
-POSITION_METHODS = ("linear", "bicubic", "bicubic_antialias")
+POSITION_METHODS = ("linear", "bicubic", "bicubic_antialias", "bicubic_offset")

@@ -24,7 +24,7 @@ class PositionEmbedding(Layer):
         num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding; all by default.
             Fixed embeddings add nothing to the prefix.
         interpolation: How learned embeddings are resized: "linear" with aligned end points (official code), "bicubic"
-            (DeiT, Hugging Face) or "bicubic_antialias" (timm).
+            (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO).
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.

@@ -190,7 +190,7 @@ class Checkpoint:
 
     def _position_interpolation(self):
         record = self.own.get("config", {})
-        if self.source.name == "dinov2" and "registers/tokens" in self.weights:
+        if self.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in self.weights:
             # Its code antialiases only with registers.
             return "bicubic_antialias"
         said = record.get("position_interpolation") if record.get("image_size") == [None, None] else None

@@ -7,6 +7,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.weights import rotary
 from keras_vit.weights.model import SETTINGS
 
 # Activation names in other code bases, by the name here.
@@ -23,6 +24,7 @@ _ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
+_DINOV3_OF_TWO_KINDS = (1024, 4096)
 
 
 class Stated(NamedTuple):
@@ -130,6 +132,9 @@ def _num_heads(checkpoint):
     norm = checkpoint.weights.get("block_00/attention/query_norm/gamma", ())
     if len(norm) == 1 and width % norm[0] == 0:
         return width // norm[0]
+    head_dim = rotary.head_dim(checkpoint) or checkpoint.source.head_dim
+    if head_dim and width % head_dim == 0:
+        return width // head_dim
     number = checkpoint.config.get("num_attention_heads", checkpoint.own.get("num_heads"))
     number = checkpoint.of_timm.get("num_heads", number)
     return _checked(checkpoint, _heads, "num_heads", number, width)
@@ -189,15 +194,11 @@ def is_gated(weights):
 
 def _known(checkpoint, key, value, table):
     if not isinstance(value, str) or value not in table:
-        raise _refused(checkpoint, key, value, f"one of {', '.join(map(repr, table))}")
+        raise ValueError(
+            f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which is not supported. "
+            f"Expected one of {', '.join(map(repr, table))}."
+        )
     return table[value]
-
-
-def _refused(checkpoint, key, value, expected):
-    return ValueError(
-        f"Cannot load {checkpoint.path!r}: its config says {key}={value!r}, which is not supported. "
-        f"Expected {expected}."
-    )
 
 
 def _model_args(checkpoint):
@@ -219,7 +220,7 @@ def _pooling_of_source(checkpoint):
         return "map"
     if "class_token/tokens" not in weights:
         return "gap"
-    return None if source in ("timm", "deit", "keras") else "token"
+    return None if source in ("timm", "deit", "mae", "eva02", "open_clip", "open_clip_timm", "keras") else "token"
 
 
 def stated(checkpoint):
@@ -310,11 +311,14 @@ def _add_arrays_of_vit(checkpoint, fields):
 def _add_preprocessing(checkpoint, found):
     source = checkpoint.source.name
     # Among timm's models only DeiT's have a distillation token.
-    one_kind = source not in ("keras", "timm", "timm_bit") or (
+    one_kind = source not in ("keras", "timm", "timm_bit", "open_clip_timm") or (
         source == "timm" and "distillation_token/tokens" in checkpoint.weights
     )
     if checkpoint.config.get("model_type") in ("ijepa", "vit_msn"):
         one_kind, source = False, checkpoint.config["model_type"]
+    if source == "dinov3_original" and found.fields["hidden_dim"] in _DINOV3_OF_TWO_KINDS:
+        # Those of photos and those of satellite images.
+        one_kind = False
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:
@@ -337,7 +341,8 @@ def _add_num_heads(checkpoint, found):
     if "num_heads" in fields or "num_heads" in found.unknown:
         return
     dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
-    published = variants.num_heads_of(*dims, fields.get("gated_mlp", False))
+    known = checkpoint.source.name != "dinov3_original"
+    published = variants.num_heads_of(*dims, fields.get("gated_mlp", False)) if known else None
     if published is None:
         found.unknown["num_heads"] = "no published model has these widths and depth"
     else:
@@ -351,7 +356,7 @@ def _add_settings(checkpoint, found):
         fields["layer_scale_init"] = 1.0
     if "pooling" in found.unknown:
         pass
-    elif "pooling" not in fields and source == "keras":
+    elif "pooling" not in fields and _pools_unseen(source, fields):
         found.unknown["pooling"] = "with a class token the arrays do not show it"
     elif "pooling" not in fields:
         # With a class token, timm averages the patches only if a norm follows.
@@ -363,16 +368,19 @@ def _add_settings(checkpoint, found):
             found.unknown.setdefault(name, f"{source} files do not contain it")
 
 
+def _pools_unseen(source, fields):
+    """Returns whether a model with a class token may pool in several ways that its arrays do not show."""
+    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm have the mean.
+    seen = {"eva02": "norm_after_pooling", "open_clip": "norm_before_blocks"}
+    return not fields[seen[source]] if source in seen else source in ("keras", "open_clip_timm")
+
+
 def _add_positions(checkpoint, found):
     fields = found.fields
     if checkpoint.image_size is not None:
         fields["image_size"] = checkpoint.image_size
-    if checkpoint.source.name in ("dinov3", "dinov3_original"):
-        fields.update(position_embedding="none", rotary_embedding="dinov3")
-        theta = (checkpoint.config.get("rope_parameters") or {}).get("rope_theta", 100)
-        theta = checkpoint.config.get("rope_theta", theta)
-        if theta != 100:
-            raise _refused(checkpoint, "rope_theta", theta, "100")
+    rotary.add_fields(checkpoint, found)
+    if "rotary_embedding" in fields and "position_embedding" in fields:
         return
     if "position_embedding/embeddings" in checkpoint.weights:
         if checkpoint.image_size is None and checkpoint.grid_size is not None:

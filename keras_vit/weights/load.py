@@ -27,6 +27,7 @@ _HOW = {
     "linear": "linear, end points aligned",
     "bicubic": "bicubic",
     "bicubic_antialias": "bicubic, antialiased",
+    "bicubic_offset": "bicubic, by sizes with 0.1 added",
 }
 _POSITIONS = "position_embedding/embeddings"
 # Of the patches and grids that are resized, since the memory for that grows with its square.
@@ -59,14 +60,16 @@ def load_weights(
             hub's name, whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or
             commit) or "kaggle://owner/model/framework/variation[/version][/file]".
         source: "official", "big_vision", "bit", "timm", "timm_bit", "deit", "huggingface" (its ViT and DeiT),
-            "huggingface_bit", "dinov2", "siglip" (both Hugging Face's) or "keras". None: recognised by the file's keys.
+            "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging Face's), "dino", "dinov2_original",
+            "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip", "open_clip_timm" or "keras". None:
+            recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
             "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
-        position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face) or
-            "bicubic_antialias" (timm). None: as in the source's code.
+        position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
+            "bicubic_antialias" (timm) or "bicubic_offset" (DINO). None: as in the source's code.
         sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache.
             Without any, and without checksums in the format, weights beyond 10,000 are refused.
 
@@ -148,6 +151,8 @@ class _Plan:
             self.prefix_there, self.grid_there = checkpoint.positions_for(self.sizes["grid_size"], self.prefix_here)
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
+        for name in checkpoint.facts.get("others") or ():
+            self.report.skipped[name] = f"the file's {checkpoint.facts['wrapper']!r} is read"
         if not checkpoint.file.verified:
             why = "damage is not noticed without a SHA-256 (by sha256=, or in a .sha256 file)"
             self.report.unchecked[os.path.basename(checkpoint.path)] = why

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from keras_vit import arguments
 from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
@@ -51,6 +53,11 @@ def _of_checkpoint(checkpoint):
     if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
         # DeiT III is evaluated without cropping the shorter side.
         return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
+    if source.name == "mae" and checkpoint.grid_size is not None:
+        sides = np.multiply(checkpoint.grid_size, weights["patch_embedding/kernel"][:2])
+        if max(sides) > 224:
+            # Larger images are evaluated whole.
+            return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
     imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
     if source.name == "timm" and any(weight in weights for weight in imagenet):
         # A bare state dict does not name DeiT, DeiT III or DINOv2 otherwise.

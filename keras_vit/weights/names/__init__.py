@@ -5,17 +5,26 @@ import re
 from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP, of_folder
 from keras_vit.weights.names.keras import KERAS
 from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
+from keras_vit.weights.names.original import (
+    DINO,
+    DINOV2_ORIGINAL,
+    DINOV3_ORIGINAL,
+    EVA02,
+    IJEPA,
+    MAE,
+    OPEN_CLIP,
+    OPEN_CLIP_TIMM,
+    OPENAI_CLIP,
+    of_state_dict,
+)
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT, TIMM_BIT, TIMM_STEM
 from keras_vit.weights.names.source import Name, Source
 from keras_vit.weights.names.timm import DEIT, TIMM
 
-SOURCES = {
-    source.name: source
-    for source in (
-        *(OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, DEIT),
-        *(HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, DINOV3, SIGLIP, CLIP, KERAS),
-    )
-}
+_ORIGINAL = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, EVA02, IJEPA, MAE, OPENAI_CLIP, OPEN_CLIP, OPEN_CLIP_TIMM)
+_TRANSFORMERS = (HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, DINOV3, SIGLIP, CLIP)
+_OTHERS = (OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, DEIT)
+SOURCES = {source.name: source for source in (*_OTHERS, *_TRANSFORMERS, *_ORIGINAL, KERAS)}
 
 __all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
 
@@ -31,6 +40,9 @@ def recognise(keys, container, facts):
         stacked = any("encoderblock/" in key for key in keys)
         prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
         return BIG_VISION if "pos_embedding" in keys or prefixed or (stacked and not old) else OFFICIAL
+    original = of_state_dict(keys, facts)
+    if original is not None:
+        return original
     backbone = any(key.removeprefix("module.").startswith("patch_embed.backbone.") for key in keys)
     if backbone or TIMM.knows(keys):
         return DEIT if container == "pth" and facts.get("wrapper") == "model" and not backbone else TIMM

@@ -80,7 +80,7 @@ def test_a_source_is_recognised_by_its_keys(name):
 
 
 def test_deit_is_timm_in_a_wrapper():
-    keys = {"patch_embed.proj.weight"}
+    keys = {"patch_embed.proj.weight", "head.weight"}
     assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.DEIT
     assert names.recognise(keys, "pth", {"wrapper": None}) is names.TIMM
 

@@ -1,0 +1,163 @@
+"""State dicts of the original code of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA and EVA-02, and OpenCLIP's."""
+
+import dataclasses
+import re
+
+from keras_vit.weights import codecs
+from keras_vit.weights.names.official import BLOCK
+from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING, Name, Source
+from keras_vit.weights.names.timm import DEIT, TIMM, dense, norm
+
+_BLOCK = "blocks.{block}."
+_QKV_BIAS = BLOCK + "attention/qkv/bias"
+# A gated MLP as three layers.
+_W1_W2 = {
+    BLOCK + "mlp/dense_1/kernel": Name(
+        (_BLOCK + "mlp.w1.weight", _BLOCK + "mlp.w2.weight"), codecs.Fused(codecs.Transposed(), 2)
+    ),
+    BLOCK + "mlp/dense_1/bias": Name((_BLOCK + "mlp.w1.bias", _BLOCK + "mlp.w2.bias"), codecs.Fused(codecs.Same(), 2)),
+}
+# The two layers of a gated MLP that are one, and the last.
+_GATED = [(r"\.mlp\.w12\.", ".mlp.fc1."), (r"\.mlp\.w3\.", ".mlp.fc2.")]
+# Training files have prefixes, the heads of the pre-training, and tokens in place of masked patches.
+_PREFIXES = ("module.", "backbone.")
+_PRETRAINING = r"(module\.)?(dino_head|ibot_head|head\.(mlp|last_layer))\.|(.*\.)?mask_token$"
+
+DINO = dataclasses.replace(
+    TIMM,
+    name="dino",
+    position_interpolation="bicubic_offset",
+    preprocessing=IMAGENET_PREPROCESSING,
+    ignored=_PRETRAINING,
+    prefixes=_PREFIXES,
+    head_dim=64,
+)
+
+DINOV2_ORIGINAL = dataclasses.replace(
+    DINO,
+    name="dinov2_original",
+    aliases=[
+        *_GATED,
+        (r"^register_tokens$", "reg_token"),
+        # Blocks in chunks, for training on many devices.
+        (r"^blocks\.\d+\.(?=\d+\.)", "blocks."),
+        (r"^linear_head\.", "head."),
+    ],
+    gated_activation="silu",
+)
+
+DINOV3_ORIGINAL = dataclasses.replace(
+    DINO,
+    name="dinov3_original",
+    layer_norm_epsilon=1e-5,
+    preprocessing={**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0},
+    aliases=[*_GATED, (r"^storage_tokens$", "reg_token")],
+    # A norm that only training uses, and rotary positions, which are computed.
+    ignored=_PRETRAINING + r"|(.*\.)?(local_cls_norm\.|rope_embed\.periods$)",
+    spellings={
+        "gated_mlp": _W1_W2,
+        "masked": {_QKV_BIAS: Name((_BLOCK + "attn.qkv.bias", _BLOCK + "attn.qkv.bias_mask"), codecs.Masked())},
+    },
+    gated_activation="silu",
+    head_dim=None,
+)
+
+MAE = dataclasses.replace(DEIT, name="mae", ignored=r"(module\.)?(decoder_|mask_token$)")
+
+IJEPA = dataclasses.replace(MAE, name="ijepa", ignored=r"(?!)")
+
+EVA02 = dataclasses.replace(
+    DEIT,
+    name="eva02",
+    names={
+        **TIMM.names,
+        **norm(BLOCK + "attention/norm", _BLOCK + "attn.inner_attn_ln"),
+        **norm(BLOCK + "mlp/norm", _BLOCK + "mlp.ffn_ln"),
+        _QKV_BIAS: Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue()),
+    },
+    preprocessing=CLIP_PREPROCESSING,
+    aliases=_GATED,
+    ignored=r"(module\.)?(mask_token$|lm_head\.|(.*\.)?rope\.freqs_(cos|sin)$)",
+    spellings={
+        "gated_mlp": _W1_W2,
+        "split": {
+            BLOCK + "attention/qkv/kernel": Name(
+                tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(codecs.Transposed())
+            )
+        },
+    },
+    gated_activation="silu",
+)
+
+_CLIP_BLOCK = "visual.transformer.resblocks.{block}."
+# The text tower, the scale of the loss, and numbers in OpenAI's files.
+_NOT_OF_THE_TOWER = (
+    r"(module\.)?(transformer|token_embedding|positional_embedding|ln_final|text_projection|text|logit_scale|"
+    r"logit_bias|attn_mask|input_resolution|context_length|vocab_size)(\.|$)"
+)
+
+OPENAI_CLIP = Source(
+    "openai_clip",
+    {
+        "patch_embedding/kernel": Name(("visual.conv1.weight",), codecs.TorchConv()),
+        "class_token/tokens": Name(("visual.class_embedding",), codecs.Ones(without=2)),
+        "position_embedding/embeddings": Name(("visual.positional_embedding",), codecs.Ones(without=1)),
+        **norm("norm_before_blocks", "visual.ln_pre"),
+        **norm(BLOCK + "norm_1", _CLIP_BLOCK + "ln_1"),
+        BLOCK + "attention/qkv/kernel": Name((_CLIP_BLOCK + "attn.in_proj_weight",), codecs.Transposed()),
+        _QKV_BIAS: Name((_CLIP_BLOCK + "attn.in_proj_bias",)),
+        **dense(BLOCK + "attention/out", _CLIP_BLOCK + "attn.out_proj"),
+        **norm(BLOCK + "norm_2", _CLIP_BLOCK + "ln_2"),
+        **dense(BLOCK + "mlp/dense_1", _CLIP_BLOCK + "mlp.c_fc"),
+        **dense(BLOCK + "mlp/dense_2", _CLIP_BLOCK + "mlp.c_proj"),
+        **norm("norm", "visual.ln_post"),
+        "projection/kernel": Name(("visual.proj",)),
+    },
+    activation="quick_gelu",
+    layer_norm_epsilon=1e-5,
+    position_interpolation="bicubic_antialias",
+    preprocessing=CLIP_PREPROCESSING,
+    ignored=_NOT_OF_THE_TOWER,
+    prefixes=("module.",),
+)
+
+# With the same keys, and either GELU.
+OPEN_CLIP = dataclasses.replace(OPENAI_CLIP, name="open_clip", activation=None)
+
+# With a tower of timm.
+OPEN_CLIP_TIMM = dataclasses.replace(
+    TIMM,
+    name="open_clip_timm",
+    names={**TIMM.names, "projection/kernel": Name(("visual.head.proj.weight",), codecs.Transposed())},
+    activation=None,
+    layer_norm_epsilon=None,
+    ignored=_NOT_OF_THE_TOWER,
+    prefixes=("module.", "visual.trunk."),
+)
+
+# In order: the first is taken that knows a file's keys and has a key like its pattern.
+_BY_KEYS = {
+    r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
+    # Only pre-training uses the mask token, so timm drops it.
+    r"(^|\.)(register_tokens$|mask_token$(?s:.*)\.ls1\.gamma$)": DINOV2_ORIGINAL,
+    r"rope\.freqs_cos$|\.mlp\.(w1|w12|ffn_ln)\.": EVA02,
+    r"^(module\.)?decoder_pred\.": MAE,
+    r"^(module\.)?visual\.trunk\.": OPEN_CLIP_TIMM,
+    r"^input_resolution$": OPENAI_CLIP,
+    r"^(module\.)?visual\.conv1\.": OPEN_CLIP,
+}
+_BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "encoder": IJEPA}
+
+
+def of_state_dict(keys, facts):
+    """Returns the Source of a state dict of original code, or None."""
+    text = "\n".join(sorted(keys, key=lambda key: key.endswith("ls1.gamma")))
+    for pattern, source in _BY_KEYS.items():
+        if re.search(pattern, text, re.MULTILINE) and source.knows(keys):
+            return source
+    wrapper = facts.get("wrapper")
+    if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].knows(keys):
+        return _BY_WRAPPERS[wrapper]
+    # Unlike MAE's, DeiT's files have a head, and no norm after the mean.
+    of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
+    return MAE if wrapper == "model" and of_mae and MAE.knows(keys) else None

@@ -1,0 +1,160 @@
+"""Files as the original code writes them: in wrappers, with the weights of the pre-training beside the model's."""
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_vit
+from keras_vit.weights import names
+from keras_vit.weights.checkpoint import Checkpoint
+from tests.golden import GOLDEN_FOLDER
+from tests.tiny import build, randomize
+
+MORE = np.ones(3, "float32")
+
+
+def arrays(name):
+    return load_file(GOLDEN_FOLDER / f"{name}.safetensors")
+
+
+def write(path, state):
+    save_file(state, path / "file.safetensors")
+    return path / "file.safetensors"
+
+
+def wrapped(path, **wrappers):
+    torch = pytest.importorskip("torch")
+    tensors = {name: {key: torch.from_numpy(array) for key, array in state.items()} for name, state in wrappers.items()}
+    torch.save({**tensors, "epoch": 3}, path / "file.pth")
+    return path / "file.pth"
+
+
+def features(model, name):
+    io = np.load(GOLDEN_FOLDER / f"{name}.io.npz")
+    return np.abs(keras.ops.convert_to_numpy(model(io["images"])) - io["features"]).max()
+
+
+def prefixed(prefix, state, **more):
+    return {prefix + key: array for key, array in {**state, **more}.items()}
+
+
+def test_a_training_file_of_dino_is_read_as_its_teacher(tmp_path):
+    teacher = prefixed("backbone.", arrays("original_dino")) | {
+        "head.mlp.0.weight": MORE,
+        "head.last_layer.weight_g": MORE,
+    }
+    student = prefixed("module.", {key: array + 1 for key, array in teacher.items()})
+    path = wrapped(tmp_path, student=student, teacher=teacher)
+    model = keras_vit.from_pretrained(path, image_size=(40, 24))
+    assert features(model, "original_dino") < 1e-4 and model.preprocessing.resize_mode == "crop"
+    skipped = keras_vit.load_weights(model, path).skipped
+    assert skipped["student"] == "the file's 'teacher' is read" and "head.mlp.0.weight" in skipped
+
+
+def test_a_training_file_of_ijepa_is_read_as_its_target_encoder(tmp_path):
+    target = prefixed("module.", arrays("original_ijepa"))
+    path = wrapped(tmp_path, encoder={key: array + 1 for key, array in target.items()}, target_encoder=target)
+    model = keras_vit.from_pretrained(path, num_heads=2)
+    assert Checkpoint(path).source is not names.MAE and features(model, "original_ijepa") < 1e-4
+
+
+@pytest.mark.parametrize("wrapper", ["model", "module"])
+def test_eva02_is_read_out_of_its_wrappers(tmp_path, wrapper):
+    path = wrapped(tmp_path, **{wrapper: arrays("original_eva02_split")})
+    assert features(keras_vit.from_pretrained(path), "original_eva02_split") < 1e-4
+
+
+def test_eva02_states_its_rotary_positions_and_is_asked_for_the_rest(tmp_path):
+    state = arrays("original_eva02_packed")
+    twice = {key: array[::-1].copy() if key.endswith("freqs_cos") else array for key, array in state.items()}
+    with pytest.raises(ValueError, match="its rotary positions are neither"):
+        keras_vit.from_pretrained(write(tmp_path, twice))
+    bare = {key: array for key, array in state.items() if "rope" not in key and "fc_norm" not in key}
+    bare |= {"norm.weight": state["fc_norm.weight"], "norm.bias": state["fc_norm.bias"]}
+    with pytest.raises(ValueError, match="Pass num_heads=, pooling=, rotary_grid= to"):
+        keras_vit.from_pretrained(write(tmp_path, bare))
+
+
+def test_periods_of_dinov3_are_compared_with_its_theta(tmp_path):
+    state = arrays("original_dinov3")
+    periods = state["rope_embed.periods"]
+    for factor, fits in ((1 + 2.0**-9, True), (1 - 2.0**-9, True), (1.02, False)):
+        path = write(tmp_path, {**state, "rope_embed.periods": periods * np.float32(factor)})
+        if fits:
+            assert features(keras_vit.from_pretrained(path, image_size=(40, 24)), "original_dinov3") < 1e-4
+            continue
+        with pytest.raises(ValueError, match="'rope_embed.periods' holds other periods, which is not supported"):
+            keras_vit.from_pretrained(path)
+    key = "blocks.0.attn.qkv.bias_mask"
+    with pytest.raises(ValueError, match="bias_mask of 0 for the keys"):
+        keras_vit.from_pretrained(write(tmp_path, {**state, key: 1 - state[key]}))
+    del state["rope_embed.periods"]
+    with pytest.raises(ValueError, match="Pass num_heads="):
+        keras_vit.from_pretrained(write(tmp_path, state))
+
+
+def state_of(model, source, **more):
+    """The weights of a model with a source's keys."""
+    found = {}
+    for weight in model.weights:
+        name = source.find(weight.path.removeprefix(f"{model.name}/"))
+        found |= zip(name.keys, name.codec.to_file(keras.ops.convert_to_numpy(weight), (3, 4)), strict=True)
+    return {key: np.ascontiguousarray(array) for key, array in {**found, **more}.items()}
+
+
+def same(model, again):
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(images)) for m in (model, again)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ({"num_classes": 0}, {}),
+        ({"num_classes": 0}, {"mask_token": MORE, "decoder_pred.weight": MORE, "decoder_blocks.0.norm1.bias": MORE}),
+        ({"pooling": "gap", "norm_after_pooling": True, "class_token": True}, {}),
+    ],
+)
+def test_mae_is_read_with_its_decoder_or_fine_tuned(tmp_path, arguments, more):
+    model = randomize(build(activation="gelu", **arguments))
+    path = wrapped(tmp_path, model=state_of(model, names.MAE, **more))
+    again = keras_vit.from_pretrained(path, num_heads=3)
+    same(model, again)
+    assert Checkpoint(path).source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
+
+
+def test_clip_of_openai_states_its_gelu_and_that_of_others_is_asked_for(tmp_path):
+    clip = {"norm_before_blocks": True, "patch_bias": False, "projection_dim": 7, "num_classes": 0}
+    model = randomize(build(activation="quick_gelu", layer_norm_epsilon=1e-5, **clip))
+    text = {"transformer.resblocks.0.ln_1.weight": MORE, "positional_embedding": MORE, "logit_scale": MORE[0]}
+    state = state_of(model, names.OPENAI_CLIP, **text)
+    number = np.array(224)
+    again = keras_vit.from_pretrained(write(tmp_path, {**state, "input_resolution": number}), num_heads=3)
+    same(model, again)
+    assert again.preprocessing.mean[0] == 0.48145466
+    with pytest.raises(ValueError, match="Pass activation= to"):
+        keras_vit.from_pretrained(write(tmp_path, state), num_heads=3)
+    same(model, keras_vit.from_pretrained(write(tmp_path, state), num_heads=3, activation="quick_gelu"))
+
+
+def test_a_tower_of_timm_in_openclip_is_asked_for_what_it_does_not_state(tmp_path):
+    model = randomize(build(pooling="map", num_classes=0, activation="gelu"))
+    # timm's pooling joins keys and values.
+    keras_vit.save_weights(model, tmp_path / "timm.safetensors", "timm")
+    state = prefixed("visual.trunk.", load_file(tmp_path / "timm.safetensors"))
+    path = write(tmp_path, state | {"text.ln_final.weight": MORE})
+    with pytest.raises(ValueError, match="(?s)preprocessing.*num_heads.*activation.*layer_norm_epsilon"):
+        keras_vit.from_pretrained(path)
+    told = {"num_heads": 3, "activation": "gelu", "layer_norm_epsilon": 1e-6}
+    same(model, keras_vit.from_pretrained(path, preprocessing=keras_vit.Preprocessing(), **told))
+
+
+def test_a_classifier_of_dinov2_reads_the_class_token_and_the_mean(tmp_path):
+    settings = {"layer_scale_init": 0.1, "activation": "gelu", "pooling": "token_gap"}
+    model = randomize(build(**settings))
+    state = prefixed("backbone.", state_of(model, names.DINOV2_ORIGINAL, mask_token=MORE))
+    head = {key.replace("backbone.head", "linear_head"): array for key, array in state.items()}
+    again = keras_vit.from_pretrained(write(tmp_path, head), num_heads=3)
+    same(model, again)
+    assert again.config.pooling == "token_gap"
