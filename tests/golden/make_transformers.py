@@ -4,7 +4,8 @@
     python tests/golden/make_transformers.py [--check] [NAME ...]
 
 With transformers 5.23.0. Each folder is as `save_pretrained` writes it; beside it, NAME.io.npz holds images (NHWC) and
-the logits, or the pooled features and, as tap/..., the tokens after each block. All in float32, with eager attention.
+the logits, or the pooled features and, as tap/..., the tokens after each block, or for images of another size than the
+file's the output alone. All in float32, with eager attention.
 With --check it writes nothing, and runs transformers on the folders that are kept.
 """
 
@@ -23,7 +24,11 @@ CLASSIFIER = {
     "layer_norm_eps": 1e-12,
     **SIZES,
 }
-# The model, its configuration, and how many images it is shown.
+TINY = {**SMALL, "intermediate_size": 48, "num_hidden_layers": 1}
+GATED = {"use_swiglu_ffn": True, "mlp_ratio": 2, "num_labels": 10}
+# (height, width) of images that the files' positions are resized or rotated for.
+OTHER = (40, 24)
+# The model, its configuration, and how many images it is shown, or what it computes for those of another size.
 CASES = {
     "hf_vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**CLASSIFIER), 3),
     "hf_deit_distilled": (
@@ -43,11 +48,38 @@ CASES = {
         transformers.BitConfig(embedding_size=32, hidden_sizes=[128, 256], depths=[2, 1], num_labels=10),
         2,
     ),
+    "hf_clip": (
+        transformers.CLIPVisionModelWithProjection,
+        transformers.CLIPVisionConfig(projection_dim=10, **TINY),
+        lambda module, images: module(images, interpolate_pos_encoding=True).image_embeds,
+    ),
+    "hf_dinov2_gated": (
+        transformers.Dinov2ForImageClassification,
+        transformers.Dinov2Config(**SMALL | GATED),
+        lambda module, images: module(images).logits,
+    ),
+    "hf_dinov3_gated": (
+        transformers.DINOv3ViTModel,
+        transformers.DINOv3ViTConfig(num_register_tokens=2, use_gated_mlp=True, hidden_act="silu", **TINY),
+        lambda module, images: module(images).pooler_output,
+    ),
+    "hf_ijepa": (
+        transformers.IJepaForImageClassification,
+        transformers.IJepaConfig(num_labels=10, **TINY),
+        lambda module, images: module(images, interpolate_pos_encoding=True).logits,
+    ),
+    "hf_mae": (
+        transformers.ViTMAEModel,
+        transformers.ViTMAEConfig(mask_ratio=0.0, **TINY),
+        lambda module, images: module(images, interpolate_pos_encoding=True).last_hidden_state[:, 0],
+    ),
 }
 
 
-def answers(module, images):
+def answers(module, images, output):
     with torch.no_grad():
+        if callable(output):
+            return {"features": output(module.eval(), images).numpy()}
         output = module.eval()(images, output_hidden_states=True)
     if "logits" not in output:
         taps = {f"tap/block_{i:02d}": x for i, x in enumerate(output.hidden_states[1:])}
@@ -72,17 +104,19 @@ def draw(module, generator):
 
 args = arguments()
 for name in args.names or CASES:
-    kind, config, batch = CASES[name]
+    kind, config, output = CASES[name]
     path, options = HERE / f"{name}.io.npz", {"attn_implementation": "eager"}
     if args.check:
         io = dict(np.load(path))
         images = torch.from_numpy(io.pop("images")).permute(0, 3, 1, 2)
-        compare(name, io, answers(kind.from_pretrained(HERE / name, **options), images))
+        compare(name, io, answers(kind.from_pretrained(HERE / name, **options), images, output))
         continue
     generator = torch.Generator().manual_seed(0)
     module = kind._from_config(config, **options)
     draw(module, generator)
     module.save_pretrained(HERE / name)
-    size = (64, 96) if config.model_type == "bit" else (SIZES["image_size"], SIZES["image_size"])
+    batch, size = (2, OTHER) if callable(output) else (output, (SIZES["image_size"],) * 2)
+    if config.model_type == "bit":
+        size = (64, 96)
     images = torch.randn((batch, 3, *size), generator=generator)
-    np.savez_compressed(path, images=images.permute(0, 2, 3, 1).numpy(), **answers(module, images))
+    np.savez_compressed(path, images=images.permute(0, 2, 3, 1).numpy(), **answers(module, images, output))

@@ -71,16 +71,21 @@ GOLDEN = {
     "timm_bit.safetensors": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
     "hf_bit": ({"image_size": (64, 96)}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
 }
-# What state dicts of original code, without their wrappers, do not tell.
-ORIGINAL = {
-    "original_clip": {"num_heads": 2, "activation": "quick_gelu"},
-    "original_dino": {"source": "dino"},
-    "original_dinov2": {},
-    "original_dinov2_registers": {},
-    "original_dinov3": {},
-    "original_eva02_packed": {},
-    "original_eva02_split": {},
-    "original_ijepa": {"source": "ijepa", "num_heads": 2},
+# What files of other code, and state dicts without their wrappers, do not tell.
+RESIZED = {
+    "hf_clip": {},
+    "hf_dinov2_gated": {},
+    "hf_dinov3_gated": {},
+    "hf_ijepa": BARE,
+    "hf_mae": {},
+    "original_clip.safetensors": {"num_heads": 2, "activation": "quick_gelu"},
+    "original_dino.safetensors": {"source": "dino"},
+    "original_dinov2.safetensors": {},
+    "original_dinov2_registers.safetensors": {},
+    "original_dinov3.safetensors": {},
+    "original_eva02_packed.safetensors": {},
+    "original_eva02_split.safetensors": {},
+    "original_ijepa.safetensors": {"source": "ijepa", "num_heads": 2},
 }
 # The references' names of activations inside, where the models compute the same.
 TAPS = {
@@ -173,11 +178,11 @@ def test_golden_files_at_other_sizes(name):
             np.testing.assert_allclose(logits, io[f"logits_{height}x{width}"], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_files_of_original_code_at_the_size_of_its_images_and_of_any(name):
-    path, io = golden(f"{name}.safetensors")
+@pytest.mark.parametrize("name", RESIZED)
+def test_golden_files_at_another_size_and_of_any(name):
+    path, io = golden(name)
     for image_size in (io["images"].shape[1:3], (None, None)):
-        model = keras_vit.from_pretrained(path, image_size=image_size, **ORIGINAL[name])
+        model = keras_vit.from_pretrained(path, image_size=image_size, **RESIZED[name])
         actual = keras.ops.convert_to_numpy(model(io["images"]))
         np.testing.assert_allclose(actual, io["features"], atol=1e-4)
 
