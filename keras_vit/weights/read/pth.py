@@ -1,4 +1,4 @@
-"""PyTorch files, read only by torch's weights_only loader, which runs no code."""
+"""PyTorch files, read by torch's weights_only loader or as the tensors of TorchScript: no code in them is run."""
 
 import os
 import pickle
@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.torchscript import read_tensors
 
 # In order of choice: a teacher or target encoder before the model that learns from it.
 _WRAPPERS = ("model", "state_dict", "module", "teacher", "target_encoder", "student", "encoder")
@@ -42,6 +43,9 @@ class PthFile(WeightsFile):
         if zipped:
             self._check_archive()
             self.verified = True
+        if zipped and self._is_torchscript():
+            with refusing_damage(self.path):
+                return read_tensors(self.path)
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -56,13 +60,16 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks the checksums, which torch does not, and keeps TorchScript from torch's other loader."""
+        """Checks the checksums, which torch does not."""
         with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
-            if any(name.endswith("constants.pkl") for name in archive.namelist()):
-                raise refuse(self.path, "it is a TorchScript program, not a state dict")
             damaged = archive.testzip()
         if damaged is not None:
             raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
+
+    def _is_torchscript(self):
+        """Returns whether torch would give the file to its other loader, which runs its program."""
+        with zipfile.ZipFile(self.path) as archive:
+            return any(name.endswith("constants.pkl") for name in archive.namelist())
 
     def _entry(self, key, tensor):
         import torch

@@ -116,11 +116,25 @@ def test_a_member_swapped_for_a_pickle_is_refused(path, state, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_torchscript_is_refused(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("data.pkl", "constants.pkl", "code/__torch__.py"):
-            archive.writestr(f"file/{name}", b"")
-    assert "TorchScript" in refusal(path)
+def test_tensors_of_torchscript_are_read_without_its_program(path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.BatchNorm1d(3))).half()
+    torch.jit.script(module).save(path)
+    file = open_checkpoint(path)
+    expected = {key: tensor for key, tensor in module.state_dict().items() if tensor.ndim}
+    assert set(file.entries) == set(module.state_dict()) and file.facts["wrapper"] is None
+    for key, array in file.read(expected):
+        np.testing.assert_array_equal(array, expected[key].float().numpy())
+    del file
+
+
+def test_torchscript_of_anything_but_tensors_and_modules_is_refused(path, tmp_path):
+    mark = tmp_path / "ran"
+    for pickled in (pickle.dumps(Bomb(mark), 2), b"", pickle.dumps({"w": 1}, 2)):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("file/data.pkl", pickled)
+            archive.writestr("file/constants.pkl", b"")
+        refusal(path)
+        assert not mark.exists()
 
 
 @pytest.mark.parametrize(

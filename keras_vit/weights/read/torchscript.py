@@ -1,0 +1,78 @@
+"""The tensors of a TorchScript archive, such as OpenAI's CLIP files, without loading or running its program."""
+
+import collections
+import pickle
+import zipfile
+
+# torch's dtypes by the names of its storages.
+_DTYPES = {
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "DoubleStorage": "float64",
+    "LongStorage": "int64",
+}
+_LISTS = ("build_intlist", "build_boollist", "build_doublelist", "build_tensorlist")
+
+
+def read_tensors(path):
+    """Returns the parameters and buffers of the archive's module by name, as torch tensors."""
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(name) as file:
+            module = _Unpickler(file, archive, name.removesuffix(".pkl")).load()
+    return dict(_tensors(module, ""))
+
+
+class _Module:
+    """Stands for every class of the program: it only keeps the values of its fields."""
+
+    def __setstate__(self, state):
+        self.fields = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds tensors, lists and `_Module`s, and nothing else."""
+
+    def __init__(self, file, archive, folder):
+        super().__init__(file)
+        self._archive, self._folder = archive, folder
+
+    def find_class(self, module, name):
+        if module.split(".")[0] == "__torch__":
+            return _Module
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        known = {
+            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("collections", "OrderedDict"): collections.OrderedDict,
+        }
+        known |= {("torch.jit._pickle", each): list for each in _LISTS}
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is neither a tensor nor a module")
+        return known[module, name]
+
+    def persistent_load(self, pid):
+        import torch
+
+        _, dtype, key, *_ = pid
+        if self._archive.getinfo(f"{self._folder}/{key}").compress_type != zipfile.ZIP_STORED:
+            raise pickle.UnpicklingError(f"its array {key!r} is compressed, which could need any amount of memory")
+        data = bytearray(self._archive.read(f"{self._folder}/{key}"))
+        return (
+            torch.frombuffer(data, dtype=getattr(torch, dtype)) if data else torch.empty(0, dtype=getattr(torch, dtype))
+        )
+
+
+def _tensor(storage, offset, size, stride, *_):
+    return storage.as_strided(tuple(size), tuple(stride), offset)
+
+
+def _tensors(module, prefix):
+    import torch
+
+    for name, value in (module.fields if isinstance(module, _Module) else {}).items():
+        if isinstance(value, torch.Tensor):
+            yield prefix + name, value
+        else:
+            yield from _tensors(value, f"{prefix}{name}.")
