@@ -47,6 +47,9 @@ def from_pretrained(
     a timm folder, they follow from its architecture's name and its `model_args`; unsupported ones are refused. The
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
+    Without a head, the output is the one that its code pools: transformers' `pooler_output`, `image_embeds` of CLIP
+    with a projection, the normed class token where there is no pooler (MAE, DeiT), the mean of the patches of I-JEPA.
+
     Args:
         path: Path or hub's name as in `load_weights`, or the name of a published checkpoint, such as
             "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.

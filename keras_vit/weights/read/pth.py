@@ -1,5 +1,6 @@
 """PyTorch files, read by torch's weights_only loader or as the tensors of TorchScript: no code in them is run."""
 
+import argparse
 import os
 import pickle
 import re
@@ -46,6 +47,8 @@ class PthFile(WeightsFile):
         if zipped and self._is_torchscript():
             with refusing_damage(self.path):
                 return read_tensors(self.path)
+        # The options of a training run, which many files hold beside the weights: names and values, and no code.
+        torch.serialization.add_safe_globals([argparse.Namespace])
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)

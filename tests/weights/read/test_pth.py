@@ -1,3 +1,4 @@
+import argparse
 import builtins
 import io
 import os
@@ -48,7 +49,7 @@ def refusal(path):
 
 @pytest.mark.parametrize("wrapper", [None, "model", "state_dict", "module", "teacher", "target_encoder"])
 def test_a_state_dict_is_read_bare_and_out_of_its_wrapper(path, save, state, arrays, wrapper):
-    more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300}
+    more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300, "args": argparse.Namespace(lr=0.1)}
     save(state if wrapper is None else {wrapper: state, **more})
     checkpoint = open_checkpoint(path)
     assert checkpoint.container == "pth" and checkpoint.facts == {"wrapper": wrapper, "others": []}
