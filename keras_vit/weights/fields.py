@@ -160,6 +160,10 @@ def settings(checkpoint):
     found |= {name: getattr(source, name) for name in _settings_of_resnet(checkpoint.weights)}
     gated = source.gated_activation if is_gated(checkpoint.weights) else None
     found["activation"] = gated or source.activation
+    either = source.name == "clip" or (source.name == "dinov3" and is_gated(checkpoint.weights))
+    if either and checkpoint.file.container != "huggingface":
+        # Only the config.json of its folder tells.
+        found["activation"] = None
     if source.name == "timm" and "norm_before_blocks/gamma" in checkpoint.weights:
         found["layer_norm_epsilon"] = 1e-5
     if "hidden_act" in config and not gated:
@@ -341,7 +345,8 @@ def _add_num_heads(checkpoint, found):
     if "num_heads" in fields or "num_heads" in found.unknown:
         return
     dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
-    known = checkpoint.source.name != "dinov3_original"
+    # Some of DINOv3 have the sizes of others.
+    known = not checkpoint.source.name.startswith("dinov3")
     published = variants.num_heads_of(*dims, fields.get("gated_mlp", False)) if known else None
     if published is None:
         found.unknown["num_heads"] = "no published model has these widths and depth"

@@ -242,6 +242,17 @@ def test_two_models_of_timm_with_the_same_arrays_are_not_told_apart(tmp_path, mo
     assert again.config == model.config
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"), [("hf_clip", "activation="), ("hf_dinov3_gated", "num_heads=, activation=")]
+)
+def test_what_only_a_folder_tells_is_asked_for_its_file_alone(monkeypatch, name, asked):
+    monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 4)
+    path = GOLDEN_FOLDER / name / "model.safetensors"
+    with pytest.raises(ValueError, match=f"Pass {asked} to"):
+        keras_vit.from_pretrained(path)
+    assert keras_vit.from_pretrained(path, num_heads=4, activation="silu").config.activation == "silu"
+
+
 def test_our_own_file_holds_the_record(tmp_path):
     changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": None}
     model = randomize(build(**changes, class_names=list("abcde"), classifier_activation="softmax"))
