@@ -47,7 +47,7 @@ def upload(name, model, format, write):
     if found is None:
         raise arguments.invalid("path", "a path, or hf://owner/name[@branch][/file or folder]", name)
     repo, revision = found["repo"], found["revision"]
-    file = {"huggingface": "", "timm": "model.safetensors"}.get(format, f"{repo.partition('/')[2]}.npz")
+    file = "" if format in ("huggingface", "timm") else f"{repo.partition('/')[2]}.npz"
     api = _client("huggingface_hub").HfApi()
     with tempfile.TemporaryDirectory() as draft:
         path = Path(draft, found["inside"] or file)

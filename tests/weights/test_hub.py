@@ -296,7 +296,7 @@ def test_a_missing_package_is_named(package, name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "format, file", [("huggingface", "config.json"), ("timm", "model.safetensors"), ("npz", "tiny.npz")]
+    "format, file", [("huggingface", "config.json"), ("timm", "config.json"), ("npz", "tiny.npz")]
 )
 def test_an_upload_can_be_read_again(hub, format, file):
     model = randomize(build(activation="gelu", class_names=["a", "b", "c", "d", "e"]))
@@ -307,7 +307,7 @@ def test_an_upload_can_be_read_again(hub, format, file):
     card = files["README.md"].decode()
     assert f'keras_vit.from_pretrained("{TINY}")' in card and "16 x 16" in card and "a, b, c, d, e" in card
     assert f"{model.count_params():,}" in card and "std 0.5" in card and "pipeline_tag: image-classification" in card
-    library = {"huggingface": "transformers"}.get(format, "keras-vit")
+    library = {"huggingface": "transformers", "timm": "timm"}.get(format, "keras-vit")
     assert f"library_name: {library}\n" in card
     assert ('AutoModelForImageClassification.from_pretrained("user/tiny")' in card) == (format == "huggingface")
 
