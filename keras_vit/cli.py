@@ -186,7 +186,7 @@ def build_parser():
     help = "write a checkpoint in another code base's format"
     add = command("convert", _convert, help, SOURCE | MODEL, actions).add_argument
     add("source_path", metavar="SRC", help="a file, a folder, a name from `weights list`, or hf://owner/name")
-    add("target_path", metavar="DST", help="the file to write; a folder for huggingface or timm; or hf://owner/name to upload")
+    add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
     help = "activation or layer_norm_epsilon may differ"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)

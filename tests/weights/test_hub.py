@@ -295,9 +295,7 @@ def test_a_missing_package_is_named(package, name, monkeypatch):
         keras_vit.from_pretrained(name)
 
 
-@pytest.mark.parametrize(
-    "format, file", [("huggingface", "config.json"), ("timm", "config.json"), ("npz", "tiny.npz")]
-)
+@pytest.mark.parametrize("format, file", [("huggingface", "config.json"), ("timm", "config.json"), ("npz", "tiny.npz")])
 def test_an_upload_can_be_read_again(hub, format, file):
     model = randomize(build(activation="gelu", class_names=["a", "b", "c", "d", "e"]))
     keras_vit.save_weights(model, TINY, format=format, allow=("activation", "layer_norm_epsilon"))
