@@ -238,7 +238,7 @@ class TransformersModel:
         config = getattr(module.config, "vision_config", module.config)
         if hasattr(config, "image_size"):
             return (config.image_size,) * 2
-        return (96, 96) if self.shallow else (448, 448)
+        return (self.processor["crop_size"]["height"],) * 2
 
     def outputs(self, module, images):
         """Returns {what: arrays}: the logits, or else each of the features that may be the model's outputs."""

@@ -7,7 +7,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
-from keras_vit.weights import rotary
+from keras_vit.weights import preprocessing, rotary
 from keras_vit.weights.model import SETTINGS
 
 # Activation names in other code bases, by the name here.
@@ -43,6 +43,10 @@ def image_size(checkpoint):
         said = (checkpoint.facts.get("timm") or {}).get("input_size")
         said = said[1:] if isinstance(said, (tuple, list)) else said
         said = _model_args(checkpoint).get("img_size") or said
+    preprocessor = checkpoint.facts.get("preprocessor")
+    if said is None and isinstance(preprocessor, dict) and "patch_embedding/kernel" not in checkpoint.weights:
+        # The config.json of a BiT has no size.
+        said = preprocessing.size_of_images(checkpoint.path, preprocessor)
     found = _checked(checkpoint, lambda name, value: arguments.image_size(value), "image_size", said)
     return None if found == (None, None) else found
 

@@ -119,6 +119,12 @@ def of_huggingface(path, preprocessor, config):
     }
 
 
+def size_of_images(path, preprocessor):
+    """Returns the side of the square images that a preprocessor_config.json makes, or None if it is not stated."""
+    name = "crop_size" if preprocessor.get("do_center_crop") else "size"
+    return _side(path, name, preprocessor.get(name))
+
+
 def _by_pillow(interpolation):
     """Returns the antialiasing: Pillow antialiases with all filters except "nearest"."""
     return {} if interpolation == "nearest" else {"antialias": True}

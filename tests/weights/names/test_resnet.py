@@ -34,6 +34,15 @@ def test_a_folder_of_timm_tells_all(tmp_path, name):
     )
 
 
+@pytest.mark.parametrize(
+    "preprocessor", [{"crop_size": {"height": 64, "width": 64}, "do_center_crop": True}, {"size": 64}]
+)
+def test_a_folder_of_transformers_tells_the_size_of_bits_images(tmp_path, preprocessor):
+    shutil.copytree(GOLDEN_FOLDER / "hf_bit", tmp_path / "bit")
+    (tmp_path / "bit" / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    assert keras_vit.from_pretrained(tmp_path / "bit").config.image_size == (64, 64)
+
+
 @pytest.mark.parametrize("name", ["timm_hybrid", "timm_bit"])
 def test_a_bare_state_dict_of_timm_asks_for_the_preprocessing(name):
     with pytest.raises(ValueError, match="(?s)Pass .*preprocessing= .*timm.* models differ in it"):
