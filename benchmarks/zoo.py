@@ -13,14 +13,13 @@ Results go to results/zoo.json; an interrupted run resumes.
 
 import argparse
 import collections
+import contextlib
 import fnmatch
 import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -35,8 +34,6 @@ LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
 # Characters of an error that are kept.
 MESSAGE = 200
-# A process for each model, since memory is not given back; with 2 blocks, imports take longest.
-SHALLOW_BATCH = 20
 REFUSALS = (ValueError, OSError, ImportError)
 
 _IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -366,34 +363,31 @@ def row_of(name, shallow=False):
 
 
 def rows_of(names, shallow, seconds):
-    """Yields the row of each name, from processes that do one name, or a batch of shallow ones."""
-    names = list(names)
-    while names:
-        batch = names[: SHALLOW_BATCH if shallow else 1]
-        command = [sys.executable, __file__, *(["--shallow"] if shallow else []), "--worker", *batch]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        errors = []
-        reader = threading.Thread(target=lambda p=process, e=errors: e.append(p.stderr.read()))
-        reader.start()
-        for name in batch:
-            late = threading.Event()
-            timer = threading.Timer(seconds, lambda p=process, late=late: (late.set(), p.kill()))
-            timer.start()
-            # Other prints of the peers are no rows.
-            line = next((line for line in process.stdout if line.startswith('{"name"')), None)
-            timer.cancel()
-            names.remove(name)
-            if line:
-                yield json.loads(line)
-                continue
-            process.wait()
-            reader.join()
-            last = (errors[0].strip() or f"exit status {process.returncode}").splitlines()[-1]
-            message = f"more than {seconds:g} s" if late.is_set() else last[:MESSAGE]
-            yield {"name": name, "kind": "process", "outcome": "crashed", "message": message}
-            break
-        process.wait()
-        reader.join()
+    """Yields the row of each name, from a process of its own, since memory is not given back."""
+    # Forked after the imports, which take longer than most models.
+    import keras_vit  # noqa: F401
+    from tests.peers import peer
+
+    peer("timm.models"), peer("transformers")
+    context = multiprocessing.get_context("fork")
+    for name in names:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send_row, args=(sender, name, shallow))
+        process.start()
+        sender.close()
+        late, row = not receiver.poll(seconds), None
+        if late:
+            process.kill()
+        else:
+            with contextlib.suppress(EOFError):
+                row = json.loads(receiver.recv_bytes())
+        process.join()
+        message = f"more than {seconds:g} s" if late else f"exit status {process.exitcode}"
+        yield row or {"name": name, "kind": "process", "outcome": "crashed", "message": message}
+
+
+def _send_row(sender, name, shallow):
+    sender.send_bytes(json.dumps(row_of(name, shallow)).encode())
 
 
 def family_of(name):
@@ -448,17 +442,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="*", help="names that match this pattern, which are run again")
     parser.add_argument("--again", action="store_true", help="run finished rows again")
-    parser.add_argument("--shallow", action="store_true", help="2 blocks each, many models in a process")
+    parser.add_argument("--shallow", action="store_true", help="2 blocks each")
     parser.add_argument("--summary", action="store_true", help="print outcomes and reasons by family; run nothing")
     parser.add_argument("--seconds", type=float, default=900, help="time limit for a model (default: 900)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "zoo.json")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ["KERAS_VIT_PEERS"] = "1"
-    if args.worker:
-        for name in args.worker:
-            print(json.dumps(row_of(name, args.shallow)), flush=True)
-        return
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"rows": []}
     rows = {row["name"]: row for row in results["rows"]}
     if args.summary:
