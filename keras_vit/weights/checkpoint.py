@@ -4,12 +4,14 @@ import contextlib
 import functools
 import math
 import numbers
+import os
 from typing import NamedTuple
 
 from keras_vit import arguments
 from keras_vit.config import total_stride
 from keras_vit.weights import fields, hub, names, preprocessing, timm_models
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
+from keras_vit.weights.published import SOURCES_OF_FILES
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.read.folders import ShardedFile
@@ -104,6 +106,9 @@ class Checkpoint:
     def _source(self, source):
         if source is not None:
             return names.SOURCES[arguments.one_of("source", source, names.SOURCES)]
+        published = names.SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(self.path)))
+        if published is not None and published.knows(self.file.entries):
+            return published
         found = names.recognise(self.file.entries, self.file.container, self.facts)
         if found is None:
             raise ValueError(

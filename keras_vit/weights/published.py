@@ -9,6 +9,7 @@ from keras_vit.weights import names
 
 _GOOGLE = "https://storage.googleapis.com"
 _META = "https://dl.fbaipublicfiles.com"
+_OPENAI = "https://openaipublic.azureedge.net/clip/models"
 
 
 class Row(NamedTuple):
@@ -21,7 +22,7 @@ class Row(NamedTuple):
     # Without a classifier: the recipe or the images alone; "reg4": with registers.
     tag: str
     url: str
-    # "official", "bit" or "deit", whose format other files of Meta have too.
+    # As in `load_weights`.
     source: str
     # None if unpublished; DeiT file names contain the first digits.
     sha256: str | None
@@ -45,8 +46,7 @@ class Row(NamedTuple):
     @property
     def preprocessing(self):
         """The `keras_vit.Preprocessing` that its model expects."""
-        constants = {"mean": self.mean, "std": self.std, "interpolation": self.interpolation}
-        return Preprocessing(**constants, crop_fraction=self.crop_fraction)
+        return Preprocessing(**names.SOURCES[self.source].preprocessing)
 
 
 # The ViT paper (arXiv 2010.11929): files by folder, with any published accuracy: at 384 pixels from table 5, at 224
@@ -132,7 +132,14 @@ _DEIT = (
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
 _DINOV2 = (("DINOv2S14", "vits14"), ("DINOv2B14", "vitb14"), ("DINOv2L14", "vitl14"), ("DINOv2G14", "vitg14"))
-_MAE_LICENSE = "CC-BY-NC-4.0"
+# CLIP (arXiv 2103.00020): the SHA-256 is part of the addresses.
+_CLIP = (
+    ("CLIPB32", "openai", 224, "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32"),
+    ("CLIPB16", "openai", 224, "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16"),
+    ("CLIPL14", "openai", 224, "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14"),
+    ("CLIPL14", "openai_336", 336, "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px"),
+)
+_LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 
 
 def _published():
@@ -166,15 +173,17 @@ def _published():
     for architecture, tag, file, digits, accuracy in _DEIT:
         yield architecture, tag, "deit", f"{_META}/deit/{file}-{digits}.pth", int(file[-3:]), 1000, accuracy
     for architecture, size, accuracy in _MAE:
-        yield architecture, "mae", "deit", f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth", 224, 0, None
+        yield architecture, "mae", "mae", f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth", 224, 0, None
         tuned = f"{_META}/mae/finetune/mae_finetuned_vit_{size}.pth"
-        yield architecture, "mae_imagenet2012", "deit", tuned, 224, 1000, accuracy
+        yield architecture, "mae_imagenet2012", "mae", tuned, 224, 1000, accuracy
     for architecture, file in _DINO:
-        yield architecture, "dino", "deit", f"{_META}/dino/dino_{file}_pretrain/dino_{file}_pretrain.pth", 224, 0, None
+        yield architecture, "dino", "dino", f"{_META}/dino/dino_{file}_pretrain/dino_{file}_pretrain.pth", 224, 0, None
     for architecture, file in _DINOV2:
         for tag, reg in (("lvd142m", ""), ("lvd142m_reg4", "_reg4")):
             url = f"{_META}/dinov2/dinov2_{file}/dinov2_{file}{reg}_pretrain.pth"
-            yield architecture, tag, "deit", url, 518, 0, None
+            yield architecture, tag, "dinov2_original", url, 518, 0, None
+    for architecture, tag, resolution, path in _CLIP:
+        yield architecture, tag, "openai_clip", f"{_OPENAI}/{path}.pt", resolution, 0, None
 
 
 def _of_augreg(model):
@@ -202,7 +211,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         tag=tag,
         url=url,
         source=source,
-        sha256=None,
+        sha256=folder_and_file(url)[0] if source == "openai_clip" else None,
         sha256_prefix=digits and digits[1],
         resolution=resolution,
         num_classes=num_classes,
@@ -211,7 +220,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         interpolation=constants["interpolation"],
         crop_fraction=constants["crop_fraction"],
         accuracy=accuracy,
-        license=_MAE_LICENSE if "/mae/" in url else "Apache-2.0",
+        license=_LICENSES.get(source, "Apache-2.0"),
         filename="-".join(folder_and_file(url)) if _FILES.count(file) > 1 else file,
     )
 
@@ -224,3 +233,5 @@ _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
 # The first digits of the SHA-256, by the name of the file as published.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
+# The source of a published file, by its name; of those of DINO and MAE the keys tell less.
+SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

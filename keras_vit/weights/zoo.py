@@ -18,7 +18,7 @@ from keras_vit.weights.published import ROWS, Row, folder_and_file
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
 # Family, size and patch size in the name of a builder.
-_ARCHITECTURE = r"(ViT|DeiT|DINOv2)([A-Za-z]+)(\d+)"
+_ARCHITECTURE = r"(ViT|DeiT|DINOv2|CLIP)([A-Za-z]+)(\d+)"
 
 
 def list_weights(architecture: str | None = None) -> list[Row]:

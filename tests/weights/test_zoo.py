@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import Preprocessing
 from keras_vit.weights import names, zoo
 from keras_vit.weights.download import DownloadError
 from keras_vit.weights.model import heads_of, sizes_of, weights_of
@@ -94,7 +95,7 @@ def test_names_files_and_addresses_are_unique():
 def test_a_row_agrees_with_itself(row):
     assert row.name == f"{row.architecture}.{row.tag}"
     assert zoo.find(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
-    backbones = {"mae": 224, "dino": 224, "lvd142m": 518, "lvd142m_reg4": 518}
+    backbones = {"mae": 224, "dino": 224, "lvd142m": 518, "lvd142m_reg4": 518, "openai": 224, "openai_336": 336}
     if row.tag in backbones:
         assert (row.num_classes, row.resolution, row.accuracy) == (0, backbones[row.tag], None)
     else:
@@ -104,17 +105,20 @@ def test_a_row_agrees_with_itself(row):
         assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
         assert row.source == "bit" or row.resolution == int(tag[3] or 224)
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
-    assert row.license == ("CC-BY-NC-4.0" if row.tag.startswith("mae") else "Apache-2.0")
-    assert re.fullmatch(r"[\w.+-]+\.(npz|pth)", row.filename)
+    assert row.license == {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}.get(row.source, "Apache-2.0")
+    assert re.fullmatch(r"[\w.+-]+\.(npz|pth|pt)", row.filename)
     assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
     assert re.fullmatch(r"https://[\w.%/-]+", row.url)
-    assert row.sha256 is None or re.fullmatch("[0-9a-f]{64}", row.sha256)
+    assert (row.sha256 is not None) == (row.source == "openai_clip")
+    assert row.sha256 is None or (re.fullmatch("[0-9a-f]{64}", row.sha256) and row.sha256 in row.url)
     assert (row.sha256_prefix is not None) == row.architecture.startswith("DeiT")
     if row.sha256_prefix:
         assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
         assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
         assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
-    if row.source == "deit":
+    if row.source == "openai_clip":
+        assert (row.interpolation, row.preprocessing.resize_mode) == ("bicubic", "crop")
+    elif row.source in ("deit", "mae", "dino", "dinov2_original"):
         assert (row.mean, row.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         assert (row.interpolation, row.crop_fraction) == ("bicubic", 0.875)
     else:
@@ -201,7 +205,7 @@ def test_a_list_may_be_changed():
 def test_table_is_aligned():
     lines = zoo.table(ROWS).splitlines()
     assert len(lines) == 1 + len(ROWS)
-    licenses = {re.search("Apache-2.0|CC-BY-NC-4.0", line).start() for line in lines[1:]}
+    licenses = {re.search("Apache-2.0|CC-BY-NC-4.0|MIT", line).start() for line in lines[1:]}
     assert licenses == {lines[0].index("license")}
     assert lines[1].split() == ["ViTB8.imagenet21k", "103M", "224", "21,843", "-", "Apache-2.0", "official"]
     assert max(map(len, lines)) <= 120
@@ -327,8 +331,9 @@ def test_a_flipped_bit_of_an_archive_never_gets_its_name(server, home):
 @pytest.mark.parametrize("row", zoo.list_weights(), ids=lambda row: row.name)
 def test_a_row_says_what_its_source_does(row):
     preprocessing = names.SOURCES[row.source].preprocessing
-    for key, value in preprocessing.items():
-        assert np.all(np.asarray(getattr(row, key)) == value), key
+    assert row.preprocessing == Preprocessing(**preprocessing)
+    for key in ("mean", "std", "interpolation", "crop_fraction"):
+        assert np.all(np.asarray(getattr(row, key)) == preprocessing[key]), key
 
 
 def test_a_damaged_file_in_the_cache_is_refused_and_had_anew_when_deleted(server, home):
