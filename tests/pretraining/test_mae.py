@@ -114,7 +114,7 @@ def test_decoder_follows_the_encoder_by_default():
 
 
 def test_refuses_what_breaks_its_promise():
-    with pytest.raises(ValueError, match='without position_embedding="relative"'):
+    with pytest.raises(ValueError, match="without relative or rotary positions"):
         MAE(tiny.build(position_embedding="relative"))
     with pytest.raises(ValueError, match="without a ResNet below"):
         MAE(tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
