@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from keras_vit import arguments
 from keras_vit.config import total_stride
-from keras_vit.weights import fields, hub, names, preprocessing, timm_models
+from keras_vit.weights import fields, hub, names, preprocessing, rotary, timm_models
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.published import SOURCES_OF_FILES
 from keras_vit.weights.read import check_sha256, open_checkpoint
@@ -67,6 +67,8 @@ class Checkpoint:
         self.says_grid = False
         self.num_prefix_positions, self.grid_size = self._positions(grid_size)
         self.position_interpolation = self._position_interpolation()
+        # The fields of rotary positions, and {field: reason} for those that stay unknown.
+        self.rotary, self.unknown_rotary = rotary.of_checkpoint(self)
         self.settings = fields.settings(self)
         self.preprocessing, self.says_preprocessing = preprocessing.of_checkpoint(self)
         self.sizes = fields.sizes(self)
@@ -93,7 +95,7 @@ class Checkpoint:
         return {**config, **inner} if isinstance(inner, dict) else config
 
     def _of_timm(self):
-        if "config" in self.own or self.source.name not in ("timm", "deit"):
+        if "config" in self.own or self.source.name not in ("timm", "deit", "open_clip_timm"):
             return {}, {}
         if self.file.container == "timm":
             found = timm_models.of_folder(self.path, self.config)

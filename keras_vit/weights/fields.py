@@ -177,9 +177,13 @@ def settings(checkpoint):
         found["layer_norm_epsilon"] = _checked(checkpoint, arguments.epsilon, "layer_norm_eps", epsilon)
     if "pre_logits/kernel" in checkpoint.weights:
         _known(checkpoint, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
-    if "rotary_embedding" in checkpoint.of_timm:
-        found["rotary_embedding"] = checkpoint.of_timm["rotary_embedding"] or "none"
-        found["rotary_grid"] = list(checkpoint.of_timm["rotary_grid"] or ())
+    if "patch_embedding/kernel" in checkpoint.weights:
+        found["position_embedding"] = _fixed_positions(checkpoint)
+        if "rotary_embedding" in checkpoint.rotary:
+            # None is unknown.
+            found["rotary_embedding"] = checkpoint.rotary["rotary_embedding"] or "none"
+        if "rotary_grid" in checkpoint.rotary:
+            found["rotary_grid"] = list(checkpoint.rotary["rotary_grid"] or ())
     qkv_bias = checkpoint.source.find("block_00/attention/qkv/bias")
     if "block_00/attention/qkv/bias" in checkpoint.weights and not qkv_bias.codec.without_keys:
         found["key_bias"] = True
@@ -334,14 +338,10 @@ def _add_preprocessing(checkpoint, found):
 
 
 def _add_timm(checkpoint, found):
-    """Adds what the name of timm's model tells, and leaves to its caller what no name tells."""
-    for name in ("rotary_embedding", "rotary_grid"):
-        if name in checkpoint.of_timm:
-            found.fields[name] = checkpoint.of_timm[name]
-    if checkpoint.source.name in ("timm", "deit"):
-        found.unknown.update(checkpoint.unknown_of_timm)
-        for name in checkpoint.unknown_of_timm:
-            found.fields.pop(name, None)
+    """Leaves to its caller what neither the arrays nor the name of timm's model tell."""
+    found.unknown.update(checkpoint.unknown_of_timm)
+    for name in checkpoint.unknown_of_timm:
+        found.fields.pop(name, None)
 
 
 def _add_num_heads(checkpoint, found):
@@ -388,19 +388,23 @@ def _add_positions(checkpoint, found):
     fields = found.fields
     if checkpoint.image_size is not None:
         fields["image_size"] = checkpoint.image_size
-    rotary.add_fields(checkpoint, found)
-    if "rotary_embedding" in fields and "position_embedding" in fields:
-        return
+    fields.update(checkpoint.rotary)
+    found.unknown.update(checkpoint.unknown_rotary)
     if "position_embedding/embeddings" in checkpoint.weights:
         if checkpoint.image_size is None and checkpoint.grid_size is not None:
             stride = total_stride(fields["stages"]) if "stages" in fields else 1
             pairs = zip(checkpoint.grid_size, fields["patch_size"], strict=True)
             fields["image_size"] = tuple(n * patch * stride for n, patch in pairs)
-    elif checkpoint.source.name == "big_vision":
-        # Its only models without a table.
-        fields["position_embedding"] = "sincos2d"
-    elif checkpoint.source.name in ("timm", "deit"):
-        # It has no other absolute positions.
-        fields["position_embedding"] = "none"
+    elif _fixed_positions(checkpoint) is not None:
+        fields["position_embedding"] = _fixed_positions(checkpoint)
     else:
         found.unknown["position_embedding"] = "the file has no table of positions"
+
+
+def _fixed_positions(checkpoint):
+    """Returns the position_embedding of a file without a table, or None if there is one, or it is unknown."""
+    if "position_embedding/embeddings" in checkpoint.weights:
+        return None
+    # big_vision's only models without a table; the others have no other absolute positions.
+    known = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "dinov3", "dinov3_original"), "none")}
+    return checkpoint.own.get("config", {}).get("position_embedding", known.get(checkpoint.source.name))

@@ -66,7 +66,7 @@ def load_weights(
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
-            "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
+            "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO). None: as in the source's code.
@@ -105,6 +105,8 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
         # The pooling may differ with a new head, or without the class token.
         settings["pooling"] = None
+    if "position_embedding" in plan.dropped:
+        settings["position_embedding"] = None
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"{checkpoint.path!r} was trained with {name}={there!r}, and model {model.name!r} was built with "

@@ -22,9 +22,11 @@ SIZES = (
     "width_factor",
 )
 SETTINGS = (
-    *("activation", "layer_norm_epsilon", "pooling", "rotary_embedding", "rotary_grid", "key_bias"),
-    *("resnet_epsilons", "pool_padding"),
+    *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
+    *("key_bias", "resnet_epsilons", "pool_padding"),
 )
+# Of these, "none" or an empty list stands for the argument None, since a missing value is unknown.
+_NONE = ("pooling", "rotary_embedding", "rotary_grid")
 
 # Tokens before the patches that may have a position embedding, in order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
@@ -98,7 +100,7 @@ def settings_of(model):
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "pooling": _pooling(model, config) or "none",
-        # None is unknown.
+        "position_embedding": config.position_embedding,
         "rotary_embedding": config.rotary_embedding or "none",
         "rotary_grid": list(config.rotary_grid or ()),
         "key_bias": config.key_bias,
@@ -119,7 +121,10 @@ def differing_settings(model, settings, allow):
     for name, here in settings_of(model).items():
         there = settings.get(name)
         if name not in allow and there is not None and here != there:
-            yield name, here, there
+            yield (
+                name,
+                *(None if name in _NONE and not (value and value != "none") else value for value in (here, there)),
+            )
 
 
 def unwritten(model, source):

@@ -22,23 +22,25 @@ def head_dim(checkpoint):
     return None if not shape else 4 * shape[0] if periods else shape[-1]
 
 
-def add_fields(checkpoint, found):
-    """Adds the fields of rotary positions to a `fields.Stated`; raises if they are others than the models here have."""
-    source, fields = checkpoint.source.name, found.fields
+def of_checkpoint(checkpoint):
+    """Returns (fields of the rotary positions, {unknown field: reason}); raises if they are others than here."""
+    source, found = checkpoint.source.name, {"rotary_embedding": None, "rotary_grid": None}
     if source in ("dinov3", "dinov3_original"):
-        fields.update(position_embedding="none", rotary_embedding="dinov3")
         theta = (checkpoint.config.get("rope_parameters") or {}).get("rope_theta", 100)
         theta = checkpoint.config.get("rope_theta", theta)
         periods = _table(checkpoint, "rope_embed.periods")
         if theta != 100 or not (periods is None or _of_theta_100(checkpoint, periods)):
             stated = f"its config says rope_theta={theta!r}" if theta != 100 else f"{periods!r} holds other periods"
             raise ValueError(f"Cannot load {checkpoint.path!r}: {stated}, which is not supported. Expected 100.")
-    elif source == "eva02":
-        fields["rotary_embedding"] = "eva02"
+        return {**found, "rotary_embedding": "dinov3"}, {}
+    if source == "eva02":
         if _table(checkpoint, "rope.freqs_cos") is None:
-            found.unknown["rotary_grid"] = "the file has no table of rotary positions"
-        else:
-            fields["rotary_grid"] = _grid_of_eva02(checkpoint)
+            return {"rotary_embedding": "eva02"}, {"rotary_grid": "the file has no table of rotary positions"}
+        return {"rotary_embedding": "eva02", "rotary_grid": _grid_of_eva02(checkpoint)}, {}
+    if checkpoint.facts.get("rotary"):
+        return {}, dict.fromkeys(found, f"{source} files do not contain it")
+    known, unknown = checkpoint.of_timm, checkpoint.unknown_of_timm
+    return {name: known.get(name) for name in found if name not in unknown}, {}
 
 
 def _read(checkpoint, key):

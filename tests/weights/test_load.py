@@ -6,9 +6,13 @@ import pytest
 import scipy.ndimage
 
 import keras_vit
+from keras_vit.config import ViTConfig
+from keras_vit.models.vision_transformer import vision_transformer
 from keras_vit.weights import WeightsMismatchError, names, resize
+from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
@@ -573,3 +577,41 @@ def test_a_load_that_fails_between_two_weights_changes_none(tiny, tiny_file, mon
     with pytest.raises(error):
         keras_vit.load_weights(model, tiny_file)
     assert unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("hf_dinov3_gated", {"rotary_embedding": None}),
+        ("hf_dinov3_gated", {"position_embedding": "sincos2d"}),
+        ("original_eva02_split.safetensors", {"rotary_grid": None}),
+        ("timm_vit.safetensors", {"rotary_embedding": "axial"}),
+        ("bigvision_gap_sincos2d.npz", {"position_embedding": "none"}),
+    ],
+)
+def test_positions_without_weights_are_compared(name, changes):
+    path = GOLDEN_FOLDER / name
+    stated = Checkpoint(path).stated.fields
+    fields = {"activation": "gelu", "layer_norm_epsilon": 1e-6, "num_heads": 2, **stated}
+    config = ViTConfig(**fields)
+    keras_vit.load_weights(vision_transformer(config), path)
+    (field,) = changes
+    other = vision_transformer(config.replace(**changes))
+    before = other.get_weights()
+    with pytest.raises(ValueError, match=f"{field}={stated[field]!r}".replace("(", r"[\[(]").replace(")", r"[\])]")):
+        keras_vit.load_weights(other, path)
+    assert unchanged(other, before)
+    keras_vit.load_weights(other, path, allow=field)
+
+
+def test_files_that_may_hide_rotary_positions_ask_for_them(tmp_path):
+    model = randomize(build(rotary_embedding="axial"))
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="rotary_embedding="):
+        keras_vit.from_pretrained(tmp_path / "model.weights.h5")
+    # OpenCLIP's towers of timm may be EVA-02's.
+    arrays = open_checkpoint(GOLDEN_FOLDER / "timm_eva02.safetensors")
+    tower = {f"visual.trunk.{key}": array for key, array in arrays.read(arrays.entries)}
+    write_safetensors(tmp_path / "tower.safetensors", tower, {})
+    with pytest.raises(ValueError, match="rotary_embedding="):
+        keras_vit.from_pretrained(tmp_path / "tower.safetensors")

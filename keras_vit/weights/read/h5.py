@@ -46,6 +46,9 @@ class H5File(WeightsFile):
 
         if h5py.h5o.get_info(item.id).rc != 1:
             raise refuse(self.path, f"{name!r} has several names")
+        if re.search(r"(^|/)rotary_embedding$", name):
+            # The layer has no arrays.
+            self.facts["rotary"] = True
         if isinstance(item, h5py.Group) or re.search(r"^optimizer/|(^|/)seed_generator(_\d+)?/", name):
             return
         if not isinstance(item, h5py.Dataset):
