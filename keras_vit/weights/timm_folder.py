@@ -71,8 +71,8 @@ def unwritten(config):
         yield f"patch_bias={config.patch_bias} with norm_before_blocks={config.norm_before_blocks}"
     if of_eva(config) and config.distillation_token:
         yield "rotary positions, or keys without bias, beside a distillation token"
-    if of_eva(config) and config.pooling == "map" and config.num_prefix_tokens:
-        yield 'rotary positions, or keys without bias, and pooling="map" beside other tokens'
+    if of_eva(config) and config.pooling == "map":
+        yield 'rotary positions, or keys without bias, and pooling="map"'
 
 
 def unwritten_in_folder(config):

@@ -115,6 +115,7 @@ def of_folder(path, config):
         if re.fullmatch(names, str(name)):
             raise _unsupported(path, f"{name!r} of timm, which has {part}")
     found = dict(MODELS.get(name, {}))
+    is_eva = str(name).startswith("eva") or found.get("rotary_embedding") is not None
     said = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
     for key, value in {**said, **args}.items():
         # None is a value, as which timm's code takes these.
@@ -134,7 +135,10 @@ def of_folder(path, config):
             found["rotary_grid"] = None if value is None else arguments.pair(key, value)
         elif key != "use_rot_pos_emb" and key not in ROPES["eva02"] and value not in (None, False, 0, ""):
             raise _unsupported(path, f"model_args of {key}={value!r}")
-    return _with_rotary(path, found, args)
+    found = _with_rotary(path, found, args)
+    if found.get("pooling") == "map" and is_eva:
+        raise _unsupported(path, "the attention pooling of timm's `Eva`, which pools all tokens")
+    return found
 
 
 def _with_rotary(path, found, args):

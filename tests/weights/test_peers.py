@@ -193,10 +193,16 @@ def test_a_folder_of_timm_is_read(torch, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name, part", [("vit_base_patch16_rope_mixed_224", "learned frequencies"), ("vit_x_224", "num_heads=")]
+    "name, args, part",
+    [
+        ("vit_base_patch16_rope_mixed_224", {}, "learned frequencies"),
+        ("vit_x_224", {}, "num_heads="),
+        ("eva02_base_patch14_224", {"global_pool": "map"}, "pools all tokens"),
+        ("vit_small_patch16_dinov3", {"global_pool": "map", "use_rot_pos_emb": False}, "pools all tokens"),
+    ],
 )
-def test_what_timm_sets_otherwise_is_named(tmp_path, name, part):
-    config = {"architecture": name, "pretrained_cfg": {}}
+def test_what_timm_sets_otherwise_is_named(tmp_path, name, args, part):
+    config = {"architecture": name, "pretrained_cfg": {}, "model_args": args}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=part):

@@ -197,8 +197,8 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
         ("timm", {"distillation_token": True, "layer_norm_epsilon": 1e-5}, "two of a ResNet, a gated MLP"),
         (
             "timm.safetensors",
-            {"rotary_embedding": "eva02", "hidden_dim": 24, "pooling": "map", "num_registers": 1},
-            "beside other tokens",
+            {"rotary_embedding": "eva02", "hidden_dim": 24, "pooling": "map", "activation": "gelu"},
+            'and pooling="map"',
         ),
         ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
         ("npz", {"rotary_embedding": "eva02", "hidden_dim": 24}, "rotary_embedding='eva02'"),
