@@ -199,9 +199,21 @@ class _KeysWithoutBias(Dense):
     """The projection of queries, keys and values, whose bias for the keys stays zero."""
 
     def call(self, inputs, training=None):
-        query, _, value = ops.split(ops.convert_to_tensor(self.bias), 3)
-        bias = ops.concatenate([query, ops.zeros_like(query), value])
+        bias = ops.convert_to_tensor(self.bias) - self._of_keys()
         return cpu.dense(inputs, self.kernel, bias, self.activation, training)
+
+    def quantize(self, mode=None, type_check=True, **kwargs):
+        return super().quantize(mode, type_check=False, **kwargs)
+
+    def quantized_call(self, *args, **kwargs):
+        # Keras adds the whole bias.
+        outputs = super().quantized_call(*args, **kwargs)
+        return outputs - ops.cast(self._of_keys(), outputs.dtype)
+
+    def _of_keys(self):
+        """Returns the bias, with zeros for queries and values."""
+        query, key, value = ops.split(ops.convert_to_tensor(self.bias), 3)
+        return ops.concatenate([ops.zeros_like(query), key, ops.zeros_like(value)])
 
 
 def head_width(hidden_dim, num_heads):

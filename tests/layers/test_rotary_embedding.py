@@ -65,6 +65,19 @@ def test_attention_rotates_queries_and_keys():
     )
 
 
+@pytest.mark.parametrize("mode", [None, "int8"])
+def test_a_bias_of_keys_that_have_none_changes_nothing(mode):
+    layer = MultiHeadSelfAttention(2, key_bias=False, rotary_layout="pairs")
+    x = RNG.normal(size=(1, 7, 16)).astype("float32")
+    angles = RotaryEmbedding("eva02", head_dim=8, patch_size=4).angles((2, 3))
+    layer.build(x.shape)
+    if mode:
+        layer.qkv.quantize(mode)
+    before = ops.convert_to_numpy(layer(x, rotary=angles))
+    layer.qkv.bias.assign(np.repeat(np.float32([0, 1, 0]), 16))
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x, rotary=angles)), before, atol=1e-5)
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`head_dim`. Expected a multiple of 4 for rotary positions. Received: 6"):
         RotaryEmbedding("dinov3", head_dim=6, patch_size=4)
