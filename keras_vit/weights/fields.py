@@ -11,7 +11,7 @@ from keras_vit.weights import preprocessing, rotary
 from keras_vit.weights.model import SETTINGS
 
 # Activation names in other code bases, by the name here.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -171,7 +171,7 @@ def settings(checkpoint):
     if source.name == "timm" and "norm_before_blocks/gamma" in checkpoint.weights:
         found["layer_norm_epsilon"] = 1e-5
     if "hidden_act" in config and not gated:
-        found["activation"] = _known(checkpoint, "hidden_act", config["hidden_act"], _ACTIVATIONS)
+        found["activation"] = _known(checkpoint, "hidden_act", config["hidden_act"], ACTIVATIONS)
     if config.get("layer_norm_eps") is not None:
         epsilon = config["layer_norm_eps"]
         found["layer_norm_epsilon"] = _checked(checkpoint, arguments.epsilon, "layer_norm_eps", epsilon)

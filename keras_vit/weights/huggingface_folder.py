@@ -9,6 +9,7 @@ from keras_vit.evaluation_transform import EvaluationTransform
 from keras_vit.files import replacing
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import ROOT_WIDTH
+from keras_vit.weights.fields import ACTIVATIONS
 from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
 from keras_vit.weights.names.source import Source
@@ -69,9 +70,9 @@ class Kind(NamedTuple):
                 yield field, value, found
         if self.square and not all(a == b for a, b in (record.grid, record.patch_size)):
             yield "image_size and patch_size", "squares", (record.image_size, record.patch_size)
-        activation = self.source.gated_activation
-        if record.gated_mlp and activation not in (None, record.activation):
-            yield "activation", activation, record.activation
+        gated = self.source.gated_activation if record.gated_mlp else None
+        if record.activation not in (ACTIVATIONS.values() if gated is None else (gated,)):
+            yield "activation", gated or "one that transformers has", record.activation
         if "mlp_ratio" in _own(self, record) and not _fits_ratio(record):
             yield "mlp_dim", "a size that an mlp_ratio gives", record.mlp_dim
 

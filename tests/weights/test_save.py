@@ -209,6 +209,7 @@ def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
             {"pooling": "gap", "class_token": True},
             r"The nearest, ViT.*, needs pooling='token' \(here 'gap'\)",
         ),
+        ("huggingface", {"activation": "leaky_relu"}, "needs activation='one that transformers has'"),
         ("huggingface", {"layer_scale_init": 0.1}, r"needs layer_scale=False \(here True\)"),
         ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(here 12\)"),
         ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(here 25\)"),
