@@ -113,8 +113,9 @@ def ViT(
             "official".
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
             in each attention), "sincos2d" (fixed) or "none".
-        position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic" or
-            "bicubic_antialias", as in `PositionEmbedding`. None: as in the weights' code; "linear" without weights.
+        position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic",
+            "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`. None: as in the weights' code;
+            "linear" without weights.
         grid_size: (rows, columns) of the position table of a model of any image size. None: as in the weights; that of
             224 x 224 images without weights.
         class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or None.
@@ -147,7 +148,7 @@ def ViT(
         key_bias: Bool, whether the keys have one of these biases.
         attention_norm: Bool, whether to normalize the concatenated heads before their output projection.
         gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu". None: as in the
-            variant, or the weights.
+            variant.
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation. None: as in the
             weights, else "gelu_tanh".
