@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
 from keras_vit.preprocessing import Preprocessing
-from keras_vit.weights.names.source import IMAGENET_PREPROCESSING
+from keras_vit.weights.names.source import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.weights.zoo import find, local_path
 
 P = ParamSpec("P")
@@ -113,9 +113,7 @@ _DINOV3 = {
     "key_bias": False,
     "layer_norm_epsilon": 1e-5,
     "activation": "gelu",
-    "preprocessing": Preprocessing(
-        **{**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0}
-    ),
+    "preprocessing": Preprocessing(**DINOV3_PREPROCESSING),
 }
 _GATED_DINOV3 = {**_DINOV3, "activation": "silu"}
 DINOv3S16 = row("DINOv3S16", ViT, "S/16", **_DINOV3)
@@ -126,12 +124,7 @@ DINOv3H16Plus = row("DINOv3H16Plus", ViT, "H+/16", **_GATED_DINOV3)
 DINOv37B16 = row("DINOv37B16", ViT, "7B/16", qkv_bias=False, **_GATED_DINOV3)
 
 # The image towers of OpenAI's CLIP: arXiv 2103.00020, table 20. L/14 was also trained at 336 pixels.
-_CLIP_PREPROCESSING = Preprocessing(
-    mean=(0.48145466, 0.4578275, 0.40821073),
-    std=(0.26862954, 0.26130258, 0.27577711),
-    interpolation="bicubic",
-    resize_mode="crop",
-)
+_CLIP_PREPROCESSING = Preprocessing(**CLIP_PREPROCESSING)
 _CLIP = {
     "num_classes": 0,
     "patch_bias": False,

@@ -3,7 +3,13 @@
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
-from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING, Name, Source
+from keras_vit.weights.names.source import (
+    CLIP_PREPROCESSING,
+    DINOV3_PREPROCESSING,
+    IMAGENET_PREPROCESSING,
+    Name,
+    Source,
+)
 from keras_vit.weights.names.timm import dense, norm, pooling
 
 _BLOCK = "encoder.layer.{block}."
@@ -107,7 +113,7 @@ DINOV3 = Source(
         **norm("norm", "norm"),
     },
     layer_norm_epsilon=1e-5,
-    preprocessing={**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0},
+    preprocessing=DINOV3_PREPROCESSING,
     aliases=[(r"^model\.layer\.", "layer.")],
     ignored=r"embeddings\.mask_token$",
     spellings={

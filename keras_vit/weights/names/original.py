@@ -5,7 +5,13 @@ import re
 
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
-from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING, Name, Source
+from keras_vit.weights.names.source import (
+    CLIP_PREPROCESSING,
+    DINOV3_PREPROCESSING,
+    IMAGENET_PREPROCESSING,
+    Name,
+    Source,
+)
 from keras_vit.weights.names.timm import DEIT, TIMM, dense, norm
 
 _BLOCK = "blocks.{block}."
@@ -50,7 +56,7 @@ DINOV3_ORIGINAL = dataclasses.replace(
     DINO,
     name="dinov3_original",
     layer_norm_epsilon=1e-5,
-    preprocessing={**IMAGENET_PREPROCESSING, "interpolation": "bilinear", "antialias": True, "crop_fraction": 1.0},
+    preprocessing=DINOV3_PREPROCESSING,
     aliases=[*_GATED, (r"^storage_tokens$", "reg_token")],
     # A norm that only training uses, and rotary positions, which are computed.
     ignored=_PRETRAINING + r"|(.*\.)?(local_cls_norm\.|rope_embed\.periods$)",

@@ -14,6 +14,12 @@ IMAGENET_PREPROCESSING = {
     "interpolation": "bicubic",
     "crop_fraction": 0.875,
 }
+DINOV3_PREPROCESSING = {
+    **IMAGENET_PREPROCESSING,
+    "interpolation": "bilinear",
+    "antialias": True,
+    "crop_fraction": 1.0,
+}
 CLIP_PREPROCESSING = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
     "std": (0.26862954, 0.26130258, 0.27577711),
