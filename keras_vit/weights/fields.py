@@ -231,7 +231,8 @@ def _pooling_of_source(checkpoint):
     if "pooling/probe" in weights:
         return "map"
     if "class_token/tokens" not in weights:
-        return "gap"
+        # Without its pooling, SigLIP's code gives all tokens.
+        return "none" if source == "siglip" else "gap"
     return None if source in ("timm", "deit", "mae", "eva02", "open_clip", "open_clip_timm", "keras") else "token"
 
 

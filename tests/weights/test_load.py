@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 
 import keras
 import numpy as np
@@ -615,3 +616,12 @@ def test_files_that_may_hide_rotary_positions_ask_for_them(tmp_path):
     write_safetensors(tmp_path / "tower.safetensors", tower, {})
     with pytest.raises(ValueError, match="rotary_embedding="):
         keras_vit.from_pretrained(tmp_path / "tower.safetensors")
+
+
+def test_siglip_without_its_pooling_gives_all_tokens(tmp_path):
+    shutil.copytree(GOLDEN_FOLDER / "hf_siglip", tmp_path / "folder")
+    arrays = open_checkpoint(tmp_path / "folder")
+    kept = {key: array for key, array in arrays.read(arrays.entries) if "head." not in key}
+    write_safetensors(tmp_path / "folder" / "model.safetensors", kept, {})
+    model = keras_vit.from_pretrained(tmp_path / "folder")
+    assert model.config.pooling is None and len(model.output_shape) == 3
