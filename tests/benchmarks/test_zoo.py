@@ -94,3 +94,28 @@ def test_a_resumed_run_keeps_finished_rows(zoo, tmp_path, monkeypatch, capsys):
     run("--summary")
     assert not asked
     assert "written" in capsys.readouterr().out
+
+
+# The words of README's table for the classes of transformers; the first that a class begins with.
+TRANSFORMERS = {
+    **{"ViTMAE": "MAE", "IJepa": "I-JEPA", "Dinov2": "DINOv2", "DINOv3": "DINOv3", "Siglip": "SigLIP"},
+    **{"CLIP": "CLIP", "Bit": "BiT", "DeiT": "DeiT", "ViT": "ViT"},
+}
+
+
+def test_the_readme_says_what_the_results_say(zoo):
+    results = json.loads((BENCHMARKS / "results" / "zoo.json").read_text(encoding="utf-8"))
+    readme = " ".join((BENCHMARKS.parent / "README.md").read_text(encoding="utf-8").split())
+    versions = f"timm {results['timm']} and transformers {results['transformers']}"
+    counts = {key: results["counts"].get(key, 0) for key in ("exact", "refused", "wrong", "crashed", "not made")}
+    assert counts["wrong"] == counts["crashed"] == counts["not made"] == 0
+    told = f"Of {sum(counts.values())} models of {versions}, {counts['exact']} are exact"
+    assert told in readme and f"{counts['refused']} are refused" in readme
+    table = {row.split(":")[0]: row for row in readme.split("|") if row.startswith((" timm: ", " transformers: "))}
+    exact = [row for row in results["rows"] if row["outcome"] == "exact"]
+    families = {zoo.family_of(row["name"]) for row in exact} - {"transformers"}
+    assert {family for family in zoo.FAMILIES if family in table[" timm"]} == families
+    for row in exact:
+        if row["kind"] == "transformers":
+            word = next(word for start, word in TRANSFORMERS.items() if row["name"].startswith(start))
+            assert word in table[" transformers"]
