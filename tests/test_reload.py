@@ -36,6 +36,9 @@ MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, 
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
 MODELS["distilled"] = lambda: build(distillation_token=True)
 MODELS["lora"] = with_lora
+MODELS["rotary"] = lambda: build(
+    hidden_dim=24, rotary_embedding="dinov3", key_bias=False, gated_mlp=True, mlp_norm=True, activation="silu"
+)
 MODELS["norm_after_pooling"] = lambda: build(pooling="gap", norm_after_pooling=True)
 if hasattr(keras.quantizers, "Int8QuantizationConfig"):
     # Older Keras quantizes activations too, which differ by whole steps from one backend to another.
