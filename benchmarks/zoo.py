@@ -262,6 +262,8 @@ class TransformersModel:
         # Its pooler is made in any case.
         options = {"add_pooling_layer": "pooler_act" in config} if cls.__name__ == "ViTModel" else {}
         module, found = cls.from_pretrained(path, output_loading_info=True, **options)
+        # Of pre-training alone.
+        found["missing_keys"] = [key for key in found["missing_keys"] if not key.endswith("mask_token")]
         if wrong := {key: value for key, value in found.items() if value}:
             raise ValueError(f"transformers reports {wrong}")
         return module.eval()
