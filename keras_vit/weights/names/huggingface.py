@@ -10,7 +10,7 @@ from keras_vit.weights.names.source import (
     Name,
     Source,
 )
-from keras_vit.weights.names.timm import dense, norm, pooling
+from keras_vit.weights.names.timm import dense, gated, norm, pooling
 
 _BLOCK = "encoder.layer.{block}."
 
@@ -20,14 +20,6 @@ def _attention(queries, out):
         BLOCK + "attention/qkv/kernel": Name(tuple(f"{q}.weight" for q in queries), codecs.Fused(codecs.Transposed())),
         BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in queries), codecs.Fused(codecs.Same())),
         **dense(BLOCK + "attention/out", out),
-    }
-
-
-def _gated(first, gate, up):
-    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
-    return {
-        f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(codecs.Transposed(), 2)),
-        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
     }
 
 
@@ -117,7 +109,7 @@ DINOV3 = Source(
     aliases=[(r"^model\.layer\.", "layer.")],
     ignored=r"embeddings\.mask_token$",
     spellings={
-        "gated_mlp": _gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
+        "gated_mlp": gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
         "key_bias": {
             BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))
         },

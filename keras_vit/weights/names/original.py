@@ -12,17 +12,12 @@ from keras_vit.weights.names.source import (
     Name,
     Source,
 )
-from keras_vit.weights.names.timm import DEIT, TIMM, dense, norm
+from keras_vit.weights.names.timm import DEIT, QUERY_VALUE_BIASES, SPLIT_QKV, TIMM, dense, gated, norm
 
 _BLOCK = "blocks.{block}."
 _QKV_BIAS = BLOCK + "attention/qkv/bias"
 # A gated MLP as three layers.
-_W1_W2 = {
-    BLOCK + "mlp/dense_1/kernel": Name(
-        (_BLOCK + "mlp.w1.weight", _BLOCK + "mlp.w2.weight"), codecs.Fused(codecs.Transposed(), 2)
-    ),
-    BLOCK + "mlp/dense_1/bias": Name((_BLOCK + "mlp.w1.bias", _BLOCK + "mlp.w2.bias"), codecs.Fused(codecs.Same(), 2)),
-}
+_W1_W2 = gated(BLOCK + "mlp/dense_1", _BLOCK + "mlp.w1", _BLOCK + "mlp.w2")
 # The two layers of a gated MLP that are one, and the last.
 _GATED = [(r"\.mlp\.w12\.", ".mlp.fc1."), (r"\.mlp\.w3\.", ".mlp.fc2.")]
 # Training files have prefixes, the heads of the pre-training, and tokens in place of masked patches.
@@ -79,18 +74,14 @@ EVA02 = dataclasses.replace(
         **TIMM.names,
         **norm(BLOCK + "attention/norm", _BLOCK + "attn.inner_attn_ln"),
         **norm(BLOCK + "mlp/norm", _BLOCK + "mlp.ffn_ln"),
-        _QKV_BIAS: Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue()),
+        **QUERY_VALUE_BIASES,
     },
     preprocessing=CLIP_PREPROCESSING,
     aliases=_GATED,
     ignored=r"(module\.)?(mask_token$|lm_head\.|(.*\.)?rope\.freqs_(cos|sin)$)",
     spellings={
         "gated_mlp": _W1_W2,
-        "split": {
-            BLOCK + "attention/qkv/kernel": Name(
-                tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(codecs.Transposed())
-            )
-        },
+        "split": SPLIT_QKV,
     },
     gated_activation="silu",
 )

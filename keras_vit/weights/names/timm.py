@@ -19,6 +19,14 @@ def norm(ours, theirs):
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
+def gated(first, gate, up):
+    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
+    return {
+        f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
+        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
+    }
+
+
 def pooling(probe, parts, out, norm_, mlp):
     """Returns the rows of attention pooling; `parts` are (layer, kernel, bias, part, count) per projection."""
     rows = {"pooling/probe": Name((probe,))}
@@ -70,10 +78,7 @@ SPLIT_QKV = {
 SPLIT_BIASES = {
     BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_proj.bias", _BLOCK + "attn.v_proj.bias"), codecs.QueryValue())
 }
-SPLIT_GATES = {
-    f"{BLOCK}mlp/dense_1/{ours}": Name(tuple(f"{_BLOCK}mlp.fc1_{x}.{theirs}" for x in "gx"), codecs.Fused(codec, 2))
-    for ours, theirs, codec in (("kernel", "weight", _TRANSPOSED), ("bias", "bias", codecs.Same()))
-}
+SPLIT_GATES = gated(BLOCK + "mlp/dense_1", _BLOCK + "mlp.fc1_g", _BLOCK + "mlp.fc1_x")
 
 TIMM = Source(
     "timm",
