@@ -59,15 +59,10 @@ class Encoder:
 
     def run_blocks(self, tokens, training=None):
         """Applies dropout, blocks and norm; keeps the shape."""
+        inputs = {} if self.rotary is None else {"rotary": self.rotary.angles(self.grid_size)}
         for layer in self.block_layers:
-            inputs = {"rotary": self.rotary_angles} if layer in self.blocks and self.rotary is not None else {}
-            tokens = layer(tokens, training=training, **inputs)
+            tokens = layer(tokens, training=training, **(inputs if layer in self.blocks else {}))
         return tokens
-
-    @property
-    def rotary_angles(self):
-        """The output of the backbone's `RotaryEmbedding`."""
-        return self.rotary.angles(self.grid_size)
 
     def encode_patches(self, patches, training=None):
         """Encodes all patch embeddings; drops the prefix tokens: (batch, num_patches, hidden_dim)."""
