@@ -194,11 +194,6 @@ class ViTConfig(ModelConfig):
         return arguments.grid_size(image_size, self.patch_size, self.stride)
 
     @property
-    def rotary_layout(self):
-        """The layout of the rotated channels, as in `MultiHeadSelfAttention`; None without rotary positions."""
-        return None if self.rotary_embedding is None else "halves" if self.rotary_embedding == "dinov3" else "pairs"
-
-    @property
     def has_positions_in_blocks(self):
         """Whether each block needs all patches in order, for relative or rotary positions."""
         return self.position_embedding == "relative" or self.rotary_embedding is not None

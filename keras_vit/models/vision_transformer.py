@@ -6,6 +6,7 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.layers import initializers
+from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit import hybrid_stem
 from keras_vit.models.recorded import RecordedModel
 
@@ -112,7 +113,7 @@ def vision_transformer(
             activation=config.activation,
             layer_norm_epsilon=config.layer_norm_epsilon,
             max_relative_distance=max_distance if config.position_embedding == "relative" else None,
-            rotary_layout=config.rotary_layout,
+            rotary_layout=None if rotary is None else ROTARY_KINDS[config.rotary_embedding].layout,
             qkv_bias=config.qkv_bias,
             key_bias=config.key_bias,
             attention_norm=config.attention_norm,

@@ -187,14 +187,11 @@ def _no_embed_class(config, arrays):
     return arrays["pos_embed"].shape[1] == math.prod(config.grid) and config.num_prefix_tokens > 0
 
 
-def _word(config, default="base"):
-    return _WORDS.get((config.hidden_dim, config.num_layers, config.num_heads), default)
-
-
 def _vision_transformer(config):
     """Returns the name and the arguments of a `VisionTransformer`."""
     # All but the first set what no argument in JSON can: the ResNet, the class, the kind of MLP and the epsilon.
-    name = f"vit_{_word(config)}_patch16_224"
+    word = _WORDS.get((config.hidden_dim, config.num_layers, config.num_heads), "base")
+    name = f"vit_{word}_patch16_224"
     if config.stages is not None:
         name = _resnet_name(config)
     elif config.distillation_token:
