@@ -15,6 +15,7 @@ from keras_vit.weights.published import SOURCES_OF_FILES
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.read.folders import ShardedFile
+from keras_vit.weights.stated import stated
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {
@@ -75,8 +76,8 @@ class Checkpoint:
 
     @functools.cached_property
     def stated(self):
-        """What is known of the model's config, as a `fields.Stated`."""
-        return fields.stated(self)
+        """What is known of the model's config, as a `Stated`."""
+        return stated(self)
 
     def _own_facts(self):
         facts = self.facts.get("keras_vit")
