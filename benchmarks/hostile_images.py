@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import time
+import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -46,6 +47,12 @@ def honest():
         found[f"honest {name}"] = file.getvalue()
     noise = rng.integers(0, 65536, (SIDE, SIDE, 4), "uint16")
     found["honest PNG of 16 bits, RGBA"] = tf.io.encode_png(noise, compression=1).numpy()
+    passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    parts = [noise[top::down, left::right] for top, left, down, right in passes]
+    # Each row has a byte for its filter, 0, before its pixels.
+    rows = [np.pad(part.astype(">u2").view("uint8").reshape(len(part), -1), ((0, 0), (1, 0))) for part in parts]
+    data = hostile_images.chunk(b"IDAT", zlib.compress(b"".join(row.tobytes() for row in rows), 1))
+    found["honest PNG of 16 bits, RGBA, interlaced"] = hostile_images.png(SIDE, SIDE, None, 16, 6, 1, data=data)
     return found
 
 

@@ -17,6 +17,8 @@ import numpy as np
 MAX_SCANS = 16
 # Compressed texts of a PNG: each may decompress to 8 MB.
 MAX_TEXTS = 8
+# Bytes of a PNG that are decompressed in one call.
+PIECE = 1 << 16
 # Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
 # Segments of a JPEG that TensorFlow visits to count scans.
@@ -141,10 +143,13 @@ def _check_rows(data, image):
         width, height = -(-(image.width - left) // across), -(-(image.height - top) // down)
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
     unpacker = zlib.decompressobj()
-    for packed in (data[start:end] for name, start, end in _chunks(data) if name == b"IDAT"):
-        while packed and missing > 0:
-            missing -= len(unpacker.decompress(packed, 1 << 17))
-            packed = unpacker.unconsumed_tail
+    for name, start, end in _chunks(data):
+        # In pieces, as each call copies what is left of its piece.
+        for position in range(start, end if name == b"IDAT" else start, PIECE):
+            packed = data[position : min(position + PIECE, end)]
+            while packed and missing > 0:
+                missing -= len(unpacker.decompress(packed, 2 * PIECE))
+                packed = unpacker.unconsumed_tail
     if missing > 0:
         raise ValueError("it has fewer rows than its header says")
 

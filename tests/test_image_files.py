@@ -110,6 +110,20 @@ def test_an_interlaced_picture_is_whole():
     assert not read_image(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
 
 
+@pytest.mark.parametrize("level", [0, 9])
+def test_the_rows_of_a_long_part_are_counted(level):
+    rows = np.random.default_rng(0).integers(1, 256, (300, 1 + 300 * 3), "uint8")
+    # The filter of each row is 0; the last row, which Pillow would fill in, is black.
+    rows[:, 0] = rows[-1] = 0
+    whole, short = (
+        hostile_images.png(300, 300, data=hostile_images.chunk(b"IDAT", zlib.compress(part.tobytes(), level)))
+        for part in (rows, rows[:-1])
+    )
+    np.testing.assert_array_equal(read_image(whole), rows[:, 1:].reshape(300, 300, 3))
+    with pytest.raises(ValueError, match="fewer rows"):
+        read_image(short)
+
+
 def test_each_hostile_file_is_read_or_refused():
     read = set()
     for name, data in hostile_images.pictures(64).items():
