@@ -21,6 +21,11 @@ def test_quick_gelu():
     )
 
 
+def test_relu_with_nan():
+    actual = ops.convert_to_numpy(activations.relu_with_nan(ops.convert_to_tensor([-1.0, 0.0, 2.0, np.nan])))
+    np.testing.assert_array_equal(actual, [0, 0, 2, np.nan])
+
+
 def test_gelu_is_exact():
     expected = X * 0.5 * (1 + scipy.special.erf(X / np.sqrt(2)))
     actual = ops.convert_to_numpy(activations.get("gelu")(X))

@@ -2,6 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.activations import relu_with_nan
 from keras_vit.config import RESNET_EPSILONS
 from keras_vit.layers.base import Layer
 from keras_vit.layers.group_normalization import GroupNormalization
@@ -95,21 +96,17 @@ class Bottleneck(Layer):
                 norm.build(shape)
 
     def call(self, images):
+        # NaN has to stay only on the shortcut.
         if self.pre_activation:
             x = self.norm_1(images, show_nan=False)
-            x = ops.relu(x) if self.conv_proj is None else relu(x)
+            x = ops.relu(x) if self.conv_proj is None else relu_with_nan(x)
             shortcut = images if self.conv_proj is None else self.conv_proj(x)
             x = ops.relu(self.norm_2(self.conv_1(x), show_nan=False))
             return shortcut + self.conv_3(ops.relu(self.norm_3(self.conv_2(x), show_nan=False)))
         shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images), show_nan=False)
         x = ops.relu(self.norm_1(self.conv_1(images), show_nan=False))
         x = ops.relu(self.norm_2(self.conv_2(x), show_nan=False))
-        return relu(shortcut + self.norm_3(self.conv_3(x), show_nan=False))
+        return relu_with_nan(shortcut + self.norm_3(self.conv_3(x), show_nan=False))
 
     def compute_output_shape(self, images_shape):
         return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))
-
-
-def relu(x):
-    """ReLU that keeps NaN, which XLA's on CPUs turns into 0; NaN has to stay only on the shortcut."""
-    return ops.relu(x) if keras.backend.backend() == "torch" else ops.where(x <= 0, 0.0, x)

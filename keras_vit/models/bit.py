@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import keras
 
 from keras_vit import arguments, layers
+from keras_vit.activations import relu_with_nan
 from keras_vit.config import BiTConfig
 from keras_vit.layers.bottleneck import conv_options, norm_options
 from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, known_settings, with_dtype
@@ -85,8 +86,8 @@ def BiT(
     x = layers.StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(x)
     x = layers.SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
-    x = layers.GroupNormalization(name="norm", **norm)(x)
-    x = keras.layers.Activation("relu", name="relu")(x)
+    x = layers.GroupNormalization(name="norm", **norm)(x, show_nan=False)
+    x = keras.layers.Activation(relu_with_nan, name="relu")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if config.num_classes:
         options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}

@@ -200,5 +200,6 @@ def test_named_builders_explain_themselves():
         keras_vit.BiTR50x1(variant="R101x1")
 
 
-def test_nan_in_an_image_is_nan_in_its_logits():
-    check_nan(build(stages=(1, 1)))
+@pytest.mark.parametrize("num_classes", [3, 0])
+def test_nan_in_an_image_is_nan_in_its_outputs(num_classes):
+    check_nan(build(stages=(1, 1), num_classes=num_classes))
