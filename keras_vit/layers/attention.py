@@ -8,6 +8,7 @@ from keras_vit.layers import cpu, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import attend, has_fused_kernel
+from keras_vit.layers.placement import layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -165,13 +166,30 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
-        qkv = ops.reshape(self.qkv(tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
-        # One transpose, then views: the gradient of a split copies more.
-        query, key, value = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
+        if layout_of("heads of a kernel") is None or self.quantization_mode:
+            qkv = ops.reshape(self.qkv(tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
+            # One transpose, then views: the gradient of a split copies more.
+            qkv = ops.transpose(qkv, (2, 0, 3, 1, 4))
+        else:
+            qkv = self._project_by_heads(tokens)
+        query, key, value = ops.unstack(qkv, 3, axis=0)
         if self.qk_norm:
             # The norms may have another dtype policy.
             query, key = (ops.cast(x, value.dtype) for x in (self.query_norm(query), self.key_norm(key)))
         return query, key, value
+
+    def _project_by_heads(self, tokens):
+        """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.
+
+        A split of the fused kernel by columns would not be one of queries, keys and values by heads: XLA would collect
+        the products on each device.
+        """
+        kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
+        qkv = ops.einsum("bnc,cphd->pbhnd", tokens, placed(kernel, "heads of a kernel"))
+        if self.use_bias:
+            bias = self.qkv.bias if self.key_bias else self.qkv.bias_without_keys()
+            qkv = qkv + ops.reshape(bias, (3, 1, self.num_heads, 1, self.key_dim))
+        return placed(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
         """Scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
@@ -199,8 +217,11 @@ class _KeysWithoutBias(Dense):
     """The projection of queries, keys and values, whose bias for the keys stays zero."""
 
     def call(self, inputs, training=None):
-        bias = ops.convert_to_tensor(self.bias) - self._of_keys()
-        return cpu.dense(inputs, self.kernel, bias, self.activation, training)
+        return cpu.dense(inputs, self.kernel, self.bias_without_keys(), self.activation, training)
+
+    def bias_without_keys(self):
+        """Returns the bias with zeros for the keys."""
+        return ops.convert_to_tensor(self.bias) - self._of_keys()
 
     def quantize(self, mode=None, type_check=True, **kwargs):
         return super().quantize(mode, type_check=False, **kwargs)

@@ -1,0 +1,21 @@
+import keras
+
+
+def placed(tensor, name):
+    """Splits a tensor over the devices as the active `keras.distribution` says for a name; else returns it as it is.
+
+    A side that its devices do not divide leaves the tensor as it is.
+    """
+    layout = layout_of(name)
+    if layout is None:
+        return tensor
+    sizes = dict(zip(layout.device_mesh.axis_names, layout.device_mesh.shape, strict=True))
+    if any(axis and side % sizes[axis] for axis, side in zip(layout.axes, tensor.shape, strict=True) if side):
+        return tensor
+    return keras.distribution.distribute_tensor(tensor, layout)
+
+
+def layout_of(name):
+    """Returns the `keras.distribution.TensorLayout` of a name in the active distribution, or None."""
+    distribution = keras.distribution.distribution()
+    return None if distribution is None else distribution.get_tensor_layout(name)
