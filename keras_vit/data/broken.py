@@ -69,19 +69,24 @@ def _reason(load, record):
     return None
 
 
-def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=False, drop_remainder=False):
+def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, shard=(0, 1), full=False, drop_remainder=False):
     """Makes the k-th batch from the k-th `batch_size` records, replacing broken images by others if `full`.
 
-    Returns a dataset of (first index, images, labels, (indices, names, encoded images) of the broken records).
+    Of each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
+    images, labels, (indices, names, encoded images) of the broken records).
     """
+    size = batch_size // shard[1]
 
-    def alone(index):
+    def alone(index, _):
         return prepare(*decode(index, stand_in))
 
     def attempt(indices, records):
-        elements, count = tf.data.Dataset.zip(indices, records), indices.cardinality()
+        elements = tf.data.Dataset.zip(indices, records)
+        if size < batch_size:
+            elements = elements.skip(shard[0] * size).take(size)
+        count = elements.cardinality()
         decoded = elements.map(decode, parallel).ignore_errors().map(prepare, parallel).batch(count)
-        stand_ins = indices.take(1).map(alone).map(lambda index, *rest: (tf.constant(-1, "int64"), *rest)).batch(1)
+        stand_ins = elements.take(1).map(alone).map(lambda index, *rest: (tf.constant(-1, "int64"), *rest)).batch(1)
         found = decoded.concatenate(stand_ins).take(1)
         described = elements.map(lambda index, record: (index, record["name"], record["image"])).batch(count)
         return tf.data.Dataset.zip(described, found)
@@ -99,7 +104,7 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, full=Fals
             images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
         if drop_remainder:
             parts = (images, labels)
-            images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (batch_size, *x.shape[1:])), parts)
+            images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (size, *x.shape[1:])), parts)
         return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
 
     # Two batches at a time keep the threads busy while one of them ends.

@@ -52,11 +52,12 @@ def pipeline(
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
-    The order is: shard, cache, shuffle, read, decode and crop, augment, normalize, batch, mix, prefetch. The result is
+    The order is: cache, shuffle, share, read, decode and crop, augment, normalize, batch, mix, prefetch. The result is
     a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch, height,
     width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its attributes
-    are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `broken` (a `BrokenImages`) and,
-    without `repeat`, `set_epoch`. The same arguments give the same batches on each backend, with any number of threads.
+    are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`, `broken` (a
+    `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each backend, with
+    any number of threads.
 
     Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
     interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
@@ -65,7 +66,14 @@ def pipeline(
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
-    smaller. A batch without any valid image contains the first valid image of the shard.
+    smaller. A batch without any valid image contains the first valid image of the source.
+
+    Several processes share each batch: process i of P gets the rows from `i * batch_size / P` to
+    `(i + 1) * batch_size / P`, in the order of a single process, with the same crops and augmentation. Side by side,
+    the parts are the batches of a single process, but for what happens within a part: images mix only with others of
+    their part, from draws of its own, and only those replace a broken one. Each process takes the same number of steps,
+    whatever images are broken. It opens only its own files; from TFDS it reads all records, and decodes its own. Only
+    with `cache` each process reads and keeps all images.
 
     Args:
         source: A `Source`.
@@ -74,7 +82,7 @@ def pipeline(
             and, if it scales raw images itself, `normalize=False`. Other arguments take precedence. None: the defaults
             below.
         image_size: Integer, or (height, width), in pixels; 224 by default.
-        batch_size: Integer, images per batch.
+        batch_size: Integer, images per batch, of all processes together.
         training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
             `antialias`, `crop_fraction` and `max_pixels`.
@@ -88,10 +96,11 @@ def pipeline(
         shuffle_buffer: Integer, the number of images in the shuffle buffer; files are fully shuffled.
         seed: Integer.
         repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
-        cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk.
+        cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
+            of several processes needs a path of its own.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
-        num_shards, shard_index: Integers, the number of processes that share the images, and the index of this one.
-            Shards differ by up to one image: to train in several processes, set `repeat=True` and `steps_per_epoch`.
+        num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.
+            Several need `repeat` or `drop_remainder`, without which the last batch may be too small for all.
         skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. Without `repeat` each
             iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
         num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
@@ -126,12 +135,17 @@ def pipeline(
     arguments.non_negative_int("skip_batches", skip_batches)
     if shard_index not in range(num_shards):
         raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
+    if batch_size % num_shards:
+        raise arguments.invalid("batch_size", f"a multiple of num_shards={num_shards}", batch_size)
+    if num_shards > 1 and not (repeat or drop_remainder):
+        raise ValueError(
+            "Expected `repeat` or `drop_remainder` with several shards, since they would share an epoch's last batch "
+            f"unequally. Received: num_shards={num_shards}"
+        )
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
     if channels not in (1, 3, 4) and not source.arrays:
         raise ValueError(f"Expected 1, 3 or 4 `channels` of images; other numbers need npy files. Received: {channels}")
-    if num_shards > source.num_images:
-        raise ValueError(f"Expected an image for each shard. Received: {source.num_images} for {num_shards} shards")
     cut = Crop(
         image_size,
         crop or ("pretrain" if training else "eval"),
@@ -150,10 +164,9 @@ def pipeline(
     shuffle = training if shuffle is None else shuffle
 
     def build():
-        shard = source.records.shard(num_shards, shard_index)
-        num_images = len(range(shard_index, source.num_images, num_shards))
-        root = tf.constant([seed, shard_index], "int64")
-        records, files = shard, source.files
+        # The same in each process, since they share the order of the images and its random numbers.
+        root = tf.constant([seed, 0], "int64")
+        records, files, num_images = source.records, source.files, source.num_images
         if cache:
             records = records.map(lambda record: read(record, files), parallel) if files else records
             records = records.cache("" if cache is True else str(cache))
@@ -178,13 +191,21 @@ def pipeline(
             cut.decode(read(record, files)["image"], (0, 0))
 
         broken = BrokenImages(try_decode, epochs.num_distinct, policy.repeats)
-        sound = broken.first_sound(shard, lambda record: cut(read(record, source.files)["image"], (0, 0)))
+        sound = broken.first_sound(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
         stand_in = read(sound, source.files and not files)
 
         def batches(data):
             full, drop = bool(training or repeat or drop_remainder), bool(repeat or drop_remainder)
             return in_place(
-                data, steps.decode, steps.prepare, stand_in, batch_size, parallel, full=full, drop_remainder=drop
+                data,
+                steps.decode,
+                steps.prepare,
+                stand_in,
+                batch_size,
+                parallel,
+                shard=(shard_index, num_shards),
+                full=full,
+                drop_remainder=drop,
             )
 
         if repeat:
@@ -200,7 +221,7 @@ def pipeline(
         length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())
         data.class_names, data.num_classes = list(source.class_names), source.num_classes
-        data.num_images, data.broken = epochs.size, broken
+        data.num_images, data.num_shards, data.broken = epochs.size, num_shards, broken
         if not repeat:
             # With `repeat` there are no epochs to set: `skip_batches` sets the position.
             data.set_epoch = epochs.set

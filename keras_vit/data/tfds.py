@@ -11,9 +11,6 @@ def load(
     split: str,
     *,
     data_dir: str | os.PathLike | None = None,
-    num_shards: int = 1,
-    shard_index: int = 0,
-    seed: int = 0,
     **options: Any,
 ) -> "tf.data.Dataset":
     """Makes a dataset of (images, labels) from a TFDS dataset already prepared on this machine; downloads nothing.
@@ -23,9 +20,8 @@ def load(
             `VTAB`).
         split: A TFDS split, such as "train[:90%]"; for a VTAB-1k task "train800", "val200", "train800val200" or "test".
         data_dir: The folder of TFDS datasets; None: the TFDS default.
-        num_shards, shard_index, seed: As in `keras_vit.data.pipeline`. Each process reads only its shard.
-        **options: Other arguments of `pipeline`, which describes the result. `training` is True by default if the split
-            begins with "train".
+        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. `training` is True by
+            default if the split begins with "train".
 
     Raises:
         ImportError: If tensorflow-datasets is not installed.
@@ -58,8 +54,6 @@ def load(
     if "image" not in features or (isinstance(task.label, str) and task.label not in features):
         raise ValueError(f"Expected features 'image' and {task.label!r} of {name!r}. Received: {list(features)}")
     try:
-        if num_shards > 1:
-            tfds_split = tfds.even_splits(tfds_split, num_shards)[shard_index]
         num_images = builder.info.splits[tfds_split].num_examples
     except (AssertionError, KeyError, ValueError) as error:
         raise ValueError(f"Expected `split` of {name!r} to be a part of {counts}. Received: {split!r}") from error
@@ -79,9 +73,7 @@ def load(
     class_names, num_classes = getattr(feature, "names", ()), task.num_classes or getattr(feature, "num_classes", None)
     _check(records, name, split, num_classes)
     source = Source(records, num_images, False, "int", tuple(class_names), num_classes)
-    # TFDS makes the shards, so the pipeline does not know about them: each needs its own seed.
-    options = {"training": str(split).startswith("train"), **options, "seed": seed + 1_000_003 * shard_index}
-    return pipeline(source, **options)
+    return pipeline(source, **{"training": str(split).startswith("train"), **options})
 
 
 def _builder(tfds, dataset, data_dir):

@@ -99,15 +99,79 @@ def test_evaluation_is_in_order_and_the_same_each_time(folder):
     assert np.concatenate([labels for _, labels in batches(data)]).tolist() == sorted(i % 4 for i in range(24))
 
 
+def shared(folder, num_shards, **options):
+    """The datasets of the processes that share the batches."""
+    return [make(folder, **options, num_shards=num_shards, shard_index=i) for i in range(num_shards)]
+
+
+def side_by_side(parts):
+    """Joins the batches of several processes, which must have as many rows and batches each."""
+    joined = list(zip(*map(batches, parts), strict=True))
+    assert all(len({len(images) for images, *_ in batch}) == 1 for batch in joined)
+    return [[np.concatenate(arrays) for arrays in zip(*batch, strict=True)] for batch in joined]
+
+
+AUGMENTED = Policy(randaugment=(2, 10), erasing=0.5, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "options"),
+    [
+        (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "policy": AUGMENTED, "num_parallel_calls": 3}),
+        (4, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}),
+        (4, {"drop_remainder": True, "skip_batches": 2, "policy": Policy(repeats=3)}),
+        (8, {"drop_remainder": True, "training": False, "labels": "none"}),
+    ],
+    ids=str,
+)
 @pytest.mark.tried_on("tensorflow")
-def test_shards_are_apart_and_complete(folder):
-    options = {"training": False, "batch_size": 30}
-    whole = batches(make(folder, **options))[0][0]
-    parts = [batches(make(folder, **options, num_shards=5, shard_index=i))[0][0] for i in range(5)]
-    assert [len(p) for p in parts] == [5, 5, 5, 5, 4]
-    assert {x.tobytes() for p in parts for x in p} == {x.tobytes() for x in whole}
-    crops = [batches(make(folder, shuffle=False, num_shards=2, shard_index=i))[0][0] for i in range(2)]
-    assert not np.array_equal(crops[0], crops[1])
+def test_processes_share_the_batches_of_one(folder, num_shards, options):
+    one, parts = make(folder, **options), shared(folder, num_shards, **options)
+    # Two iterations, since nothing may drift apart after the first.
+    for _ in range(2):
+        assert equal(side_by_side(parts), batches(one))
+    assert {(len(part), part.num_images, part.num_shards) for part in parts} == {(len(one), 24, num_shards)}
+
+
+@pytest.mark.parametrize("more", [{}, {"cache": True}], ids=str)
+@pytest.mark.tried_on("tensorflow")
+def test_a_process_opens_only_its_own_images(folder, more, monkeypatch):
+    """Of all, only the first must be known to decode; a cache needs them all."""
+    opened, read = [], tf.io.read_file
+
+    def noted(path):
+        def note(path):
+            opened.append(path)
+            return path
+
+        return read(tf.ensure_shape(tf.numpy_function(note, [path], "string"), ()))
+
+    monkeypatch.setattr(tf.io, "read_file", noted)
+    found = []
+    for part in shared(folder, 2, drop_remainder=True, **more):
+        opened.clear()
+        batches(part)
+        found.append(sorted(opened))
+    if more:
+        assert len(found[0]) == 24 and found[0] == found[1]
+    else:
+        assert len(found[0]) == len(found[1]) == 12 and len({*found[0], *found[1]}) == 24
+
+
+@pytest.mark.parametrize("options", [{"repeat": True, "num_batches": 6}, {"drop_remainder": True}], ids=str)
+@pytest.mark.tried_on("tensorflow")
+def test_a_process_whose_images_are_all_broken_takes_as_many_steps(tmp_path, options):
+    paths = sorted(write_classes(tmp_path, 24))
+    for i, path in enumerate(paths):
+        if i % 4 > 1:
+            path.write_bytes(b"")
+    parts = shared(tmp_path, 2, batch_size=4, shuffle=False, crop="eval", flip=False, **options)
+    sound, broken = map(batches, parts)
+    assert len(sound) == len(broken) == 6
+    for images, labels in broken:
+        assert (labels == 0).all()
+        np.testing.assert_array_equal(images, [sound[0][0][0]] * 2)
+    assert [len(part.broken) for part in parts] == [0, 12]
 
 
 @pytest.mark.tried_on("tensorflow")
@@ -165,7 +229,8 @@ def test_cached_on_disk(folder, tmp_path):
         ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
         ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
         ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
-        ({"num_shards": 30}, "an image for each shard. Received: 24 for 30 shards"),
+        ({"num_shards": 3}, "`batch_size`. Expected a multiple of num_shards=3. Received: 8"),
+        ({"num_shards": 2}, "`repeat` or `drop_remainder` with several shards, .* Received: num_shards=2"),
         ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
         ({"crop": "random"}, "`kind`. Expected one of"),
         ({"labels": "none", "policy": "deit"}, "one-hot labels for a policy that mixes"),

@@ -55,12 +55,13 @@ def test_training_splits_are_shuffled(folder):
     assert load("tiny", "train", data_dir=folder, image_size=8, policy="light2").element_spec[1].shape == (None, 3)
 
 
-def test_shards_are_apart_and_complete(folder):
-    parts = [
-        load("tiny", "test", data_dir=folder, image_size=8, num_shards=2, shard_index=i, normalize=False)
-        for i in range(2)
-    ]
-    assert [labels.tolist() for part in parts for _, labels in batches(part)] == [[0, 1, 2], [0, 1, 2]]
+def test_processes_share_the_batches_of_one(folder):
+    def labels(**options):
+        options = {"image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle_buffer": 9, **options}
+        return [labels.tolist() for _, labels in batches(load("tiny", "train", data_dir=folder, **options))]
+
+    first, second = (labels(num_shards=2, shard_index=i) for i in range(2))
+    assert [a + b for a, b in zip(first, second, strict=True)] == labels()
 
 
 def test_clear_errors_before_training(folder, tmp_path):
