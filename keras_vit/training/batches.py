@@ -58,7 +58,8 @@ def look(data, batch_size=32):
         images=_joined([batch[0] for batch in found]),
         labels=_joined([batch[1] for batch in found if len(batch) > 1]),
         first=found[0],
-        batch_size=len(keras.tree.flatten(found[0][0])[0]),
+        # Of all processes that share a batch.
+        batch_size=len(keras.tree.flatten(found[0][0])[0]) * getattr(data, "num_shards", 1),
         num_images=num_images,
         steps=steps,
         class_names=list(getattr(data, "class_names", None) or []),

@@ -46,13 +46,24 @@ def data_of(x, y=None, sample_weight=None, batch_size=None, steps=None):
     files = [os.path.basename(path) for path in getattr(x, "file_paths", None) or ()]
     return {
         "kind": type(x).__name__,
-        "spec": str(getattr(x, "element_spec", None)),
+        "spec": str(_whole_batch(x)),
         "batch_size": batch_size or getattr(x, "batch_size", None),
         "steps": steps,
         "num_images": getattr(x, "num_images", None),
         "class_names": _sha256(repr(getattr(x, "class_names", None)).encode()),
         "files": _sha256(repr(files).encode()),
     }
+
+
+def _whole_batch(x):
+    """Returns the specification of a dataset's batches; of one that processes share, as a single process has it."""
+    spec, num_shards = getattr(x, "element_spec", None), getattr(x, "num_shards", 1)
+    if num_shards == 1:
+        return spec
+    # A run of several processes can be resumed by one.
+    return keras.tree.map_structure(
+        lambda part: type(part)((part.shape[0] * num_shards, *part.shape[1:]), part.dtype), spec
+    )
 
 
 def goes_on(x=None, batch_size=None, steps_per_epoch=None, **others):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from keras_vit.data import from_dataframe
 from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
 from tests.tiny import build
 
@@ -69,6 +70,16 @@ def test_data_is_known_by_its_sizes_and_a_sample():
     assert not goes_on(dataset.batch(4)) and not goes_on(dataset.batch(4), steps_per_epoch=25)
     assert goes_on(dataset.batch(4).repeat(), steps_per_epoch=25) and goes_on(x, steps_per_epoch=3)
     assert not goes_on(x, batch_size=10, steps_per_epoch=10)
+
+
+def test_one_process_knows_the_data_of_several(tmp_path):
+    pytest.importorskip("tensorflow")
+    keras.utils.save_img(tmp_path / "0.png", np.zeros((8, 8, 3)))
+    table = {"path": [tmp_path / "0.png"] * 4, "label": [0, 1, 0, 1]}
+    options = {"image_size": 8, "batch_size": 4, "drop_remainder": True}
+    one, part = (from_dataframe(table, **options, **more) for more in ({}, {"num_shards": 2, "shard_index": 1}))
+    assert part.element_spec[0].shape[0] == 2
+    assert data_of(part) == data_of(one) and "(4, 8, 8, 3)" in data_of(one)["spec"]
 
 
 def test_what_has_no_config_does_not_stop_a_run():
