@@ -69,10 +69,23 @@ def _reason(load, record):
     return None
 
 
-def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, shard=(0, 1), full=False, drop_remainder=False):
+def in_place(
+    data,
+    decode,
+    prepare,
+    stand_in,
+    batch_size,
+    parallel,
+    *,
+    shard=(0, 1),
+    full=False,
+    weighted=False,
+    drop_remainder=False,
+):
     """Makes the k-th batch from the k-th `batch_size` records, replacing broken images by others if `full`.
 
-    Of each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
+    If `weighted`, the last of the labels is a weight: sound images keep their places, and others have the weight 0. Of
+    each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
     images, labels, (indices, names, encoded images) of the broken records).
     """
     size = batch_size // shard[1]
@@ -97,11 +110,17 @@ def in_place(data, decode, prepare, stand_in, batch_size, parallel, *, shard=(0,
         missing = tf.reduce_all(indices[:, None] != present[None], axis=1)
 
         def repeated():
-            order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
+            if weighted:
+                # The last sound image up to each place, or the first.
+                order = tf.maximum(tf.cumsum(tf.cast(~missing, "int32")) - 1, 0)
+            else:
+                order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
             return tf.nest.map_structure(lambda x: tf.gather(x, order), (images, labels))
 
-        if full:
+        if full or weighted:
             images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
+        if weighted and labels:
+            labels = (*labels[:-1], tf.where(missing, 0.0, labels[-1]))
         if drop_remainder:
             parts = (images, labels)
             images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (size, *x.shape[1:])), parts)

@@ -53,8 +53,17 @@ class Epochs:
         epoch = tf.data.Dataset.range(1).map(number)
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
-    def stream(self, epoch, begin, end):
-        """Dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch."""
+    def row_weight(self, num_batches):
+        """The weight of an image in an iteration of padded batches, such that its rows weigh 1 on average."""
+        rows = num_batches * self._batch_size
+        padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
+        return rows / (rows - padding)
+
+    def stream(self, epoch, begin, end, filler=None):
+        """Dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
+
+        The record `filler` fills the last batch, if given. Its index is negative, -1 minus that of the last image.
+        """
         data = self._records
         if self._shuffle_buffer is not None:
             # Otherwise the program's global seed would influence the order.
@@ -67,7 +76,11 @@ class Epochs:
         if self._repeats > 1:
             data = data.flat_map(lambda record: tf.data.Dataset.from_tensors(record).repeat(self._repeats))
         indices = tf.data.Dataset.range(epoch * self.size + begin, epoch * self.size + end)
-        return tf.data.Dataset.zip(indices, data.skip(begin))
+        data = tf.data.Dataset.zip(indices, data.skip(begin))
+        if filler is not None:
+            filling = tf.data.Dataset.from_tensors((-(epoch * self.size + end), filler))
+            data = data.concatenate(filling.repeat((begin - end) % self._batch_size))
+        return data
 
     def watched(self, data, broken, num_batches):
         """Dataset of the batches of (index, missing, batch); reports broken images and counts finished epochs."""
@@ -96,6 +109,7 @@ class Epochs:
             met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
             if not self._repeat:
                 # In the second part of an iteration, the epoch it began in is the previous one.
+                index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")
                 with tf.control_dependencies([tf.cond(count == num_batches, ended, lambda: False)]):

@@ -44,6 +44,7 @@ def pipeline(
     repeat: bool = False,
     cache: bool | str | os.PathLike = False,
     drop_remainder: bool | None = None,
+    pad_remainder: bool = False,
     num_shards: int = 1,
     shard_index: int = 0,
     skip_batches: int = 0,
@@ -67,6 +68,13 @@ def pipeline(
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
     smaller. A batch without any valid image contains the first valid image of the source.
+
+    With `pad_remainder` all batches are full, and several devices or processes can share each: the last batch of an
+    epoch is filled up with rows of weight 0, and so is the place of a broken image. The others do not weigh 1 but
+    `num_batches * batch_size / num_images`, times their own weight: Keras divides the loss of a batch by its rows,
+    whatever their weights, and averages the batches, which gives exactly the mean over the images. It is too low by
+    the share of broken images. `weighted_metrics` of `model.compile` are exact; `metrics` count all rows. For
+    prediction, with `labels="none"`, the rows added come last.
 
     Several processes share each batch: process i of P gets the rows from `i * batch_size / P` to
     `(i + 1) * batch_size / P`, in the order of a single process, with the same crops and augmentation. Side by side,
@@ -99,8 +107,9 @@ def pipeline(
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
             of several processes needs a path of its own.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
+        pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
         num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.
-            Several need `repeat` or `drop_remainder`, without which the last batch may be too small for all.
+            Several need `repeat`, `drop_remainder` or `pad_remainder`, since the last batch may be too small for all.
         skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. Without `repeat` each
             iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
         num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
@@ -137,10 +146,17 @@ def pipeline(
         raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
     if batch_size % num_shards:
         raise arguments.invalid("batch_size", f"a multiple of num_shards={num_shards}", batch_size)
-    if num_shards > 1 and not (repeat or drop_remainder):
+    if pad_remainder and (repeat or drop_remainder):
         raise ValueError(
-            "Expected `repeat` or `drop_remainder` with several shards, since they would share an epoch's last batch "
-            f"unequally. Received: num_shards={num_shards}"
+            "Expected `pad_remainder` without `repeat` and `drop_remainder`, which leave no batch to fill. Received: "
+            f"repeat={repeat}, drop_remainder={drop_remainder}"
+        )
+    if pad_remainder and policy.mixes:
+        raise ValueError(f"Expected no `pad_remainder` with a policy that mixes or smooths labels. Received: {policy}")
+    if num_shards > 1 and not (repeat or drop_remainder or pad_remainder):
+        raise ValueError(
+            "Expected `repeat`, `drop_remainder` or `pad_remainder` with several shards, since they would share an "
+            f"epoch's last batch unequally. Received: num_shards={num_shards}"
         )
     if policy.randaugment and channels != 3:
         raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
@@ -184,7 +200,9 @@ def pipeline(
             repeat=repeat,
             drop_remainder=drop_remainder,
         )
-        steps = Steps(cut, policy, source, labels, record if inputs["normalize"] else None, files, root)
+        length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
+        row_weight = epochs.row_weight(length) if pad_remainder else None
+        steps = Steps(cut, policy, source, labels, record if inputs["normalize"] else None, files, root, row_weight)
 
         # Captures only what it needs, since TensorFlow never frees a dataset's Python functions.
         def try_decode(record):
@@ -195,7 +213,7 @@ def pipeline(
         stand_in = read(sound, source.files and not files)
 
         def batches(data):
-            full, drop = bool(training or repeat or drop_remainder), bool(repeat or drop_remainder)
+            whole = bool(repeat or drop_remainder or pad_remainder)
             return in_place(
                 data,
                 steps.decode,
@@ -204,19 +222,20 @@ def pipeline(
                 batch_size,
                 parallel,
                 shard=(shard_index, num_shards),
-                full=full,
-                drop_remainder=drop,
+                full=bool(training or whole),
+                weighted=pad_remainder,
+                drop_remainder=whole,
             )
 
         if repeat:
             data = batches(epochs.parts().flat_map(epochs.stream))
         else:
-            data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part)))
+            filler = stand_in if pad_remainder else None
+            data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
         # Without mixing, the work is too small for threads.
         data = data.map(steps.finish, parallel if policy.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
-        length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
         data = epochs.watched(data.prefetch(tf.data.AUTOTUNE), broken, length)
         length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())

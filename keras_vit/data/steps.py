@@ -6,12 +6,16 @@ from keras_vit.data.source import tf
 
 
 class Steps:
-    """The steps from a record to an image, and from decoded images to a batch; `root` is the seed, a tensor (2,)."""
+    """The steps from a record to an image, and from decoded images to a batch; `root` is the seed, a tensor (2,).
 
-    def __init__(self, cut, policy, source, labels, scale, files, root):
+    With a `row_weight`, each image has a weight: this one, times its own; 0 if its index is negative.
+    """
+
+    def __init__(self, cut, policy, source, labels, scale, files, root, row_weight=None):
         self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files
         keys = source.records.element_spec
         self._beside = [] if labels is None else [key for key in ("label", "weight") if key in keys]
+        self._row_weight = None if labels is None else row_weight
         self._scale = None if scale is None else [np.array(c, "float32") for c in scale.offset_and_scale]
         self._root = tf.random.stateless_uniform((), root, None, None, "int64")
         self._augment = self._erase = None
@@ -32,7 +36,11 @@ class Steps:
 
     def _decode(self, index, record):
         encoded = read(record, self._files)["image"]
-        return index, self._cut.decode(encoded, self._seed(index)), tuple(record[key] for key in self._beside)
+        beside = tuple(record[key] for key in self._beside)
+        if self._row_weight is not None:
+            weight = record.get("weight", 1.0) * self._row_weight
+            beside = (record["label"], tf.where(index < 0, 0.0, weight))
+        return index, self._cut.decode(encoded, self._seed(index)), beside
 
     def _prepare(self, index, image, beside):
         seed = self._seed(index)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_vit import Preprocessing
-from keras_vit.data import Policy, from_directory
+from keras_vit.data import Policy, from_dataframe, from_directory
 from tests import tiny
 from tests.data.images import batches, equal, write_classes
 
@@ -120,6 +120,7 @@ AUGMENTED = Policy(randaugment=(2, 10), erasing=0.5, label_smoothing=0.1)
         (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "policy": AUGMENTED, "num_parallel_calls": 3}),
         (4, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}),
         (4, {"drop_remainder": True, "skip_batches": 2, "policy": Policy(repeats=3)}),
+        (4, {"pad_remainder": True, "skip_batches": 1, "batch_size": 20}),
         (8, {"drop_remainder": True, "training": False, "labels": "none"}),
     ],
     ids=str,
@@ -156,6 +157,69 @@ def test_a_process_opens_only_its_own_images(folder, more, monkeypatch):
         assert len(found[0]) == 24 and found[0] == found[1]
     else:
         assert len(found[0]) == len(found[1]) == 12 and len({*found[0], *found[1]}) == 24
+
+
+@pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 4), (2, 4), (3, 9), (8, 8)])
+@pytest.mark.tried_on("tensorflow")
+def test_padded_epochs_have_each_image_once(folder, tmp_path, num_shards, batch_size):
+    paths, broken = sorted(folder.rglob("*.jpg"))[:7], {2, 6}
+    (tmp_path / "broken").write_bytes(b"")
+    table = {"path": [tmp_path / "broken" if i in broken else path for i, path in enumerate(paths)], "label": range(7)}
+    options = {"image_size": 8, "batch_size": batch_size, "num_classes": 7, "pad_remainder": True}
+    parts = [from_dataframe(table, **options, num_shards=num_shards, shard_index=i) for i in range(num_shards)]
+    for _ in range(2):
+        found = side_by_side(parts)
+        assert [len(images) for images, *_ in found] == [batch_size] * -(-7 // batch_size)
+        labels, weights = (np.concatenate(arrays) for arrays in list(zip(*found, strict=True))[1:])
+        assert sorted(labels[weights > 0]) == [i for i in range(7) if i not in broken]
+        np.testing.assert_allclose(weights[weights > 0], len(weights) / 7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_batches": 2}, {"num_batches": 2, "skip_batches": 1}, {"num_batches": 9, "skip_batches": 2}],
+    ids=str,
+)
+@pytest.mark.tried_on("tensorflow")
+def test_padded_rows_weigh_1_on_average(folder, options):
+    weights = [batch[2] for batch in batches(make(folder, pad_remainder=True, batch_size=10, **options))]
+    padded = np.concatenate(weights) == 0
+    assert padded.sum() == (0 if options == {"num_batches": 2} else 6)
+    assert np.mean(weights) == pytest.approx(1)
+
+
+def test_the_loss_and_metrics_of_padded_data_are_exact(folder, tmp_path):
+    paths = [str(path) for path in sorted(folder.rglob("*.jpg"))]
+    (tmp_path / "broken").write_bytes(b"")
+    table = {"path": paths, "label": [i % 4 for i in range(24)], "weight": [1 + i % 3 for i in range(24)]}
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, weighted_metrics=["accuracy"])
+
+    def evaluate(**options):
+        data = from_dataframe(table, image_size=8, num_classes=4, training=False, **options)
+        return model.evaluate(data, verbose=0)
+
+    for weight_column in (None, "weight"):
+        expected = evaluate(batch_size=24, weight_column=weight_column)
+        assert 0 < expected[1] < 1
+        for batch_size in (7, 40):
+            padded = evaluate(batch_size=batch_size, weight_column=weight_column, pad_remainder=True)
+            np.testing.assert_allclose(padded, expected, rtol=1e-5)
+    table["path"][4:6] = [str(tmp_path / "broken")] * 2
+    loss, accuracy = evaluate(batch_size=24)
+    np.testing.assert_allclose(evaluate(batch_size=7, pad_remainder=True), [loss * 22 / 24, accuracy], rtol=1e-5)
+
+
+@pytest.mark.tried_on("tensorflow")
+def test_padded_images_without_labels_come_first(folder):
+    options = {"training": False, "labels": "none", "batch_size": 10}
+    images, padded = (
+        np.concatenate([batch[0] for batch in batches(make(folder, **options, **more))])
+        for more in ({}, {"pad_remainder": True})
+    )
+    assert len(padded) == 30
+    np.testing.assert_array_equal(padded[:24], images)
 
 
 @pytest.mark.parametrize("options", [{"repeat": True, "num_batches": 6}, {"drop_remainder": True}], ids=str)
@@ -230,7 +294,10 @@ def test_cached_on_disk(folder, tmp_path):
         ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
         ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
         ({"num_shards": 3}, "`batch_size`. Expected a multiple of num_shards=3. Received: 8"),
-        ({"num_shards": 2}, "`repeat` or `drop_remainder` with several shards, .* Received: num_shards=2"),
+        ({"num_shards": 2}, "`repeat`, `drop_remainder` or `pad_remainder` with several shards, .*: num_shards=2"),
+        ({"pad_remainder": True, "repeat": True}, "`pad_remainder` without `repeat` and .* Received: repeat=True"),
+        ({"pad_remainder": True, "drop_remainder": True}, "`pad_remainder` without .*, drop_remainder=True"),
+        ({"pad_remainder": True, "policy": "deit"}, "no `pad_remainder` with a policy that mixes"),
         ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
         ({"crop": "random"}, "`kind`. Expected one of"),
         ({"labels": "none", "policy": "deit"}, "one-hot labels for a policy that mixes"),
