@@ -120,7 +120,7 @@ AUGMENTED = Policy(randaugment=(2, 10), erasing=0.5, label_smoothing=0.1)
         (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "policy": AUGMENTED, "num_parallel_calls": 3}),
         (4, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}),
         (4, {"drop_remainder": True, "skip_batches": 2, "policy": Policy(repeats=3)}),
-        (4, {"pad_remainder": True, "skip_batches": 1, "batch_size": 20}),
+        (4, {"pad_remainder": True, "skip_batches": 1, "num_batches": 1, "batch_size": 20}),
         (8, {"drop_remainder": True, "training": False, "labels": "none"}),
     ],
     ids=str,
