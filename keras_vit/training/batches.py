@@ -21,6 +21,7 @@ class Data(NamedTuple):
     labels: np.ndarray | None
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int
+    full: bool  # whether the last batch of an epoch is known to be as large as the others
     num_images: int | None  # of an epoch
     steps: float | None  # of an epoch; math.inf if it never ends
     class_names: list  # may be empty
@@ -60,6 +61,10 @@ def look(data, batch_size=32):
         first=found[0],
         # Of all processes that share a batch.
         batch_size=len(keras.tree.flatten(found[0][0])[0]) * getattr(data, "num_shards", 1),
+        full=any(
+            getattr(spec.shape, "rank", 0) and spec.shape[0]
+            for spec in keras.tree.flatten(getattr(data, "element_spec", ()))[:1]
+        ),
         num_images=num_images,
         steps=steps,
         class_names=list(getattr(data, "class_names", None) or []),
@@ -127,12 +132,14 @@ def step_problems(seen, steps, steps_per_epoch, replicas):
     if replicas == 1:
         return
     sizes = {seen.batch_size}
-    if steps_per_epoch is None and seen.num_images and steps == -(-seen.num_images // seen.batch_size):
-        sizes.add(seen.num_images % seen.batch_size)
+    rest = 0 if seen.full or not seen.num_images else seen.num_images % seen.batch_size
+    if steps_per_epoch is None and rest and steps == seen.num_images // seen.batch_size + 1:
+        sizes.add(rest)
     if uneven := sorted(size for size in sizes if size % replicas):
         yield (
             f"Expected batches that {replicas} devices can share. Received: a batch of {uneven[-1]} images. Choose "
-            f"`batch_size` as a multiple of {replicas}, and leave out a last batch that is not full (drop_remainder)."
+            f"`batch_size` as a multiple of {replicas}, and leave out a last batch that is not full (drop_remainder) "
+            "or fill it (pad_remainder)."
         )
 
 

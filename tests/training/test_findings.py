@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.training import SAM, freeze, preflight
+from keras_vit.training import SAM, batches, freeze, preflight
 from tests.tiny import build
 
 RNG = np.random.default_rng(0)
@@ -217,6 +217,14 @@ def test_a_batch_that_devices_cannot_share(model):
             preflight(model, (IMAGES, LABELS), batch_size=5)
     finally:
         keras.distribution.set_distribution(None)
+
+
+def test_a_last_batch_that_is_filled_can_be_shared():
+    tf = pytest.importorskip("tensorflow")
+    for full in (False, True):
+        data = tf.data.Dataset.from_tensor_slices((IMAGES[:8], LABELS[:8])).batch(4, drop_remainder=full)
+        data.num_images = 7
+        assert len(list(batches.step_problems(batches.look(data), 2, None, 4))) == (not full)
 
 
 def test_models_around_a_model_and_of_other_kinds():
