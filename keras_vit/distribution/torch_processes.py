@@ -97,8 +97,9 @@ def synchronize(model):
     each step. Only `evaluate` may have other numbers of batches, at least one; its logs per batch are this process's.
 
     The variables of a metric must be sums over images, as are those of all `keras.metrics`, not a maximum or the like.
-    The statistics of `keras.layers.BatchNormalization` are of each process's part alone. Callbacks run in each process:
-    write files in process 0 only, and let none stop one process alone. Without other processes, nothing is done.
+    The statistics of `keras.layers.BatchNormalization` are of each process's part alone, and a
+    `Distiller` needs the same teacher in each. Callbacks run in each process: write files in process 0 only, and let
+    none stop one process alone. Without other processes, nothing is done.
 
     Raises:
         ValueError: If the model is not compiled or built, is compiled with `jit_compile=True`, or is not the same in
