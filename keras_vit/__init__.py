@@ -21,6 +21,7 @@ except ModuleNotFoundError as _error:
 from keras_vit import (
     data,
     distillation,
+    distribution,
     evaluation,
     export,
     inspection,
@@ -63,6 +64,7 @@ __all__ = [
     "data",
     "decode_predictions",
     "distillation",
+    "distribution",
     "evaluation",
     "export",
     "features",

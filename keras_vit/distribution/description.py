@@ -18,9 +18,9 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 class Description(NamedTuple):
     """What each device holds and sends, in bytes; `str` is a table in MB.
 
-    `temporary` is what a step needs besides the variables: activations, gradients and gathered variables. `flops` counts
-    the operations of one device. `collectives` maps a kind, such as "all-reduce", to (number, bytes of their results) in
-    a step. The last three are None without a batch size.
+    `temporary` is what a step needs besides the variables: activations, gradients and gathered variables. `flops`
+    counts the operations of one device. `collectives` maps a kind, such as "all-reduce", to (number, bytes of their
+    results) in a step. The last three are None without a batch size.
     """
 
     parameters: int
@@ -70,7 +70,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
 
 def compile_step(model, batch_size):
     """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
-    import jax  # noqa: TID251  Keras has no way to look at the compiled step.
+    import jax  # Keras has no way to look at the compiled step.
 
     shapes = {
         "x": ((batch_size, *model.input_shape[1:]), "float32"),

@@ -106,7 +106,6 @@ class Layouts(keras.distribution.ModelParallel):
                 axes[max(free, key=lambda i: shape[i])] = DATA
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
-
     def get_tensor_layout(self, path):
         layout = super().get_tensor_layout(path)
         if layout is None and _OUTPUTS.fullmatch(path):

@@ -55,7 +55,7 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=60
         raise arguments.invalid("coordinator", "'host:port' of process 0, or a start by torchrun", coordinator)
     if coordinator is None and num_processes == 1:
         return
-    import torch  # noqa: TID251
+    import torch
 
     gpus = torch.cuda.device_count()
     if gpus:
@@ -85,6 +85,19 @@ def barrier():
     """Waits until all processes are here."""
     if num_processes() > 1:
         _distributed().barrier()
+
+
+def agree(number):
+    """Returns the integer that process 0 gave; all processes must call it."""
+    found = [number]
+    _distributed().broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def is_synchronized(model):
+    """Whether `synchronize` was called for a model, and for each weight that trains."""
+    weights = (variable.value for variable in model.trainable_variables)
+    return hasattr(model, "_in_test_step") and all(hasattr(w, "averaged_over_processes") for w in weights)
 
 
 def synchronize(model):
@@ -140,7 +153,7 @@ def spread_seeds(model):
     dist = _distributed()
     if num_processes() == 1:
         return
-    import torch  # noqa: TID251
+    import torch
 
     states = [v for v in model.variables if v.name == "seed_generator_state"]
     arrays = [keras.ops.convert_to_numpy(v) for v in states] + [torch.get_rng_state().numpy()]
@@ -161,7 +174,7 @@ def spread_seeds(model):
 def _distributed():
     if keras.backend.backend() != "torch":
         raise RuntimeError(f"Expected the PyTorch backend. Received: KERAS_BACKEND={keras.backend.backend()}")
-    import torch.distributed  # noqa: TID251
+    import torch.distributed
 
     if not torch.distributed.is_available():
         raise RuntimeError("Expected a PyTorch with torch.distributed. Received: one built without it")
@@ -190,7 +203,7 @@ def _average(parameter):
 
     The passes are of the same graph in each process, so that the gradients come in the same order.
     """
-    import torch  # noqa: TID251
+    import torch
 
     gradient = parameter.grad.div_(num_processes())
     # Itself, unless the weight is a transpose.
@@ -226,7 +239,7 @@ def _share_metrics(model):
         # On the meta device, Keras only builds the metrics.
         if model._in_test_step or any(v.value.is_meta for v in variables):
             return base(model)
-        with keras.StatelessScope(state_mapping=list(zip(variables, _sums(variables), strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(variables, sums(variables), strict=True))):
             return base(model)
 
     def get_metrics_result_or_logs(logs):
@@ -241,9 +254,9 @@ def _share_metrics(model):
     model.test_function = None
 
 
-def _sums(variables):
+def sums(variables):
     """Returns the values of variables, summed over the processes in one exchange for each dtype."""
-    import torch  # noqa: TID251
+    import torch
 
     places = defaultdict(list)
     for i, variable in enumerate(variables):

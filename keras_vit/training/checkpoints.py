@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from keras import ops
 
 from keras_vit import arguments
+from keras_vit.distribution.processes import metrics_to_numpy, share_of_metrics, to_numpy
 from keras_vit.files import remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 1"
@@ -87,11 +87,9 @@ def _read(path):
 
 def model_arrays(model):
     """Returns the values of a model's, its optimizer's and its metrics' variables, by "group/number"."""
-    return {
-        f"{group}/{i:05d}": storable(ops.convert_to_numpy(variable))
-        for group, variables in _variables(model).items()
-        for i, variable in enumerate(variables)
-    }
+    groups = {group: [to_numpy(v) for v in variables] for group, variables in _variables(model, metrics=False).items()}
+    groups["metrics"] = metrics_to_numpy(model.metrics_variables)
+    return {f"{group}/{i:05d}": storable(value) for group, values in groups.items() for i, value in enumerate(values)}
 
 
 def signature(model):
@@ -130,12 +128,14 @@ def assign(model, slot, *groups):
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):
-            variable.assign(slot.arrays[f"{group}/{i:05d}"])
+            value = slot.arrays[f"{group}/{i:05d}"]
+            variable.assign(share_of_metrics(value) if group == "metrics" else value)
 
 
-def _variables(model):
+def _variables(model, metrics=True):
     optimizer = model.optimizer.variables if model.optimizer is not None else []
-    return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
+    groups = {"model": model.variables, "optimizer": optimizer}
+    return groups | {"metrics": model.metrics_variables} if metrics else groups
 
 
 def _describe(variable):

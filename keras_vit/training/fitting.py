@@ -2,10 +2,10 @@ import math
 
 import keras
 
+from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.models.inputs import num_batches
 from keras_vit.training.resume import Resume
 from keras_vit.training.run_record import data_of
-from keras_vit.training.torch_generators import check_one_process
 
 
 def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **options):
@@ -27,7 +27,7 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
 
     Raises:
         ValueError: As `Resume` does.
-        RuntimeError: In one of several PyTorch processes.
+        RuntimeError: In one of several PyTorch processes without `keras_vit.distribution.synchronize`.
 
     Example:
 
@@ -43,7 +43,7 @@ def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **
     >>> len(history.history["loss"])
     2
     """
-    check_one_process()
+    check_synchronized(model)
     resume = resume if isinstance(resume, Resume) else Resume(resume)
     given, optimizer = resume.callbacks, model.optimizer
     resume.callbacks = [*(given or []), *callbacks]

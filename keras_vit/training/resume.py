@@ -5,6 +5,8 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.distribution.processes import agree, first_in_process_0, process_id
+from keras_vit.distribution.synchronization import check_synchronized, spread_seeds
 from keras_vit.training.checkpoints import OTHER_FOLDER, CheckpointSlots, assign, check_model, model_arrays, signature
 from keras_vit.training.kept_callbacks import KeptCallbacks
 from keras_vit.training.run_record import (
@@ -16,7 +18,7 @@ from keras_vit.training.run_record import (
     plain_rate,
     record_of,
 )
-from keras_vit.training.torch_generators import check_one_process, generator_states, set_generator_states
+from keras_vit.training.torch_generators import generator_states, set_generator_states
 
 _UNKNOWN_STOPPER = "a callback that was not given to Resume"
 
@@ -60,7 +62,8 @@ class Resume(keras.callbacks.Callback):
     Raises:
         ValueError: If an argument is invalid, the model is not built, the checkpoint is of another run (see `allow`),
             or `steps_per_epoch` lets an epoch begin within the data, where a resumed run would not.
-        RuntimeError: At the start of training, in one of several PyTorch processes.
+        RuntimeError: At the start of training, in one of several PyTorch processes without
+            `keras_vit.distribution.synchronize`.
 
     Example:
 
@@ -108,7 +111,7 @@ class Resume(keras.callbacks.Callback):
         self._kept.set_model(model)
 
     def on_train_begin(self, logs=None):
-        check_one_process()
+        check_synchronized(self.model)
         self.epoch, self.batch, self.step, self.first_step = 0, 0, 0, 0
         self._saved = (0, 0, 0)
         self._to_skip = 0
@@ -121,8 +124,13 @@ class Resume(keras.callbacks.Callback):
         self.model._initial_epoch = None
         self._record = self._new_record()
         self._new_rate = None
-        self.checkpoints.open()
-        slot = self.checkpoints.newest()
+        slot = first_in_process_0(self._newest)
+        step = -1 if slot is None else slot.facts["step"]
+        if agree(step) != step:
+            raise ValueError(
+                "Expected `folder` to be the same for all processes. "
+                f"Received: {str(self.checkpoints.folder)!r}, with other checkpoints here than in process 0"
+            )
         if self.callbacks is None:
             print("Resume saves no state of callbacks given to fit. Give them to Resume(folder, callbacks=[...]).")
         if slot is None:
@@ -162,6 +170,7 @@ class Resume(keras.callbacks.Callback):
         if not self._to_skip:
             if self._slot is not None:
                 set_generator_states(self._slot.arrays)
+                spread_seeds(self.model)
             self.epoch, self.batch = epoch, 0
             if self.step > self._saved[-1] or self._saved[0] < epoch:
                 # Only now have all callbacks seen the end of the previous epoch.
@@ -182,6 +191,7 @@ class Resume(keras.callbacks.Callback):
             # Metrics are sure to have their variables only after a step.
             self._assign("model", "optimizer", "metrics")
             set_generator_states(self._slot.arrays)
+            spread_seeds(self.model)
             self._kept.unpack(self._slot)
             self._skip = self._slot = None
             return
@@ -224,10 +234,17 @@ class Resume(keras.callbacks.Callback):
             print(f"The model has the weights of {str(slot.path)!r} again, step {slot.facts['step']}.")
         self._kept.tell("on_train_end", logs)
 
+    def _newest(self):
+        if process_id() == 0:
+            self.checkpoints.open()
+        return self.checkpoints.newest()
+
     def set_seeds(self, epoch):
         """Sets the global random seeds for the start of an epoch (int, from 0)."""
         if self.seed is not None:
             keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
+            if self.model is not None:
+                spread_seeds(self.model)
 
     def _new_record(self):
         given = arguments_of_fit() if self.data is None else {}
@@ -295,8 +312,11 @@ class Resume(keras.callbacks.Callback):
             "callbacks": self._kept.pack(arrays),
             "stopped": self.stopped,
         }
+        # So that a resumed run, which knows only the seeds of process 0, draws the same numbers.
+        spread_seeds(model)
         try:
-            self.checkpoints.save(self.step, facts, arrays)
+            if process_id() == 0:
+                self.checkpoints.save(self.step, facts, arrays)
         except OSError as error:
             # A disk that fills up must not end a long run, unless it never took a checkpoint.
             if not self.checkpoints.paths():

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import keras
 
+from keras_vit.distribution.processes import on_one_device, process_id
+from keras_vit.distribution.split import distributed
+from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
@@ -29,7 +32,19 @@ class Run(NamedTuple):
     results: dict
 
 
-def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, callbacks=(), verbose="auto"):
+def run(
+    recipe,
+    make_dataset,
+    out,
+    *,
+    weights=None,
+    seed=0,
+    save_every=500,
+    callbacks=(),
+    distribution=None,
+    model_devices=None,
+    verbose="auto",
+):
     """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
     First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`
@@ -45,10 +60,17 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
+        distribution: How to train on several devices: "data" (a part of each batch on each), and on JAX "fsdp" (and a
+            part of each large variable), "tensor" (a part of each block) or "fsdp+tensor". None: one device. A run may
+            be resumed with another. Each of several processes, see `keras_vit.distribution.initialize`, calls `run`
+            with the same arguments and a folder that all share.
+        model_devices: Int, the devices that share the blocks of one model; None: all with "tensor", else 2.
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
-        ValueError: If the folder has a run with another recipe, seed or data, or the recipe does not fit the data.
+        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
+            devices do not divide its batch.
+        RuntimeError: If the backend cannot distribute so; the message names one that can.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
     Example:
@@ -58,7 +80,13 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     >>> flowers = functools.partial(keras_vit.data.load, "oxford_flowers102")
     >>> keras_vit.training.run(recipe, flowers, "runs/flowers")  # doctest: +SKIP
     """
-    out, started = Path(out), time.time()
+    with distributed(distribution, model_devices) as split:
+        return _run(recipe, make_dataset, Path(out), split, weights, seed, save_every, callbacks, verbose)
+
+
+def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks, verbose):
+    started, writes = time.time(), process_id() == 0
+    verbose = verbose if writes else 0
     weights = recipe.weights if weights is None else weights
     weights = None if weights == "none" else weights
     keras.utils.set_random_seed(seed)
@@ -70,8 +98,14 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         options["labels"] = "one_hot"
     if recipe.batch_size is None:
         recipe = recipe.replace({"batch_size": batch_size_for(labels.num_images)})
+    if recipe.batch_size % split.parts:
+        raise ValueError(
+            f"Expected a `batch_size` that the {split.parts} devices with a part of each batch divide. "
+            f"Received: {recipe.batch_size}"
+        )
     model = build(recipe, labels.num_classes, weights, labels.class_names)
     options |= {"batch_size": recipe.batch_size, "preprocessing": model}
+    options |= {"num_shards": split.num_shards, "shard_index": split.shard_index}
     training = functools.partial(
         make_dataset,
         "train",
@@ -87,7 +121,8 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
         options["labels"] = "one_hot"
-    test = make_dataset("test", **options, training=False)
+    # Each device must have as many images, and the scores be those of the images alone.
+    test = make_dataset("test", **options, training=False, pad_remainder=split.parts > 1)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
         raise ValueError(
             f"Expected the classes {train.class_names[:5]} ... of the training images in the test images as well. "
@@ -96,8 +131,10 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
     length = lengths(recipe, train.num_images, test.num_images)
 
     trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
-    judged = {"loss": loss(recipe, one_hot), "metrics": metrics(train.num_classes, one_hot, kind)}
+    judged = {"loss": loss(recipe, one_hot)}
+    judged["weighted_metrics" if split.parts > 1 else "metrics"] = metrics(train.num_classes, one_hot, kind)
     trained.compile(optimizer(recipe, model, length.total, length.warmup), **judged)
+    synchronize(trained)
 
     resume = Resume(out / "checkpoints", save_every, seed=seed)
     facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
@@ -111,8 +148,9 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         out=out,
         verbose=int(verbose != 0),
     )
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / "recipe.json", facts)
+    if writes:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / "recipe.json", facts)
     # Names alone: the datasets are too large to keep.
     broken, reading = set(), train
 
@@ -125,9 +163,9 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         reading = training(skip_batches=first, num_batches=min(length.epoch, length.total - first))
         return reading
 
-    logs = [keras.callbacks.CSVLogger(out / "history.csv")]
+    logs = [keras.callbacks.CSVLogger(out / "history.csv")] if writes else []
     # TensorBoard does not come with TensorFlow.
-    if importlib.util.find_spec("tensorboard"):
+    if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     history = fit(
         trained,
@@ -147,9 +185,12 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         model = merge_lora(model)
     if model is not trained:
         model.compile("sgd", **judged)
+        synchronize(model)
     scores = model.evaluate(test, return_dict=True, verbose=verbose)
-    with replacing(out / "model.keras") as draft:
-        model.save(draft)
+    whole = on_one_device(model)
+    if writes:
+        with replacing(out / "model.keras") as draft:
+            whole.save(draft)
     results = {
         "recipe": dataclasses.asdict(recipe),
         "weights": Path(str(weights)).name,
@@ -168,7 +209,7 @@ def run(recipe, make_dataset, out, *, weights=None, seed=0, save_every=500, call
         "history": history.history,
         "class_names": train.class_names,
     }
-    if resume.first_step < length.total or not (out / "results.json").exists():
+    if writes and (resume.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
     return Run(model, history, results)
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.training import Resume, fit
-from keras_vit.training.torch_generators import check_one_process
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's processes")
 
@@ -40,11 +40,11 @@ def test_several_processes_of_pytorch_are_refused_before_anything_is_done(tmp_pa
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     before = model.get_weights()
-    check_one_process()
+    check_synchronized(model)
     with world_of_two(tmp_path):
-        says = "Expected one process.*Received: 2, started by torch.distributed.*KERAS_BACKEND=jax"
+        says = "Expected a model that 2 PyTorch processes train together.*synchronize"
         with pytest.raises(RuntimeError, match=says):
-            check_one_process()
+            check_synchronized(model)
         with pytest.raises(RuntimeError, match=says):
             fit(model, lambda epoch: pytest.fail("no data is asked for"), 1, resume=tmp_path / "run")
         with pytest.raises(RuntimeError, match=says):
@@ -55,9 +55,10 @@ def test_several_processes_of_pytorch_are_refused_before_anything_is_done(tmp_pa
 
 
 def test_torchrun_is_seen_before_the_processes_meet(monkeypatch):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    check_one_process()
+    check_synchronized(model)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="Received: 4, started by torch.distributed or torchrun"):
-        check_one_process()
+    with pytest.raises(RuntimeError, match="4 PyTorch processes"):
+        check_synchronized(model)

@@ -1,0 +1,78 @@
+"""The ways to split a training run over devices, by name."""
+
+import contextlib
+from typing import NamedTuple
+
+import keras
+
+from keras_vit import arguments
+from keras_vit.distribution.layouts import data_parallel, device_mesh, fsdp, layout_map, tensor_parallel
+from keras_vit.distribution.processes import num_processes, process_id
+
+KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
+
+
+class Split(NamedTuple):
+    """How a batch is split: into `parts`, one for each copy of the model, read by `num_shards` processes."""
+
+    parts: int = 1
+    num_shards: int = 1
+    shard_index: int = 0
+
+
+@contextlib.contextmanager
+def distributed(kind: str | None, model_devices: int | None = None):
+    """Context in which models are built and trained on several devices; its value is a `Split`.
+
+    Args:
+        kind: "data": each device has the whole model and a part of each batch. "fsdp": and stores only a part of each
+            large variable. "tensor": groups of `model_devices` devices share one copy of the blocks. "fsdp+tensor":
+            both. None: one device.
+        model_devices: Int; None: all devices with "tensor", 2 with "fsdp+tensor".
+
+    On JAX all kinds, on all devices of all processes. On TensorFlow "data" on the devices of one machine, with
+    `tf.distribute.MirroredStrategy`. On PyTorch "data", a device for each process.
+
+    Raises:
+        ValueError: If `kind` is unknown, or `model_devices` does not divide the devices.
+        RuntimeError: If the backend cannot do it; the message names one that can.
+    """
+    if kind is None:
+        if num_processes() > 1:
+            raise arguments.invalid("distribution", f"one of {', '.join(KINDS)} for several processes", kind)
+        yield Split()
+        return
+    arguments.one_of("distribution", kind, KINDS)
+    if model_devices is not None and "tensor" not in kind:
+        raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
+    backend = keras.backend.backend()
+    if kind != "data" and backend != "jax":
+        raise RuntimeError(
+            f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'. "
+            f"Received: {backend}"
+        )
+    if backend == "tensorflow":
+        import tensorflow as tf  # Keras 3 trains on several devices only within its strategy.
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            yield Split(strategy.num_replicas_in_sync)
+    elif backend == "torch":
+        yield Split(num_processes(), num_processes(), process_id())
+    else:
+        with _layouts(kind, model_devices).scope():
+            layouts = keras.distribution.distribution()
+            shards = min(layouts.num_processes, layouts.num_model_replicas)
+            yield Split(layouts.num_model_replicas, shards, layouts.data_shard_id)
+
+
+def _layouts(kind, model_devices):
+    """Returns the layouts of a kind on all devices, for data that each process reads its part of."""
+    everything = len(keras.distribution.list_devices())
+    sizes = {"tensor": everything, "fsdp+tensor": 2}
+    mesh = device_mesh(model_devices or sizes.get(kind, 1))
+    if kind == "data":
+        return data_parallel(mesh, auto_shard_dataset=False)
+    if kind == "tensor":
+        return tensor_parallel(mesh, auto_shard_dataset=False)
+    return fsdp(mesh, layouts=layout_map(mesh) if "tensor" in kind else None, auto_shard_dataset=False)
