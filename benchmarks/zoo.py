@@ -442,7 +442,7 @@ def table_of(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="*", help="names that match this pattern, which are run again")
+    parser.add_argument("--only", default="*", help="names that match a pattern, such as 'vit_small*|vit_base*'")
     parser.add_argument("--again", action="store_true", help="run finished rows again")
     parser.add_argument("--shallow", action="store_true", help="2 blocks each")
     parser.add_argument("--summary", action="store_true", help="print outcomes and reasons by family; run nothing")
@@ -461,8 +461,8 @@ def main():
     versions = {"timm": timm.__version__, "transformers": transformers.__version__}
     print(versions, flush=True)
     names = sorted({*CLASSES, *(name for pattern in TIMM_PATTERNS for name in timm.list_models(pattern))})
-    chosen = [name for name in names if fnmatch.fnmatch(name, args.only)]
-    left = [name for name in chosen if args.again or args.only != "*" or name not in rows]
+    chosen = [name for name in names if any(fnmatch.fnmatch(name, part) for part in args.only.split("|"))]
+    left = [name for name in chosen if args.again or name not in rows]
     for row in rows_of(left, args.shallow, args.seconds):
         print(table_of([row]).splitlines()[1], flush=True)
         rows[row["name"]] = row

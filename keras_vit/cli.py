@@ -116,8 +116,11 @@ def _recipes(args):
 
 
 def _train(args):
-    from keras_vit import data, inspection, training
+    from keras_vit import data, distribution, inspection, training
 
+    if args.processes and args.process_id is None and args.coordinator is None:
+        return distribution.launch(args.command, args.processes)
+    distribution.join(args.coordinator, args.processes, args.process_id)
     recipe = training.recipe(args.recipe).replace(dict(args.set))
     make_dataset = data.splits(
         args.data,
@@ -131,7 +134,18 @@ def _train(args):
         extension=args.extension,
     )
     out = args.out or Path("runs", recipe.name)
-    result = training.run(recipe, make_dataset, out, weights=args.weights, seed=args.seed, save_every=args.save_every)
+    result = training.run(
+        recipe,
+        make_dataset,
+        out,
+        weights=args.weights,
+        seed=args.seed,
+        save_every=args.save_every,
+        distribution=args.distribution,
+        model_devices=args.model_devices,
+    )
+    if distribution.process_id():
+        return
     inspection.plot_history(result.history, out / "history.png")
     print(f"Wrote model.keras, results.json, history.csv and history.png to {out}")
     print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
@@ -231,12 +245,26 @@ def build_parser():
     add("--set", **SETTINGS, help="change a recipe setting")
     add("--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)")
     add("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    kinds = "data, and on JAX fsdp, tensor or fsdp+tensor"
+    add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: on one)")
+    add(
+        "--model-devices",
+        type=int,
+        metavar="N",
+        help="that share a model with tensor (default: all) or fsdp+tensor (2)",
+    )
+    add("--processes", type=int, metavar="N", help="start N on this machine; or their number, with --process-id")
+    add("--process-id", type=int, metavar="I", help="of this process, from 0 (default: as torchrun, SLURM, ... say)")
+    add(
+        "--coordinator", metavar="HOST:PORT", help="the address of process 0 (default: as torchrun, TF_CONFIG, ... say)"
+    )
     return parser
 
 
 def main(argv=None):
     """Runs a command and returns the exit status: 0, 1 after an error, or 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
+    args.command = sys.argv[1:] if argv is None else list(argv)
     try:
         args.run(args)
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:

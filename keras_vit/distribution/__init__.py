@@ -1,6 +1,7 @@
 from keras_vit.distribution.description import describe
+from keras_vit.distribution.launch import join, launch
 from keras_vit.distribution.layouts import data_parallel, device_mesh, fsdp, layout_map, tensor_parallel
-from keras_vit.distribution.processes import initialize
+from keras_vit.distribution.processes import initialize, num_processes, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 
@@ -11,7 +12,11 @@ __all__ = [
     "distributed",
     "fsdp",
     "initialize",
+    "join",
+    "launch",
     "layout_map",
+    "num_processes",
+    "process_id",
     "synchronize",
     "tensor_parallel",
 ]
