@@ -19,7 +19,7 @@ from PIL import Image
 SETTINGS = {
     "variant": "Ti/8",
     "image_size": 32,
-    "steps": 40,
+    "steps": 12,
     "batch_size": 16,
     "model.num_layers": 1,
     "optimizer": "adamw",
