@@ -77,12 +77,12 @@ def compile_step(model, batch_size):
         "y": ((batch_size,), "int32"),
     }
     distribution = keras.distribution.distribution()
-    if distribution is not None and batch_size % distribution.num_model_replicas:
-        expected = f"a multiple of {distribution.num_model_replicas}, the parts of a batch"
-        raise arguments.invalid("batch_size", expected, batch_size)
+    parts = 1 if distribution is None else distribution.device_mesh.shape[0]
+    if batch_size % parts:
+        raise arguments.invalid("batch_size", f"a multiple of {parts}, the parts of a batch", batch_size)
 
     def array(shape, dtype, layout_of):
-        layout = None if distribution is None else layout_of().backend_layout
+        layout = None if distribution is None else _sharding(layout_of())
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
 
     def variable(v):
@@ -114,6 +114,11 @@ def _bytes(variables):
     for variable in variables:
         shape = variable.shape
         if distribution is not None:
-            shape = distribution.get_variable_layout(variable).backend_layout.shard_shape(shape)
+            shape = _sharding(distribution.get_variable_layout(variable)).shard_shape(shape)
         total += math.prod(shape) * np.dtype(variable.dtype).itemsize
     return total
+
+
+def _sharding(layout):
+    """Returns JAX's sharding of a layout; older versions of Keras have it already for an optimizer's variables."""
+    return getattr(layout, "backend_layout", layout)

@@ -94,6 +94,9 @@ class Layouts(keras.distribution.ModelParallel):
 
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
+        if not isinstance(layout, keras.distribution.TensorLayout):
+            # A variable of an optimizer, whose layout older versions of Keras copy as JAX's.
+            return layout
         sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         shape = variable.shape
         axes = [

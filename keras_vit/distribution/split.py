@@ -61,9 +61,10 @@ def distributed(kind: str | None, model_devices: int | None = None):
         yield Split(num_processes(), num_processes(), process_id())
     else:
         with _layouts(kind, model_devices).scope():
-            layouts = keras.distribution.distribution()
-            shards = min(layouts.num_processes, layouts.num_model_replicas)
-            yield Split(layouts.num_model_replicas, shards, layouts.data_shard_id)
+            parts = keras.distribution.distribution().device_mesh.shape[0]
+            # Processes whose devices share one copy of the model read the same images.
+            shards = min(num_processes(), parts)
+            yield Split(parts, shards, process_id() * shards // num_processes())
 
 
 def _layouts(kind, model_devices):
