@@ -1,0 +1,115 @@
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="it compiles the steps")
+# The children use JAX on every backend.
+pytestmark = pytest.mark.tried_on("jax")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = {"model": "Ti/16", "image_size": 32, "hidden_dim": 256, "num_heads": 8, "mlp_dim": 1024, "blocks": 1}
+
+
+@pytest.fixture
+def scaling(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("scaling_devices")
+
+
+def test_fsdp_splits_parameters_and_optimizer_state(scaling):
+    row = scaling.run({**TINY, "layout": "fsdp", "devices": 4, "model_devices": 1, "batch": 12, "remat": False})
+    assert 0.25 < row["state"] / row["whole_state"] < 0.27
+    assert row["arguments"] - row["state"] == 3 * (32 * 32 * 3 + 1) * 4
+    # Products forward and twice backward, but for the gradient of images; the rest is small.
+    products = 3 * (5 * 12 * 256**2 + 2 * 5**2 * 256) + 2 * 4 * 768 * 256
+    assert 1 < row["flops"] / (3 * 2 * products) < 1.25
+    kinds = {each["kind"]: each for each in row["collectives"]}
+    assert {each["group"] for each in row["collectives"]} == {4}
+    # Kernels are gathered and their gradients summed in 16 bits, but for the head's.
+    for kind in ("all-gather", "all-reduce"):
+        assert 1 < kinds[kind]["bytes"] / (2 * (12 * 256**2 + 768 * 256) + 4 * 256 * 1000) < 1.05
+
+
+def test_tensor_parallelism_splits_kernels_and_inner_activations(scaling):
+    row = scaling.run({**TINY, "layout": "tensor", "devices": 4, "model_devices": 4, "batch": 3, "remat": True})
+    assert row["split_kernels_share"] == 0.25
+    assert row["inner_shares"] == {"scores": 0.25, "qkv": 0.25, "mlp": 0.25}
+    assert row["residual_whole"]
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        ("3,16,197,197", "scores"),
+        ("48,197,64", "qkv"),
+        ("3,3,16,197,64", "qkv"),
+        ("591,4096", "mlp"),
+    ],
+)
+def test_whole_inner_activations_are_seen(scaling, array, kind):
+    shares = scaling.inner_shares(f"%a = f16[{array}]{{1,0}} dot(f16[591,1024] %b)", 3, 197, 1024, 16, 4096)
+    # One of queries, keys and values is a third of all.
+    expected = {"scores": 0, "qkv": 0, "mlp": 0.25, kind: 1 / 3 if array == "48,197,64" else 1}
+    assert shares == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups=[4,64]<=[64,4]T(1,0), dimensions={1}", 64),
+        ("replica_groups={{0,1,2},{3,4,5}}, dimensions={1}", 3),
+        ("source_target_pairs={{0,1},{1,0}}", 2),
+        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=64], device_ids=([64,4]T(1,0)) {'axis_1'}, x={2}", 4),
+        ("replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0','axis_1'}", 16),
+    ],
+)
+def test_groups_of_collectives(scaling, text, group):
+    assert scaling.group_of(f"%a = f32[8]{{0}} all-gather(%b), channel_id=1, {text}") == group
+
+
+ROW = {
+    **{"state": 5, "arguments": 6e9, "temporary": 3e9, "flops": 2e12},
+    "collectives": [
+        {"kind": "all-reduce", "group": 4, "span": 4, "number": 1, "bytes": 1e9},
+        {"kind": "all-gather", "group": 64, "span": 256, "number": 9, "bytes": 3e9},
+    ],
+}
+
+
+def test_the_roofline_of_known_numbers(scaling):
+    hardware = scaling.Hardware(tflops=10, memory=9, node=8, inside=4, between=2)
+    assert scaling.roofline(ROW, hardware, 0.5) == (True, 0.4, 2e9 / 4e9 + 3e9 / 2e9)
+    assert scaling.roofline(ROW, hardware._replace(memory=8.9, node=2), 1) == (False, 0.2, 5e9 / 2e9)
+
+
+def test_a_resumed_run_compiles_what_is_missing(scaling, tmp_path, monkeypatch, capsys):
+    compiled = []
+    monkeypatch.setattr(scaling, "run", lambda setting: compiled.append(setting) or ROW)
+
+    def main(*arguments):
+        compiled.clear()
+        monkeypatch.setattr("sys.argv", ["scaling_devices.py", "--out", str(tmp_path / "a.json"), *arguments])
+        scaling.main()
+        return len(compiled)
+
+    assert main("--models", "L/16") == len(scaling.LAYOUTS)
+    assert main("--models", "L/16", "H/14") == len(scaling.LAYOUTS)
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["L/16"] * len(scaling.LAYOUTS) + ["H/14"] * len(scaling.LAYOUTS)
+    capsys.readouterr()
+    assert main("--summary", "--hardware", "X", "10", "9", "8", "4", "2") == 0
+    assert "X days" in capsys.readouterr().out
+    assert (tmp_path / "a.png").exists()
+
+
+def test_the_results_hold_what_the_layouts_promise(scaling):
+    results = json.loads((BENCHMARKS / "results" / "scaling_devices.json").read_text(encoding="utf-8"))
+    rows = {(row["model"], row["layout"], row["devices"]): row for row in results["rows"]}
+    assert len(rows) == len(scaling.LAYOUTS) * len(scaling.MODELS)
+    for (model, layout, devices), row in rows.items():
+        if (layout, devices) == ("fsdp", 8):
+            assert row["state"] <= (1 / 8 + 0.02) * row["whole_state"], model
+        if layout == "tensor":
+            shares = [row["split_kernels_share"], *row["inner_shares"].values()]
+            assert max(shares) <= 0.25 + 0.02, model
