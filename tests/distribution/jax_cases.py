@@ -1,0 +1,369 @@
+"""Trains small models on parts of the 8 devices of one JAX process; `python -m tests.distribution.jax_cases FOLDER`.
+
+Reads the images in FOLDER/images and writes what came of each case to FOLDER/results.json, for the test to compare.
+"""
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_vit
+from keras_vit import data, evaluation, training
+from keras_vit.distillation import Distiller
+from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, layout_map, tensor_parallel
+from keras_vit.distribution.layouts import MODEL
+from keras_vit.layers import MultiHeadSelfAttention
+from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
+from tests.tiny import build
+
+FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".")
+RNG = np.random.default_rng(0)
+# Without it, Adam would blow up the gradient of a key's bias, which is rounding noise.
+EPSILON = 1e-6
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.total = 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Logs are means of the epoch so far.
+        total = float(logs["loss"]) * (batch + 1)
+        self.losses.append(total - self.total)
+        self.total = total
+
+
+def mesh(count, model=1):
+    return device_mesh(model, keras.distribution.list_devices()[:count])
+
+
+def on(layouts):
+    """A context of these layouts; None is one device."""
+    return contextlib.nullcontext() if layouts is None else layouts.scope()
+
+
+@functools.cache
+def pictures():
+    """Images of 30 batches, cut and flipped at random, and their labels."""
+    options = {"batch_size": 8, "crop": "pretrain", "flip": True, "normalize": False, "repeat": True, "num_batches": 30}
+    batches = data.from_directory(FOLDER / "images", seed=1, image_size=32, **options).as_numpy_iterator()
+    return [np.concatenate(arrays) for arrays in zip(*batches, strict=True)]
+
+
+def curve(layouts, num_heads=3, **options):
+    """The losses of 30 steps of a ViT-Ti/8 of two blocks on a few devices."""
+    with on(layouts):
+        keras.utils.set_random_seed(0)
+        model = keras_vit.ViT(
+            "Ti/8",
+            image_size=32,
+            num_layers=2,
+            num_heads=num_heads,
+            num_classes=4,
+            include_preprocessing=True,
+            head_init="glorot_uniform",
+            **options,
+        )
+        model.compile(
+            training.adamw(3e-4, 0.1, epsilon=EPSILON), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        losses = Losses()
+        model.fit(*pictures(), batch_size=8, shuffle=False, callbacks=[losses], verbose=0)
+    return losses.losses
+
+
+def both(count):
+    grid = mesh(count, 2)
+    return fsdp(grid, 1024, layouts=layout_map(grid))
+
+
+RANDOM = {"dropout_rate": 0.2, "attention_dropout_rate": 0.1, "drop_path_rate": 0.3}
+SPLITS = {
+    "data 2": lambda: data_parallel(mesh(2)),
+    "data 4": lambda: data_parallel(mesh(4)),
+    "data 8": lambda: data_parallel(mesh(8)),
+    "fsdp 4": lambda: fsdp(mesh(4), 1024),
+    "tensor 2 x 2": lambda: tensor_parallel(mesh(4, 2)),
+    "fsdp+tensor 2 x 2": lambda: both(4),
+}
+KINDS = {
+    # Two devices do not divide them.
+    "3 heads": ({}, list(SPLITS)),
+    "4 heads, random": ({"num_heads": 4, **RANDOM}, ["data 4", "tensor 2 x 2", "fsdp+tensor 2 x 2"]),
+    "4 heads, bfloat16": ({"num_heads": 4, "dtype": "mixed_bfloat16"}, ["data 4", "tensor 2 x 2"]),
+}
+
+
+def curves():
+    """The losses of each kind of model, on one device ("one") and each split."""
+    return {
+        kind: {"one": curve(None, **options)} | {name: curve(SPLITS[name](), **options) for name in names}
+        for kind, (options, names) in KINDS.items()
+    }
+
+
+def tiny(**changes):
+    return build(**{"image_size": 16, "hidden_dim": 16, "num_heads": 4, "mlp_dim": 24, "num_layers": 1, **changes})
+
+
+def lora():
+    model = tiny()
+    training.enable_lora(model, 2)
+    return model
+
+
+FAMILIES = {
+    "map": lambda: tiny(pooling="map"),
+    "registers, qk_norm": lambda: tiny(num_registers=2, qk_norm=True),
+    "relative": lambda: tiny(position_embedding="relative"),
+    "gated, rotary": lambda: tiny(gated_mlp=True, rotary_embedding="axial", mlp_norm=True),
+    "key_bias": lambda: tiny(key_bias=False),
+    "qkv_bias": lambda: tiny(qkv_bias=False),
+    "hybrid": lambda: tiny(patch_size=1, stages=(1,), image_size=32, width_factor=0.5),
+    "bit": lambda: keras_vit.BiT("R50x1", image_size=32, num_classes=3, stages=(1, 1), width_factor=0.5),
+    "lora": lora,
+}
+
+
+def families():
+    """The axes of each variable in tensor parallelism, and the difference of the outputs from those of one device."""
+    found = {}
+    for name, make in FAMILIES.items():
+        model = make()
+        weights = [RNG.normal(scale=0.1, size=w.shape).astype("float32") for w in model.get_weights()]
+        pictures = RNG.normal(size=(4, *model.input_shape[1:])).astype("float32")
+        model.set_weights(weights)
+        expected = model.predict(pictures, verbose=0)
+        layouts = tensor_parallel(mesh(4, 2))
+        with layouts.scope():
+            split = make()
+            split.set_weights(weights)
+            result = split.predict(pictures, verbose=0)
+            patterns = list(layouts._layout_map)
+            axes = {v.path: layouts.get_variable_layout(v).axes for v in split.variables}
+            placed = {v.path: str(v.value.sharding.spec) for v in split.variables}
+        found[name] = {
+            "difference": float(np.abs(result - expected).max() / np.abs(expected).max()),
+            "axes": axes,
+            "placed": {path: MODEL in spec for path, spec in placed.items()},
+            "patterns": patterns,
+        }
+    return found
+
+
+def heads():
+    """Differences of `_project_by_heads` from `project`, in values and gradients."""
+    import jax
+
+    found = {}
+    tokens = RNG.normal(size=(4, 5, 24)).astype("float32")
+    options = {"plain": {}, "qk_norm": {"qk_norm": True}, "key_bias": {"key_bias": False}, "none": {"use_bias": False}}
+    for name, changes in options.items():
+        layer = MultiHeadSelfAttention(4, **changes)
+        layer.build(tokens.shape)
+        values = [RNG.normal(size=v.shape).astype("float32") for v in layer.trainable_variables]
+        factors = RNG.normal(size=(3, 4, 4, 5, 6)).astype("float32")
+
+        def products(values, tokens, layer=layer, factors=factors):
+            with keras.StatelessScope(state_mapping=list(zip(layer.trainable_variables, values, strict=True))):
+                parts = layer.project(tokens)
+            return sum(keras.ops.sum(a * b) for a, b in zip(parts, factors, strict=True)), parts
+
+        def compute(products=products, values=values):
+            # A new function each time: what JAX has compiled does not know the distribution.
+            function = jax.jit(jax.value_and_grad(lambda *args: products(*args), (0, 1), has_aux=True))
+            return [np.asarray(a) for a in jax.tree.leaves(function(values, tokens))]
+
+        expected = compute()
+        with tensor_parallel(mesh(4, 2)).scope():
+            split = compute()
+        found[name] = max(
+            float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(split, expected, strict=True) if b.any()
+        )
+    return found
+
+
+PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integers(5, size=64)
+
+
+def compiled(model, optimizer=None, labelled=True):
+    optimizer = training.adamw(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss if labelled else None)
+    return model
+
+
+def small():
+    return build(dropout_rate=0.2, drop_path_rate=0.2)
+
+
+def with_lora():
+    model = small()
+    training.enable_lora(model, 2)
+    return model
+
+
+TRAINERS = {
+    "sam": lambda: compiled(training.SAM(small(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9)),
+    "distiller": lambda: compiled(Distiller(small_with_token(), build(num_layers=1))),
+    "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), labelled=False),
+    "simmim": lambda: compiled(SimMIM(small(), mask_unit=4), labelled=False),
+    "masked patches": lambda: compiled(MaskedPatchPrediction(small()), labelled=False),
+    "lora": lambda: compiled(with_lora()),
+    "ema": lambda: compiled(small(), training.adamw(1e-3, epsilon=EPSILON, use_ema=True, ema_momentum=0.9)),
+    "accumulation": lambda: compiled(small(), training.sgd(0.03, gradient_accumulation_steps=2)),
+}
+
+
+def small_with_token():
+    return build(distillation_token=True, dropout_rate=0.2, drop_path_rate=0.2)
+
+
+def train(make, layouts):
+    """The losses of 8 steps, with dropout and random masks, and the largest number of each weight."""
+    with on(layouts):
+        keras.utils.set_random_seed(0)
+        model = make()
+        losses = Losses()
+        model.fit(PICTURES, LABELS, batch_size=8, epochs=1, callbacks=[losses], shuffle=False, verbose=0)
+        weights = [float(np.abs(keras.ops.convert_to_numpy(v)).max()) for v in model.trainable_variables]
+    return {"losses": losses.losses, "weights": weights}
+
+
+def trainers():
+    return {
+        name: {"one": train(make, None), "data 4": train(make, data_parallel(mesh(4)))}
+        for name, make in TRAINERS.items()
+    }
+
+
+def evaluated(layouts):
+    """Features, few-shot and k-NN accuracies of images that the devices do not divide."""
+    with on(layouts):
+        keras.utils.set_random_seed(0)
+        model = build()
+        parts = (PICTURES[:40], LABELS[:40]), (PICTURES[40:61], LABELS[40:61])
+        features, labels = evaluation.extract_features(model, parts[0], batch_size=16, verbose=0)
+        few = evaluation.few_shot_accuracy(model, *parts, shots=3, batch_size=16, verbose=0)
+        return {
+            "features": np.abs(features).sum(axis=1).tolist(),
+            "labels": labels.tolist(),
+            "few-shot": list(few.by_l2.values()),
+            "k-NN": evaluation.knn_accuracy(model, *parts, k=5, batch_size=16, verbose=0),
+        }
+
+
+def evaluations():
+    return {"one": evaluated(None), "data 4": evaluated(data_parallel(mesh(4)))}
+
+
+def descriptions():
+    """What `describe` says of a ViT whole and in 8 parts, and what it refuses."""
+    found = {}
+    for name, layouts in {"one": None, "data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16)}.items():
+        with on(layouts):
+            model = keras_vit.ViT("Ti/8", image_size=32, num_layers=1, num_classes=8, head_init="glorot_uniform")
+            compiled(model)
+            whole, step = describe(model), describe(model, batch_size=16)
+            found[name] = {**step._asdict(), "text": str(step), "variables": whole._asdict(), "flops": step.flops}
+    with data_parallel(mesh(8)).scope():
+        model = build()
+        found["not compiled"] = message(lambda: describe(model))
+        compiled(model)
+        found["batch"] = message(lambda: describe(model, 12))
+    return found
+
+
+def message(call):
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+class Kill(keras.callbacks.Callback):
+    """Interrupts a run as Ctrl-C would."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt
+
+
+def run(folder, kind, count, kill=None):
+    """Trains by a recipe on the first `count` devices; returns its results."""
+    recipe = training.recipe("finetune_pets").replace(
+        {
+            "variant": "Ti/8",
+            "image_size": 16,
+            "model.num_layers": 1,
+            "model.dropout_rate": 0.1,
+            "batch_size": 8,
+            "warmup_steps": 2,
+            "steps": 18,
+        }
+    )
+    devices, everything = keras.distribution.list_devices(), keras.distribution.list_devices
+    keras.distribution.list_devices = lambda *args: devices[:count]
+    options = {"weights": "none", "verbose": 0, "save_every": 1, "distribution": kind}
+    try:
+        ran = training.run(
+            recipe,
+            data.splits(FOLDER / "images", holdout=0.25),
+            folder,
+            callbacks=[] if kill is None else [Kill(kill)],
+            **options,
+        )
+        return {"history": ran.history.history, "test": ran.results["test"], "first_step": ran.results["first_step"]}
+    except KeyboardInterrupt:
+        return None
+    finally:
+        keras.distribution.list_devices = everything
+
+
+# Each goes on where the one before it was interrupted.
+CHAIN = (("data", 8), ("data", 4), (None, 1), ("data", 8), ("fsdp", 8), (None, 1))
+
+
+def runs():
+    """A run left alone on one device, and one interrupted again and again, to go on with other devices."""
+    found = {"alone": run(FOLDER / "alone", None, 1), "positions": []}
+    for kind, count in CHAIN[:-1]:
+        # The last step is not saved.
+        run(FOLDER / "chain", kind, count, kill=4)
+        found["positions"].append(max(path.name for path in (FOLDER / "chain" / "checkpoints").iterdir()))
+    found["chain"] = run(FOLDER / "chain", *CHAIN[-1])
+    found["refused"] = message(lambda: run(FOLDER / "refused", "data", 3))
+    found["refused left"] = (FOLDER / "refused").exists()
+    return found
+
+
+CASES = (curves, families, heads, trainers, evaluations, descriptions, runs)
+
+if __name__ == "__main__":
+    results, seconds = {}, {}
+    for case in CASES:
+        if sys.argv[2:] and case.__name__ not in sys.argv[2:]:
+            continue
+        start = time.time()
+        results[case.__name__] = case()
+        seconds[case.__name__] = round(time.time() - start, 1)
+    print(seconds)
+    (FOLDER / "results.json").write_text(json.dumps(results))
