@@ -1,13 +1,13 @@
-"""Trains small models on parts of the 8 devices of one JAX process; `python -m tests.distribution.jax_cases FOLDER`.
+"""Trains small models on parts of the 8 devices of one JAX process.
 
-Reads the images in FOLDER/images and writes what came of each case to FOLDER/results.json, for the test to compare.
+`python -m tests.distribution.jax_cases FOLDER CASE ...` reads the images in FOLDER/images and writes what came of each
+case to FOLDER/CASE.json, for the test to compare.
 """
 
 import contextlib
 import functools
 import json
 import sys
-import time
 from pathlib import Path
 
 import keras
@@ -22,7 +22,7 @@ from keras_vit.layers import MultiHeadSelfAttention
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
 from tests.tiny import build
 
-FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".")
+FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else None
 RNG = np.random.default_rng(0)
 # Without it, Adam would blow up the gradient of a key's bias, which is rounding noise.
 EPSILON = 1e-6
@@ -206,7 +206,7 @@ def compiled(model, optimizer=None, labelled=True):
 
 
 def small():
-    return build(dropout_rate=0.2, drop_path_rate=0.2)
+    return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2)
 
 
 def with_lora():
@@ -228,7 +228,7 @@ TRAINERS = {
 
 
 def small_with_token():
-    return build(distillation_token=True, dropout_rate=0.2, drop_path_rate=0.2)
+    return build(num_layers=1, distillation_token=True, dropout_rate=0.2)
 
 
 def train(make, layouts):
@@ -317,7 +317,7 @@ def run(folder, kind, count, kill=None):
             "model.dropout_rate": 0.1,
             "batch_size": 8,
             "warmup_steps": 2,
-            "steps": 18,
+            "steps": 10,
         }
     )
     devices, everything = keras.distribution.list_devices(), keras.distribution.list_devices
@@ -338,32 +338,59 @@ def run(folder, kind, count, kill=None):
         keras.distribution.list_devices = everything
 
 
-# Each goes on where the one before it was interrupted.
-CHAIN = (("data", 8), ("data", 4), (None, 1), ("data", 8), ("fsdp", 8), (None, 1))
-
-
 def runs():
-    """A run left alone on one device, and one interrupted again and again, to go on with other devices."""
-    found = {"alone": run(FOLDER / "alone", None, 1), "positions": []}
-    for kind, count in CHAIN[:-1]:
-        # The last step is not saved.
-        run(FOLDER / "chain", kind, count, kill=4)
-        found["positions"].append(max(path.name for path in (FOLDER / "chain" / "checkpoints").iterdir()))
-    found["chain"] = run(FOLDER / "chain", *CHAIN[-1])
+    """A run left alone on one device, and one interrupted there that goes on with 8."""
+    found = {"alone": run(FOLDER / "alone", None, 1)}
+    run(FOLDER / "interrupted", None, 1, kill=7)
+    found["other"] = run(FOLDER / "interrupted", "fsdp", 8)
+    # It evaluates on one device what 8 have trained.
+    model = keras.models.load_model(FOLDER / "interrupted" / "model.keras")
+    found["weights"] = [float(np.abs(w).max()) for w in model.get_weights()]
+    model = keras.models.load_model(FOLDER / "alone" / "model.keras")
+    found["expected"] = [float(np.abs(w).max()) for w in model.get_weights()]
     found["refused"] = message(lambda: run(FOLDER / "refused", "data", 3))
     found["refused left"] = (FOLDER / "refused").exists()
     return found
 
 
-CASES = (curves, families, heads, trainers, evaluations, descriptions, runs)
+# Each goes on where the one before it was interrupted.
+CHAIN = {
+    "data 8": lambda: data_parallel(mesh(8)),
+    "data 4": lambda: data_parallel(mesh(4)),
+    "one": lambda: None,
+    "data 8 again": lambda: data_parallel(mesh(8)),
+    "fsdp 8": lambda: fsdp(mesh(8), 16),
+    "one again": lambda: None,
+}
+
+
+def fit_and_resume(folder, layouts, kill=None):
+    """Trains two epochs of 8 steps of 8 images; returns the history and the step at which it began."""
+    with on(layouts):
+        keras.utils.set_random_seed(0)
+        model = small()
+        optimizer = training.adamw(1e-3, epsilon=EPSILON)
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        resume = training.Resume(folder, every=1, callbacks=[] if kill is None else [Kill(kill)])
+        with contextlib.suppress(KeyboardInterrupt):
+            history = model.fit(PICTURES, LABELS, batch_size=8, epochs=2, callbacks=[resume], verbose=0).history
+            return {"history": history, "first_step": resume.first_step}
+
+
+def chain():
+    """A fit left alone on one device, and one interrupted again and again, to go on with other devices."""
+    *others, last = CHAIN.values()
+    found = {"alone": fit_and_resume(FOLDER / "fit", None), "positions": []}
+    for layouts in others:
+        # The last step is not saved.
+        fit_and_resume(FOLDER / "chain", layouts(), kill=4)
+        found["positions"].append(max(path.name for path in (FOLDER / "chain").iterdir()))
+    return {**found, "other": fit_and_resume(FOLDER / "chain", last())}
+
+
+# Of two processes, which take as long.
+CASES = ((curves, heads, descriptions), (trainers, families, evaluations, chain, runs))
 
 if __name__ == "__main__":
-    results, seconds = {}, {}
-    for case in CASES:
-        if sys.argv[2:] and case.__name__ not in sys.argv[2:]:
-            continue
-        start = time.time()
-        results[case.__name__] = case()
-        seconds[case.__name__] = round(time.time() - start, 1)
-    print(seconds)
-    (FOLDER / "results.json").write_text(json.dumps(results))
+    for name in sys.argv[2:]:
+        (FOLDER / f"{name}.json").write_text(json.dumps(globals()[name]()))

@@ -29,17 +29,25 @@ def found(tmp_path_factory):
             pixels = rng.integers(0, 100 + 50 * label, (40, 40, 3))
             keras.utils.save_img(folder / "images" / str(label) / f"{i}.png", pixels, scale=False)
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.distribution.jax_cases", str(folder)],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=540,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads((folder / "results.json").read_text())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.distribution.jax_cases", str(folder), *(case.__name__ for case in cases)],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"{i}.log").open("w"),
+        )
+        for i, cases in enumerate(jax_cases.CASES)
+    ]
+    try:
+        codes = [process.wait(timeout=500) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert codes == [0, 0], "\n".join((folder / f"{i}.log").read_text()[-3000:] for i in range(2))
+    names = [case.__name__ for cases in jax_cases.CASES for case in cases]
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
 @jax_only
@@ -115,15 +123,26 @@ def test_describe_counts_what_each_device_holds_and_sends(found):
 
 
 @jax_only
-def test_a_run_goes_on_with_other_devices_as_if_left_alone(found):
-    alone, chain = found["runs"]["alone"], found["runs"]["chain"]
-    assert alone["first_step"] == 0 and chain["first_step"] == 15
-    assert found["runs"]["positions"] == [f"step_{step:012d}.npz" for step in (3, 6, 9, 12, 15)]
-    assert chain["history"].keys() == alone["history"].keys()
+@pytest.mark.parametrize("case, first_step", [("chain", 15), ("runs", 6)])
+def test_a_run_goes_on_with_other_devices_as_if_left_alone(found, case, first_step):
+    alone, other = found[case]["alone"], found[case]["other"]
+    assert (alone["first_step"], other["first_step"]) == (0, first_step)
+    assert other["history"].keys() == alone["history"].keys()
     for name, values in alone["history"].items():
-        assert len(values) == 4
-        np.testing.assert_allclose(chain["history"][name], values, rtol=TOLERANCE, err_msg=name)
-    assert chain["test"] == pytest.approx(alone["test"], rel=TOLERANCE)
+        assert len(values) == 2
+        np.testing.assert_allclose(other["history"][name], values, rtol=TOLERANCE, err_msg=name)
+
+
+@jax_only
+def test_each_part_of_a_run_adds_its_steps(found):
+    assert found["chain"]["positions"] == [f"step_{step:012d}.npz" for step in (3, 6, 9, 12, 15)]
+
+
+@jax_only
+def test_a_run_on_several_devices_scores_each_test_image_once_and_saves_whole_weights(found):
+    runs = found["runs"]
+    assert runs["other"]["test"] == pytest.approx(runs["alone"]["test"], rel=TOLERANCE)
+    np.testing.assert_allclose(runs["weights"], runs["expected"], rtol=TOLERANCE, atol=1e-7)
 
 
 @jax_only
