@@ -71,7 +71,11 @@ def _layouts(kind, model_devices):
     """Returns the layouts of a kind on all devices, for data that each process reads its part of."""
     everything = len(keras.distribution.list_devices())
     sizes = {"tensor": everything, "fsdp+tensor": 2}
-    mesh = device_mesh(model_devices or sizes.get(kind, 1))
+    if model_devices is None:
+        model_devices = sizes.get(kind, 1)
+    if everything % arguments.positive_int("model_devices", model_devices):
+        raise arguments.invalid("model_devices", f"a divisor of {everything}, the number of devices", model_devices)
+    mesh = device_mesh(model_devices)
     if kind == "data":
         return data_parallel(mesh, auto_shard_dataset=False)
     if kind == "tensor":

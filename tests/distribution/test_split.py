@@ -1,0 +1,52 @@
+import keras
+import pytest
+
+from keras_vit import training
+from keras_vit.distribution import distributed
+from keras_vit.distribution.split import KINDS, Split
+
+BACKEND = keras.backend.backend()
+
+
+def test_without_a_kind_there_is_one_part():
+    with distributed(None) as split:
+        assert split == Split(parts=1, num_shards=1, shard_index=0)
+        assert keras.distribution.distribution() is None
+
+
+def test_one_device_has_all_of_a_batch_and_leaves_no_distribution_behind():
+    with distributed("data") as split:
+        assert split == Split(1, 1, 0)
+        assert (keras.distribution.distribution() is not None) == (BACKEND == "jax")
+    assert keras.distribution.distribution() is None
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("model",), "`distribution`.*'data', 'fsdp', 'tensor', 'fsdp\\+tensor'.*Received: 'model'"),
+        (("data", 2), "`model_devices`. Expected None with distribution='data'. Received: 2"),
+        (("fsdp", 2), "`model_devices`. Expected None with distribution='fsdp'. Received: 2"),
+    ],
+)
+def test_a_wrong_argument_is_named(given, message):
+    with pytest.raises(ValueError, match=message), distributed(*given):
+        pytest.fail("nothing is begun")
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX has the kinds that take model_devices")
+@pytest.mark.parametrize("kind, number", [("tensor", 3), ("fsdp+tensor", None), ("tensor", 0), ("tensor", 1.5)])
+def test_model_devices_must_divide_the_devices(kind, number):
+    with pytest.raises(ValueError, match="`model_devices`"), distributed(kind, number):
+        pytest.fail("nothing is begun")
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has them all")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data"])
+def test_other_backends_name_one_that_can(kind, tmp_path):
+    says = rf"Expected the JAX backend \(KERAS_BACKEND=jax\).*{BACKEND} has 'data'"
+    with pytest.raises(RuntimeError, match=says), distributed(kind):
+        pytest.fail("nothing is begun")
+    with pytest.raises(RuntimeError, match=says):
+        training.run(training.recipe("finetune_pets"), None, tmp_path / "run", distribution=kind)
+    assert not (tmp_path / "run").exists()
