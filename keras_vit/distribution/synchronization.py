@@ -4,7 +4,7 @@ import keras
 
 from keras_vit.distribution import torch_processes
 from keras_vit.distribution.processes import num_processes
-from keras_vit.distribution.replicas import clip_over_replicas
+from keras_vit.distribution.replicas import clip_over_replicas, spread_seeds_over_replicas
 
 
 def synchronize(model: keras.Model) -> keras.Model:
@@ -12,7 +12,7 @@ def synchronize(model: keras.Model) -> keras.Model:
 
     On PyTorch, the processes of `initialize` then train one model: gradients, loss and metrics are those of all, and
     each draws other random masks. On TensorFlow, within the scope of a `tf.distribute` strategy, the gradient is
-    clipped by the norm for the whole batch. On JAX there is nothing to do.
+    clipped by the norm for the whole batch, and each replica draws other random masks. On JAX there is nothing to do.
 
     Returns the model.
 
@@ -29,6 +29,7 @@ def synchronize(model: keras.Model) -> keras.Model:
         torch_processes.synchronize(model)
     elif backend == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1:
         clip_over_replicas(model.optimizer)
+        spread_seeds_over_replicas(model)
     return model
 
 

@@ -1,0 +1,277 @@
+"""Trains small models on two logical CPUs of TensorFlow, a process for each case.
+
+`python -m tests.distribution.tensorflow_cases FOLDER` reads the images in FOLDER/images and writes what came of each
+case to FOLDER/results.json, for the test to compare.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_vit import data, training
+from keras_vit.distillation import Distiller
+from keras_vit.distribution import synchronize
+from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
+from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers, sgd
+from tests.tiny import build
+
+RNG = np.random.default_rng(0)
+BATCH, STEPS = 8, 10
+IMAGES = RNG.normal(size=(BATCH * STEPS, 16, 16, 3)).astype("float32")
+LABELS = RNG.integers(5, size=len(IMAGES))
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each step."""
+
+    def on_train_begin(self, logs=None):
+        self.losses, self.total = [], 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Logs are means of the epoch so far.
+        total = float(logs["loss"]) * (batch + 1)
+        self.losses.append(total - self.total)
+        self.total = total
+
+
+def optimizer(**options):
+    # The gradient of a key's bias is rounding noise, which Adam would otherwise blow up.
+    return adamw(1e-3, epsilon=1e-6, **options)
+
+
+def compiled(model, with_optimizer, labelled=True):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # TensorFlow would take longer to compile than to train.
+    model.compile(with_optimizer, loss if labelled else None, jit_compile=False)
+    return model
+
+
+def plain():
+    return compiled(build(num_layers=1), optimizer(global_clipnorm=None))
+
+
+def clipped():
+    """Smaller than the gradients are."""
+    return compiled(build(num_layers=1), sgd(0.1, global_clipnorm=0.1))
+
+
+def sam():
+    # A larger neighborhood blows up rounding, with one device as well.
+    return compiled(SAM(build(num_layers=1), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9))
+
+
+def lora():
+    model = build(num_layers=1)
+    enable_lora(model, rank=2)
+    return compiled(model, optimizer())
+
+
+def layer_decay():
+    model = build(num_layers=1)
+    return compiled(model, LayerDecay(sgd(0.1, global_clipnorm=0.1), layer_multipliers(model, 0.5)))
+
+
+def ema():
+    return compiled(build(num_layers=1), optimizer(use_ema=True, ema_momentum=0.9))
+
+
+def distiller():
+    student, teacher = build(num_layers=1, distillation_token=True), build(num_layers=1)
+    return compiled(Distiller(student, teacher), optimizer())
+
+
+# What two devices compute as one.
+EXACT = (plain, clipped, layer_decay, sam, lora, ema, distiller)
+
+
+def mae():
+    return compiled(MAE(build(num_layers=1), decoder_num_layers=1), optimizer(), labelled=False)
+
+
+def simmim():
+    return compiled(SimMIM(build(num_layers=1), mask_unit=4), optimizer(), labelled=False)
+
+
+def masked_patches():
+    return compiled(MaskedPatchPrediction(build(num_layers=1)), optimizer(), labelled=False)
+
+
+# What draws other random numbers on each device.
+RANDOM = (mae, simmim, masked_patches)
+
+
+def fit(model, images=IMAGES):
+    """Returns the losses of each step, and the weights."""
+    losses = Losses()
+    synchronize(model).fit(images, LABELS, batch_size=BATCH, shuffle=False, callbacks=[losses], verbose=0)
+    return {"losses": losses.losses, "weights": [np.abs(w.numpy()).mean().item() for w in model.trainable_weights]}
+
+
+def train(case, on_two, seed=0):
+    keras.utils.set_random_seed(seed)
+    with two_devices() if on_two else contextlib.nullcontext():
+        return fit(case())
+
+
+def logical_devices():
+    """Splits the CPU in two."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def two_devices():
+    """The scope of a strategy of two logical CPUs."""
+    import tensorflow as tf
+
+    logical_devices()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+
+
+def masks():
+    """The masks that each of two devices draws in two calls of a dropout, without `synchronize` and with it."""
+    import tensorflow as tf
+
+    found = []
+    with two_devices():
+        for prepare in (lambda model: model, synchronize):
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            prepare(model)
+
+            def draw(model=model):
+                return model.layers[0](tf.ones((1, 64)), training=True)
+
+            strategy = tf.distribute.get_strategy()
+            draw_on_each = tf.function(lambda draw=draw, strategy=strategy: strategy.run(draw), autograph=False)
+            calls = [strategy.experimental_local_results(draw_on_each()) for _ in range(2)]
+            found.append([[mask.numpy().ravel().tolist() for mask in call] for call in calls])
+    return found
+
+
+def refusals():
+    found = {}
+    with two_devices():
+        for name, value in {"gradient_accumulation_steps": 2, "clipnorm": 1.0, "clipvalue": 1.0}.items():
+            model = build(num_layers=1)
+            compiled(model, keras.optimizers.Adam(**{name: value}))
+            found[name] = message(lambda model=model: synchronize(model))
+    return found
+
+
+def message(call):
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def float16(on_two):
+    """With an image, in the part of the last replica, whose gradient is not finite."""
+    keras.config.set_dtype_policy("mixed_float16")
+    keras.utils.set_random_seed(0)
+    images = IMAGES.copy()
+    images[BATCH * 4 - 1] = np.inf
+    with two_devices() if on_two else contextlib.nullcontext():
+        scaled = keras.optimizers.LossScaleOptimizer(sgd(0.1, global_clipnorm=0.1), initial_scale=1024.0)
+        model = compiled(build(num_layers=1), scaled)
+        # Its metrics are of the finite losses.
+        found = [fit(model, images)]
+        found.append(fit(model))
+        return {"fits": found, "scale": float(model.optimizer.dynamic_scale.numpy())}
+
+
+class Kill(keras.callbacks.Callback):
+    """Interrupts a run as Ctrl-C would."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt
+
+
+def run(folder, name, distribution, kill=None):
+    """Trains by a recipe on one device or two; returns its results, or None if it was interrupted."""
+    recipe = training.recipe("finetune_pets").replace(
+        {
+            "variant": "Ti/4",
+            "image_size": 8,
+            "model.num_layers": 1,
+            "model.hidden_dim": 12,
+            "model.mlp_dim": 16,
+            "batch_size": 4,
+            "warmup_steps": 2,
+            "steps": 8,
+            "clip": 0.1,
+        }
+    )
+    images = data.splits(Path(folder) / "images", holdout=0.3)
+    options = {"weights": "none", "save_every": 1, "distribution": distribution, "verbose": 0}
+    if distribution:
+        logical_devices()
+    try:
+        ran = training.run(recipe, images, Path(folder) / name, callbacks=[Kill(kill)] if kill else [], **options)
+    except KeyboardInterrupt:
+        return None
+    return {
+        "history": ran.history.history,
+        "test": ran.results["test"],
+        "first_step": ran.results["first_step"],
+        "replicas": ran.model.distribute_strategy.num_replicas_in_sync,
+    }
+
+
+def refused_run(folder):
+    """A batch that two devices do not divide."""
+    logical_devices()
+    recipe = training.recipe("finetune_pets").replace({"batch_size": 5, "steps": 1})
+    images = data.splits(Path(folder) / "images", holdout=0.3)
+    # Before the model is built: there are no such weights.
+    options = {"weights": "none.npz", "distribution": "data", "verbose": 0}
+    return message(lambda: training.run(recipe, images, Path(folder) / "refused", **options))
+
+
+def jobs(folder):
+    """Functions and their arguments, by name, in the order in which they run."""
+    found = {f"{case.__name__} {on}": (train, case, on == "two") for case in EXACT for on in ("one", "two")}
+    found |= {"masks": (masks,), "refusals": (refusals,), "refused run": (refused_run, folder)}
+    found |= {"float16 one": (float16, False), "float16 two": (float16, True)}
+    found |= {"run one": (run, folder, "alone", None), "interrupted": (run, folder, "run", None, 4)}
+    return found | {"run two": (run, folder, "run", "data")}
+
+
+def in_a_fork(function, *arguments):
+    """Returns what a function does in a process of its own: strategies of one process disturb each other."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = json.dumps(function(*arguments))
+        except BaseException:
+            answer = json.dumps({"error": traceback.format_exc()})
+        with os.fdopen(writing, "w") as stream:
+            stream.write(answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    return json.loads(answer)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    results = {name: in_a_fork(*job) for name, job in jobs(folder).items()}
+    (folder / "results.json").write_text(json.dumps(results))
