@@ -92,7 +92,9 @@ def test_a_resumed_run_keeps_finished_rows(zoo, tmp_path, monkeypatch, capsys):
     assert [row["name"] for row in results["rows"]] == ["deit_tiny_patch16_224", NAME]
     assert results["counts"] == {"exact": 2, "written": 2}
     assert set(results) >= {"timm", "transformers"}
-    run("--only", "deit*")
+    run("--only", "deit*|nothing*")
+    assert not asked
+    run("--only", "deit*|nothing*", "--again")
     assert asked == ["deit_tiny_patch16_224"]
     run("--again")
     assert len(asked) == 2
