@@ -14,6 +14,15 @@ from tests.distribution import tensorflow_cases
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the replicas are TensorFlow's")
 
 
+class Results(dict):
+    """Results by case; one that ended with an error has none."""
+
+    def __getitem__(self, name):
+        result = super().__getitem__(name)
+        assert not (isinstance(result, dict) and "error" in result), result["error"]
+        return result
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What came of all cases, each in a process with two logical devices or one."""
@@ -35,10 +44,7 @@ def found(tmp_path_factory):
         timeout=540,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    results = json.loads((folder / "results.json").read_text())
-    for name, result in results.items():
-        assert not (isinstance(result, dict) and "error" in result), f"{name}: {result['error']}"
-    return results
+    return Results(json.loads((folder / "results.json").read_text()))
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in tensorflow_cases.EXACT])
