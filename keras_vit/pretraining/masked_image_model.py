@@ -72,8 +72,11 @@ class MaskedImageModel(TrainingWrapper):
                 f"Expected {type(self).__name__} to be compiled without a loss, since it has its own, and fitted "
                 f"without sample weights. Received: loss={self.loss!r}, sample_weight={sample_weight!r}"
             )
+        # With a TensorFlow strategy, Keras divides losses by the replicas and sums their gradients.
+        strategy = getattr(self, "distribute_strategy", None)
+        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         # self.losses holds weight regularizers.
-        return sum(self.losses, self.prediction_loss(x, y_pred))
+        return sum(self.losses, self.prediction_loss(x, y_pred)) / replicas
 
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:
         """Masks patches of images, preprocessed as for training, and predicts them; the masks depend only on the seed.

@@ -47,7 +47,7 @@ def found(tmp_path_factory):
     return Results(json.loads((folder / "results.json").read_text()))
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in tensorflow_cases.EXACT])
+@pytest.mark.parametrize("case", [case.__name__ for case in tensorflow_cases.CASES])
 def test_two_replicas_train_like_one_device(found, case):
     one, two = found[f"{case} one"], found[f"{case} two"]
     assert len(one["losses"]) == len(set(one["losses"])) == tensorflow_cases.STEPS
