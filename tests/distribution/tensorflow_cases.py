@@ -91,7 +91,6 @@ def simmim():
     model = SimMIM(build(num_layers=1), mask_ratio=0.5)
     mask = np.arange(16) % 2 == 0
     model.draw = lambda batch_size, seed: {"mask": keras.ops.tile(mask[None], (batch_size, 1))}
-    # The absolute error has kinks, on which rounding decides.
     return compiled(model, sgd(0.01), labelled=False)
 
 
