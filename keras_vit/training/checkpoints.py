@@ -87,9 +87,11 @@ def _read(path):
 
 def model_arrays(model):
     """Returns the values of a model's, its optimizer's and its metrics' variables, by "group/number"."""
-    groups = {group: [to_numpy(v) for v in variables] for group, variables in _variables(model, metrics=False).items()}
-    groups["metrics"] = metrics_to_numpy(model.metrics_variables)
-    return {f"{group}/{i:05d}": storable(value) for group, values in groups.items() for i, value in enumerate(values)}
+    arrays = {}
+    for group, variables in _variables(model).items():
+        values = metrics_to_numpy(variables) if group == "metrics" else map(to_numpy, variables)
+        arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
+    return arrays
 
 
 def signature(model):
@@ -132,10 +134,9 @@ def assign(model, slot, *groups):
             variable.assign(share_of_metrics(value) if group == "metrics" else value)
 
 
-def _variables(model, metrics=True):
+def _variables(model):
     optimizer = model.optimizer.variables if model.optimizer is not None else []
-    groups = {"model": model.variables, "optimizer": optimizer}
-    return groups | {"metrics": model.metrics_variables} if metrics else groups
+    return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
 
 
 def _describe(variable):

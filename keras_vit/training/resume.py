@@ -170,12 +170,12 @@ class Resume(keras.callbacks.Callback):
         if not self._to_skip:
             if self._slot is not None:
                 set_generator_states(self._slot.arrays)
-                spread_seeds(self.model)
             self.epoch, self.batch = epoch, 0
             if self.step > self._saved[-1] or self._saved[0] < epoch:
                 # Only now have all callbacks seen the end of the previous epoch.
                 self._save({})
         self.set_seeds(epoch)
+        spread_seeds(self.model)
         self._kept.tell("on_epoch_begin", epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -243,8 +243,6 @@ class Resume(keras.callbacks.Callback):
         """Sets the global random seeds for the start of an epoch (int, from 0)."""
         if self.seed is not None:
             keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
-            if self.model is not None:
-                spread_seeds(self.model)
 
     def _new_record(self):
         given = arguments_of_fit() if self.data is None else {}
