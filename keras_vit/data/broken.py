@@ -84,8 +84,8 @@ def in_place(
 ):
     """Makes the k-th batch from the k-th `batch_size` records, replacing broken images by others if `full`.
 
-    If `weighted`, the last of the labels is a weight: sound images keep their places, and others have the weight 0. Of
-    each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
+    If also `weighted`, the last of the labels is a weight: sound images keep their places, and others have the weight
+    0. Of each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
     images, labels, (indices, names, encoded images) of the broken records).
     """
     size = batch_size // shard[1]
@@ -117,7 +117,7 @@ def in_place(
                 order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
             return tf.nest.map_structure(lambda x: tf.gather(x, order), (images, labels))
 
-        if full or weighted:
+        if full:
             images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
         if weighted and labels:
             labels = (*labels[:-1], tf.where(missing, 0.0, labels[-1]))

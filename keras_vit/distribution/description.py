@@ -72,10 +72,7 @@ def compile_step(model, batch_size):
     """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
     import jax  # Keras has no way to look at the compiled step.
 
-    shapes = {
-        "x": ((batch_size, *model.input_shape[1:]), "float32"),
-        "y": ((batch_size,), "int32"),
-    }
+    inputs = (((batch_size, *model.input_shape[1:]), "float32"), ((batch_size,), "int32"))
     distribution = keras.distribution.distribution()
     parts = 1 if distribution is None else distribution.device_mesh.shape[0]
     if batch_size % parts:
@@ -88,7 +85,7 @@ def compile_step(model, batch_size):
     def variable(v):
         return array(v.shape, v.dtype, lambda: distribution.get_variable_layout(v))
 
-    data = tuple(array(*x, lambda x=x: distribution.get_data_layout(x[0])) for x in shapes.values())
+    data = tuple(array(*x, lambda x=x: distribution.get_data_layout(x[0])) for x in inputs)
     groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = tuple([variable(v) for v in group] for group in (*groups, model.metrics_variables))
     out = None if distribution is None else (None, tuple([v.sharding for v in group] for group in state))

@@ -78,11 +78,11 @@ def launch(command: list, num_processes: int) -> None:
     try:
         for i in range(num_processes):
             # A PyTorch process takes the GPU of its rank; a JAX process would take all that it sees.
-            own = {"LOCAL_RANK": str(i), "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", str(i))}
-            if os.environ.get("KERAS_BACKEND") != "jax":
-                del own["CUDA_VISIBLE_DEVICES"]
+            environment = {**os.environ, "LOCAL_RANK": str(i)}
+            if environment.get("KERAS_BACKEND") == "jax":
+                environment.setdefault("CUDA_VISIBLE_DEVICES", str(i))
             parts = [*command, "--process-id", str(i), "--coordinator", address]
-            started.append(subprocess.Popen([sys.executable, "-m", "keras_vit.cli", *parts], env={**os.environ, **own}))
+            started.append(subprocess.Popen([sys.executable, "-m", "keras_vit.cli", *parts], env=environment))
         while None in (statuses := [process.poll() for process in started]) or any(statuses):
             if any(statuses):
                 # The one that a signal ended, if any: others fail only because it is gone.

@@ -35,7 +35,7 @@ def synchronize(model: keras.Model) -> keras.Model:
 
 def spread_seeds(model):
     """Lets each PyTorch process draw other random numbers, from seeds that follow from those of process 0."""
-    if keras.backend.backend() == "torch" and num_processes() > 1:
+    if keras.backend.backend() == "torch":
         torch_processes.spread_seeds(model)
 
 
