@@ -1,5 +1,6 @@
-"""A ViT small enough to build in every test."""
+"""A ViT small enough to build in every test, and what interrupts its training."""
 
+import keras
 import numpy as np
 
 import keras_vit
@@ -27,3 +28,16 @@ def randomize(model, seed=0, scale=1):
     rng = np.random.default_rng(seed)
     model.set_weights([rng.normal(scale=scale, size=w.shape).astype("float32") for w in model.get_weights()])
     return model
+
+
+class Kill(keras.callbacks.Callback):
+    """Interrupts a run as Ctrl-C would."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, l
 from keras_vit.distribution.layouts import MODEL
 from keras_vit.layers import MultiHeadSelfAttention
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
-from tests.tiny import build
+from tests.tiny import Kill, build
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else None
 RNG = np.random.default_rng(0)
@@ -292,19 +292,6 @@ def message(call):
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-class Kill(keras.callbacks.Callback):
-    """Interrupts a run as Ctrl-C would."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.at -= 1
-        if self.at == 0:
-            raise KeyboardInterrupt
 
 
 def run(folder, kind, count, kill=None):

@@ -19,7 +19,7 @@ from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
 from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers, sgd
-from tests.tiny import build
+from tests.tiny import Kill, build
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
@@ -179,19 +179,6 @@ def float16(on_two):
         found = [fit(model, images)]
         found.append(fit(model))
         return {"fits": found, "scale": float(model.optimizer.dynamic_scale.numpy())}
-
-
-class Kill(keras.callbacks.Callback):
-    """Interrupts a run as Ctrl-C would."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.at -= 1
-        if self.at == 0:
-            raise KeyboardInterrupt
 
 
 def run(folder, name, distribution, kill=None):

@@ -7,6 +7,7 @@ import pytest
 
 from keras_vit import data, training
 from keras_vit.preprocessing import carrier_of
+from tests.tiny import Kill
 
 TINY = {
     "variant": "Ti/4",
@@ -36,19 +37,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def images(folder):
     return data.splits(folder, holdout=0.4)
-
-
-class Kill(keras.callbacks.Callback):
-    """Interrupts a run as Ctrl-C would."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.at -= 1
-        if self.at == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.tried_on("torch")
