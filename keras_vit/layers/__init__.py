@@ -15,6 +15,7 @@ from keras_vit.layers.patch_embedding import PatchEmbedding, Patches
 from keras_vit.layers.patch_map import PatchMap
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.rotary_embedding import RotaryEmbedding
+from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.layers.standardized_conv import StandardizedConv2D
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.layers.token_pooling import TokenPooling
@@ -38,6 +39,7 @@ __all__ = [
     "PositionEmbedding",
     "PrefixTokens",
     "RotaryEmbedding",
+    "SqueezeExcitation",
     "StandardizedConv2D",
     "SymmetricMaxPooling2D",
     "TokenPooling",

@@ -11,7 +11,7 @@ class DropPath(keras.layers.Dropout):
         rate: Float in [0, 1), the probability of dropping an image's branch.
         seed: Int or None, the random seed.
 
-    Input and output shape: (batch, num_tokens, hidden_dim).
+    Input and output shape: (batch, ...), such as tokens, (batch, num_tokens, hidden_dim), or feature maps.
 
     Example:
 
@@ -23,7 +23,13 @@ class DropPath(keras.layers.Dropout):
     """
 
     def __init__(self, rate, seed=None, **kwargs):
-        super().__init__(arguments.rate("rate", rate), noise_shape=(None, 1, 1), seed=seed, **kwargs)
+        super().__init__(arguments.rate("rate", rate), seed=seed, **kwargs)
+
+    def call(self, inputs, training=False):
+        if not training or not self.rate:
+            return inputs
+        noise_shape = (None, *[1] * (len(inputs.shape) - 1))
+        return keras.random.dropout(inputs, self.rate, noise_shape, self.seed_generator)
 
     def get_config(self):
         config = super().get_config()

@@ -1,0 +1,41 @@
+import keras
+
+from keras_vit import activations, arguments
+from keras_vit.layers.base import Layer
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class SqueezeExcitation(Layer):
+    """Scales each channel by a gate in 0..1 that two dense layers compute from the means of all channels.
+
+    Args:
+        reduced_dim: Int, the width between the two layers.
+        activation: Name or function, the activation between them.
+
+    Input and output shape: (batch, height, width, channels).
+
+    Example:
+
+    >>> keras_vit.layers.SqueezeExcitation(4)(np.zeros((1, 7, 7, 16))).shape
+    (1, 7, 7, 16)
+
+    Reference: [arXiv 1709.01507](https://arxiv.org/abs/1709.01507), section 3.
+    """
+
+    def __init__(self, reduced_dim, activation="silu", **kwargs):
+        super().__init__(**kwargs)
+        self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
+        self.activation = activations.get(activation)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, images_shape):
+        channels = images_shape[-1]
+        pooling = {"data_format": "channels_last", "keepdims": True, "name": "mean", **self.inherited}
+        self.mean = keras.layers.GlobalAveragePooling2D(**pooling)
+        self.reduce = keras.layers.Dense(self.reduced_dim, self.activation, name="reduce", **self.inherited)
+        self.expand = keras.layers.Dense(channels, "sigmoid", name="expand", **self.inherited)
+        self.reduce.build((None, 1, 1, channels))
+        self.expand.build((None, 1, 1, self.reduced_dim))
+
+    def call(self, images):
+        return images * self.expand(self.reduce(self.mean(images)))
