@@ -22,6 +22,8 @@ _NONE = (
     *("pooling", "classifier_activation", "representation_size", "class_names"),
     *("rotary_embedding", "rotary_grid"),
 )
+# By the family of a checkpoint.
+BUILDERS = {"vit": ViT, "bit": BiT}
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged one fails in many ways.
@@ -60,7 +62,7 @@ def from_pretrained(
         num_heads: Int, the heads per block. None: as in the file, or in published models of the same sizes.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. Models of any size also use
             `position_interpolation` at run time.
-        **kwargs: Other arguments of `ViT` or `BiT`, which override the file.
+        **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -75,7 +77,7 @@ def from_pretrained(
     """
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
-    build = ViT if checkpoint.sizes["num_layers"] else BiT
+    build = BUILDERS[checkpoint.family]
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
     given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
     fields = dict(checkpoint.stated.fields)
@@ -97,14 +99,15 @@ def from_pretrained(
                 "grid_size=(rows, columns) of the file and, for another size, image_size."
             )
         assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
-    fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
+    if checkpoint.source.family is None:
+        fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
     if build is ViT:
         if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
             check_positions(checkpoint, fields)
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
             fields.pop("return_both_heads", None)
-    # The variant of these sizes, or one whose sizes are overridden.
+    # The variant of these sizes, or one whose sizes are overridden; other families state theirs.
     known = name_of(checkpoint.sizes)
     variant = (known or ("B/16" if build is ViT else "R50x1")).replace("ViT-", "").removeprefix("BiT-")
     name = "vit" if build is ViT and not known else None

@@ -74,6 +74,11 @@ class Checkpoint:
         self.preprocessing, self.says_preprocessing = preprocessing.of_checkpoint(self)
         self.sizes = fields.sizes(self)
 
+    @property
+    def family(self):
+        """The family of its model, as in the config."""
+        return self.source.family or ("vit" if self.sizes["num_layers"] else "bit")
+
     @functools.cached_property
     def stated(self):
         """What is known of the model's config, as a `Stated`."""

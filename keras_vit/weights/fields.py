@@ -6,6 +6,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.weights import preprocessing, rotary
 from keras_vit.weights.model import SETTINGS
+from keras_vit.weights.names.source import ENTRANCES
 
 # Activation names in other code bases, by the name here.
 ACTIVATIONS = {
@@ -105,7 +106,7 @@ def sizes(checkpoint):
         # Of a gated MLP the first layer is twice as wide.
         "mlp_dim": size("block_00/mlp/dense_2/kernel", 2, 0),
         "patch_size": None if None in patch else patch,
-        "in_channels": size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
+        "in_channels": next((size(name, 4, 2) for name in ENTRANCES if name in weights), None),
         "num_classes": size("head/bias", 1, 0) or 0,
         "grid_size": checkpoint.grid_size,
         "stages": None if root_width is None else stages(weights),
@@ -149,6 +150,8 @@ def settings_of_resnet(weights):
 def settings(checkpoint):
     """Returns those of the `SETTINGS` that the model has; unknown ones are None."""
     config, source = checkpoint.config, checkpoint.source
+    if source.family is not None:
+        return {}
     found = {"layer_norm_epsilon": source.layer_norm_epsilon, "pooling": _pooling_of_source(checkpoint)}
     found |= {name: getattr(source, name) for name in settings_of_resnet(checkpoint.weights)}
     gated = source.gated_activation if is_gated(checkpoint.weights) else None

@@ -28,6 +28,8 @@ SETTINGS = (
 # Of these, "none" or an empty list stands for the argument None, since a missing value is unknown.
 _NONE = ("pooling", "rotary_embedding", "rotary_grid")
 
+# The layers that take the images, by family.
+_FIRST = {"vit": "patch_embedding", "bit": "root_conv", "coatnet": "stem_conv", "efficientnet": "stem_conv"}
 # Tokens before the patches that may have a position embedding, in order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
@@ -47,14 +49,17 @@ def sizes_of(model):
     config = config_of(model)
     found = {layer.name: layer for layer in model.layers}
     is_vit = isinstance(config, ViTConfig)
-    first_layers = ("patch_embedding" if is_vit else "root_conv", config.block_names[0])
+    first_layers = (_FIRST[config.family], config.block_names[0])
     missing = [name for name in first_layers if name not in found]
     if missing:
         raise ValueError(
-            "Expected a ViT of this package's builders, with layers named patch_embedding, block_00, ... "
+            f"Expected a model of this package's builders, with layers named {', '.join(first_layers)}, ... "
             f"Received: model {model.name!r} without {' and '.join(missing)}; its layers are {', '.join(found)}. "
             "If one of them holds the ViT, pass that: model.get_layer(...)."
         )
+    if not is_vit and config.family != "bit":
+        # The shapes of all weights decide whether a file fits.
+        return {**dict.fromkeys(SIZES), "num_layers": 0, "num_classes": getattr(found.get("head"), "units", 0)}
     sizes = {name: getattr(config, name, None) for name in SIZES}
     sizes["num_layers"] = sum(name in found for name in config.block_names) if is_vit else 0
     sizes["num_classes"] = getattr(found.get("head"), "units", 0)
@@ -94,7 +99,8 @@ def settings_of(model):
     """Returns those of the `SETTINGS` that a model has."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        return {"resnet_epsilons": config.resnet_epsilons, "pool_padding": config.pool_padding}
+        names = ("resnet_epsilons", "pool_padding")
+        return {name: getattr(config, name) for name in names if hasattr(config, name)}
     return {
         **({} if config.stages is None else {"resnet_epsilons": config.resnet_epsilons}),
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),

@@ -13,6 +13,7 @@ from keras_vit import arguments
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
 from keras_vit.weights import hub, names, timm_folder
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.huggingface_folder import kind_of, write_bit_folder, write_folder
 from keras_vit.weights.model import (
     PREFIX_TOKENS,
@@ -73,7 +74,8 @@ def save_weights(
         hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
         return
     sizes = sizes_of(model)
-    source, record = _source(format, sizes), _record(model, sizes)
+    record = _record(model, sizes)
+    source = _source(format, sizes, record)
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
     if in_folder:
         _refuse("timm folder", model, timm_folder.unwritten_in_folder(record))
@@ -106,7 +108,11 @@ def save_weights(
         write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
 
 
-def _source(format, sizes):
+def _source(format, sizes, record):
+    if record.family in FAMILIES:
+        if format != "timm":
+            raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
+        return names.SOURCES[f"timm_{record.family}"]
     if not sizes["num_layers"]:
         return _OF_BIT.get(format, FORMATS[format])
     return names.TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]

@@ -6,6 +6,7 @@ from keras_vit import variants
 from keras_vit.config import total_stride
 from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.fields import fixed_positions, is_gated, settings_of_resnet
 
 # The widths that models of photos and of satellite images share.
@@ -27,12 +28,17 @@ def stated(checkpoint):
         found.fields.update(stages=sizes["stages"], width_factor=sizes["width_factor"])
     if sizes["num_layers"]:
         _add_arrays_of_vit(checkpoint, found.fields)
-    elif not sizes["stages"]:
+    elif not sizes["stages"] and checkpoint.source.family is None:
         raise ValueError(f"Expected a ViT or a ResNet in {checkpoint.path!r}, which has no blocks of either.")
     if "config" in checkpoint.own:
         _add_own_record(checkpoint, found)
         return found
     _add_preprocessing(checkpoint, found)
+    if checkpoint.source.family is not None:
+        if checkpoint.image_size is not None:
+            found.fields["image_size"] = checkpoint.image_size
+        FAMILIES[checkpoint.source.family].add_fields(checkpoint, found)
+        return found
     if sizes["num_layers"]:
         _add_timm(checkpoint, found)
         _add_num_heads(checkpoint, found)

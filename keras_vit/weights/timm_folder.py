@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import name_of
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.huggingface_folder import unit_constants, write_json
 from keras_vit.weights.names import timm as names
 from keras_vit.weights.timm_models import ROPES
@@ -77,6 +78,10 @@ def unwritten(config):
 
 def unwritten_in_folder(config):
     """Yields what the config.json of a folder cannot say of a config."""
+    if config.family in FAMILIES:
+        if FAMILIES[config.family].timm_name(config) is None:
+            yield f"a {config.family} of a size or with options for which timm has no name"
+        return
     if config.stages is not None and _resnet_name(config) is None:
         yield f"a ResNet of stages {config.stages} and width factor {config.width_factor:g}, for which timm has no name"
     if config.family == "bit":
@@ -105,7 +110,7 @@ def write_folder(path, arrays, config, facts):
     """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `source_for`."""
     path.mkdir(exist_ok=True)
     write_safetensors(path / "model.safetensors", arrays, facts)
-    write_json(path / "config.json", (_bit if config.family == "bit" else _vit)(config, arrays, facts))
+    write_json(path / "config.json", _WRITERS.get(config.family, _of_family)(config, arrays, facts))
 
 
 def _bit(config, arrays, facts):
@@ -114,6 +119,16 @@ def _bit(config, arrays, facts):
     pretrained = _pretrained(config, facts, image_size, "stem.conv", "head.fc")
     num_features = arrays["norm.weight"].shape[0]
     return _written(_resnet_name(config), config, num_features, "avg", pretrained, args)
+
+
+def _of_family(config, arrays, facts):
+    family = FAMILIES[config.family]
+    first_conv, head = family.timm_ends
+    image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
+    args = family.timm_arguments(config) | ({} if config.in_channels == 3 else {"in_chans": config.in_channels})
+    num_features = arrays[f"{head}.weight"].shape[1] if config.num_classes else None
+    pretrained = _pretrained(config, facts, image_size, first_conv, head)
+    return _written(family.timm_name(config), config, num_features, "avg", pretrained, args)
 
 
 def _vit(config, arrays, facts):
@@ -140,6 +155,9 @@ def _vit(config, arrays, facts):
     heads = ["head", "head_dist"] if config.distillation_token else "head"
     pretrained = _pretrained(config, facts, image_size, first_conv, heads)
     return _written(name, config, config.hidden_dim, pool, pretrained, args)
+
+
+_WRITERS = {"vit": _vit, "bit": _bit}
 
 
 def _pretrained(config, facts, image_size, first_conv, classifier):

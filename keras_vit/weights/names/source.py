@@ -71,6 +71,8 @@ class Source:
     gated_activation: str | None = None
     # The width of a head, if it is the same in all models.
     head_dim: int | None = None
+    # Of its models, where that is neither ViT nor BiT.
+    family: str | None = None
     # {name: value} that a folder's config may leave out.
     config_defaults: dict = dataclasses.field(default_factory=dict)
 
@@ -138,7 +140,7 @@ class Source:
 
 
 # The layers that may take the images, the first that a model or a file has.
-ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel")
+ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel", "stem_conv/kernel")
 
 
 def _numbers(template, text):

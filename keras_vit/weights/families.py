@@ -1,0 +1,20 @@
+"""The families beside ViT and BiT: how their checkpoints state a config, and what timm calls their models."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """What reading and writing the checkpoints of a family needs."""
+
+    # (checkpoint, `Stated`): adds the fields that the file tells, and the unknown ones with the reason.
+    add_fields: Callable
+    # Config to the name of timm's architecture, or None if timm has none.
+    timm_name: Callable
+    # Config to the arguments of that architecture, in JSON's types, that its name does not set.
+    timm_arguments: Callable
+    # The keys of timm's first convolution and of its head, without ".weight".
+    timm_ends: tuple[str, str]
+
+
+FAMILIES: dict[str, Family] = {}
