@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.distribution.killed import write_images
+
 RESULTS = Path(__file__).parent / "results" / "distributed_curves.json"
 RANDOM = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.1}
 SEEDS = range(5)
@@ -55,20 +57,9 @@ def child(spec):
         tf.config.set_logical_device_configuration(device, logical)
     from keras_vit import data, training
     from keras_vit.distribution import join, process_id
+    from tests.tiny import Losses
 
     join()
-
-    class Losses(keras.callbacks.Callback):
-        losses = []
-
-        def on_epoch_begin(self, epoch, logs=None):
-            self.total = 0.0
-
-        def on_train_batch_end(self, batch, logs=None):
-            # Logs are means of the epoch so far.
-            total = float(logs["loss"]) * (batch + 1)
-            self.losses.append(total - self.total)
-            self.total = total
 
     changes = {
         "variant": "Ti/8",
@@ -124,19 +115,6 @@ def losses_of(backend, spec, processes, folder):
     if any(codes):
         raise RuntimeError((folder / f"{codes.index(next(filter(None, codes)))}.log").read_text()[-2000:])
     return json.loads(Path(spec["losses"]).read_text())
-
-
-def write_images(folder):
-    """Writes 60 pictures of three colors."""
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        pixels = rng.integers(0, 160, (40, 40, 3), "uint8")
-        pixels[..., i % 3] += 60
-        path = folder / str(i % 3) / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
 
 
 def difference(losses, expected):

@@ -30,6 +30,22 @@ def randomize(model, seed=0, scale=1):
     return model
 
 
+class Losses(keras.callbacks.Callback):
+    """The loss of each step of one call of `fit`."""
+
+    def on_train_begin(self, logs=None):
+        self.losses = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.total = 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Logs are means of the epoch so far.
+        total = float(logs["loss"]) * (batch + 1)
+        self.losses.append(total - self.total)
+        self.total = total
+
+
 class Kill(keras.callbacks.Callback):
     """Interrupts a run as Ctrl-C would."""
 

@@ -20,29 +20,12 @@ from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, l
 from keras_vit.distribution.layouts import MODEL
 from keras_vit.layers import MultiHeadSelfAttention
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
-from tests.tiny import Kill, build
+from tests.tiny import Kill, Losses, build
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else None
 RNG = np.random.default_rng(0)
 # Without it, Adam would blow up the gradient of a key's bias, which is rounding noise.
 EPSILON = 1e-6
-
-
-class Losses(keras.callbacks.Callback):
-    """The loss of each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.losses = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.total = 0.0
-
-    def on_train_batch_end(self, batch, logs=None):
-        # Logs are means of the epoch so far.
-        total = float(logs["loss"]) * (batch + 1)
-        self.losses.append(total - self.total)
-        self.total = total
 
 
 def mesh(count, model=1):

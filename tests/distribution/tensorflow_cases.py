@@ -19,25 +19,12 @@ from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
 from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers, sgd
-from tests.tiny import Kill, build
+from tests.tiny import Kill, Losses, build
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
 IMAGES = RNG.normal(size=(BATCH * STEPS, 16, 16, 3)).astype("float32")
 LABELS = RNG.integers(5, size=len(IMAGES))
-
-
-class Losses(keras.callbacks.Callback):
-    """The loss of each step."""
-
-    def on_train_begin(self, logs=None):
-        self.losses, self.total = [], 0.0
-
-    def on_train_batch_end(self, batch, logs=None):
-        # Logs are means of the epoch so far.
-        total = float(logs["loss"]) * (batch + 1)
-        self.losses.append(total - self.total)
-        self.total = total
 
 
 def optimizer(**options):
