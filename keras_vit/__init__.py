@@ -36,6 +36,7 @@ from keras_vit.costs import paper_table, profile
 from keras_vit.models import (
     BiT,
     ViT,
+    VTResNet,
     decode_predictions,
     features,
     fold_preprocessing,
@@ -50,6 +51,7 @@ from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of
 from keras_vit.version import __version__
+from keras_vit.vt_resnet_config import VTResNetConfig
 from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights
 
 __all__ = [
@@ -57,6 +59,8 @@ __all__ = [
     "BiTConfig",
     "LoadReport",
     "Preprocessing",
+    "VTResNet",
+    "VTResNetConfig",
     "ViT",
     "ViTConfig",
     "__version__",

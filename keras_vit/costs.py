@@ -261,6 +261,8 @@ UNKNOWN_OPERATIONS = (
 
 def parts_of(operation, inputs, output):
     """Returns the steps of a layer or `keras.Operation` call, for input shapes and first output shape without batch."""
+    if isinstance(operation, layers.TokenProjector):
+        return _token_projector(operation, inputs, output)
     for kind, rule in RULES:
         if isinstance(operation, kind):
             return rule(operation, inputs[0], output)
@@ -368,6 +370,72 @@ def _bottleneck(layer, x, output):
     return [*steps, Part("residual", 0, (1 if layer.pre_activation else 2) * math.prod(output))]
 
 
+def _resnet_block(layer, x, output):
+    steps, shape = [], x
+    for conv, norm in zip(layer.convs, layer.norms, strict=True):
+        shape = (*(-(-side // conv.strides[0]) for side in shape[:2]), conv.filters)
+        size = math.prod(shape)
+        # The ReLU of the last norm comes after the sum.
+        steps.append(Part(conv.name, size * math.prod(conv.kernel.shape[:-1]), size))
+        steps.append(Part(norm.name, 0, size if conv is layer.convs[-1] else 2 * size))
+    size = math.prod(output)
+    if layer.conv_proj is not None:
+        steps += [Part("conv_proj", size * x[-1], size), Part("norm_proj", 0, size)]
+    return [*steps, Part("residual", 0, 2 * size)]
+
+
+def _tokenizer(layer, x, output):
+    pixels, channels, (num_tokens, token_dim) = math.prod(x[:-1]), x[-1], output
+    product = num_tokens * pixels * channels
+    parts = [Part("filters x pixels", product, num_tokens * pixels)]
+    parts.append(Part("weights x pixels", product, num_tokens * channels))
+    if isinstance(layer, layers.RecurrentTokenizer):
+        size = num_tokens * channels
+        parts.insert(0, Part("to_filters", size * layer.to_filters.kernel.shape[0], size))
+    if layer.value is not None:
+        parts.append(Part("value", num_tokens * channels * token_dim, num_tokens * token_dim))
+    return parts
+
+
+def _token_transformer(layer, x, output):
+    (tokens, width), size = x, math.prod(x)
+    key_dim = layer.key_dim or width
+    return [
+        Part("key, query", 2 * size * key_dim, 2 * tokens * key_dim),
+        Part("key x query", tokens * tokens * key_dim, tokens * tokens),
+        Part("weights x tokens", tokens * size, size),
+        Part("residual_1", 0, size),
+        Part("dense_1", size * width, 2 * size),
+        Part("dense_2", size * width, size),
+        Part("residual_2", 0, size),
+    ]
+
+
+def _token_projector(layer, inputs, output):
+    (*sides, channels), (num_tokens, token_dim) = inputs
+    pixels, size = math.prod(sides), math.prod(output)
+    key_dim = layer.key_dim or channels
+    parts = [
+        Part("query", size * key_dim, pixels * key_dim),
+        Part("key", num_tokens * token_dim * key_dim, num_tokens * key_dim),
+        Part("query x key", pixels * num_tokens * key_dim, pixels * num_tokens),
+        Part("weights x tokens", num_tokens * size, size),
+        Part("residual", 0, size),
+    ]
+    if layer.value is not None:
+        parts.append(Part("value", num_tokens * token_dim * channels, num_tokens * channels))
+    return parts
+
+
+def _vt_module(layer, x, output):
+    tokens = layer.num_tokens, layer.token_dim or x[-1]
+    parts = _inside("tokenizer", _tokenizer(layer.tokenizer, x, tokens))
+    parts += _inside("transformer", _token_transformer(layer.transformer, tokens, tokens))
+    if layer.projector is not None:
+        parts += _inside("projector", _token_projector(layer.projector, (x, tokens), x))
+    return parts
+
+
 def _inside(name, parts):
     return [part._replace(name=f"{name}/{part.name}".rstrip("/")) for part in parts]
 
@@ -379,6 +447,10 @@ RULES = (
     (layers.AttentionPooling, _attention_pooling),
     (layers.MLP, _mlp),
     (layers.Bottleneck, _bottleneck),
+    (layers.ResNetBlock, _resnet_block),
+    (layers.VTModule, _vt_module),
+    ((layers.FilterTokenizer, layers.RecurrentTokenizer), _tokenizer),
+    (layers.TokenTransformer, _token_transformer),
     (layers.StandardizedConv2D, _standardized_conv),
     (layers.PatchEmbedding, _products(lambda layer, x: math.prod(layer.patch_size) * x[-1])),
     # LoRA merges its two matrices once per batch, which is not counted.

@@ -13,10 +13,13 @@ from keras_vit.models.preprocessing import preprocess_input
 from keras_vit.models.pretrained import from_pretrained
 from keras_vit.models.vision_transformer import VisionTransformer
 from keras_vit.models.vit import ViT
+from keras_vit.models.vt_resnet import VTResNet, VTResNetModel
 
 __all__ = [
     "BiT",
     "BigTransfer",
+    "VTResNet",
+    "VTResNetModel",
     "ViT",
     "VisionTransformer",
     "decode_predictions",

@@ -14,6 +14,7 @@ HEADS = ("head", "head_dist")
 _ABOVE = {
     "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
     "bit": ("norm", "relu", "pooling"),
+    "vt_resnet": ("pooling", "dropout"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from keras_vit.models.bit import BiT
 from keras_vit.models.vit import ViT
+from keras_vit.models.vt_resnet import VTResNet
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.names.source import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.weights.zoo import find, local_path
@@ -179,6 +180,12 @@ BiTR152x1 = row("BiTR152x1", BiT, "R152x1")
 BiTR152x2 = row("BiTR152x2", BiT, "R152x2")
 BiTR152x4 = row("BiTR152x4", BiT, "R152x4")
 BiTR200x3 = row("BiTR200x3", BiT, "R200x3")
+
+# Token-based Visual Transformers: arXiv 2006.03677.
+VTResNet18 = row("VTResNet18", VTResNet, "R18")
+VTResNet34 = row("VTResNet34", VTResNet, "R34")
+VTResNet50 = row("VTResNet50", VTResNet, "R50")
+VTResNet101 = row("VTResNet101", VTResNet, "R101")
 
 # Through globals(), since type checkers read a computed `__all__` as empty.
 globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from keras import ops
+from scipy.special import softmax
+
+from keras_vit.layers import RecurrentTokenizer
+from tests.contract import check_layer
+
+SHAPES = [(2, 4, 5, 6), (2, 3, 8)]
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
+
+
+@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), (8, 2)])
+def test_contract(token_dim, num_weights):
+    arguments = {"token_dim": token_dim}
+    check_layer(RecurrentTokenizer, arguments, SHAPES, output_shape=(2, 3, token_dim or 6), num_weights=num_weights)
+
+
+@pytest.mark.parametrize("token_dim", [None, 8])
+def test_definition(token_dim):
+    layer = RecurrentTokenizer(token_dim)
+    x, tokens = inputs()
+    y, weights = map(ops.convert_to_numpy, layer(x, tokens, return_attention_scores=True))
+    to_filters, *value = [ops.convert_to_numpy(w).astype("float64") for w in layer.weights]
+    for i in range(2):
+        pixels, filters = x[i].reshape(20, 6), tokens[i] @ to_filters
+        attention = softmax(pixels @ filters.T, axis=0)
+        expected = attention.T @ pixels
+        np.testing.assert_allclose(y[i], expected @ value[0] if value else expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(weights[i], attention.T.reshape(3, 4, 5), rtol=1e-4, atol=1e-6)
+
+
+def test_permuted_tokens_make_permuted_tokens():
+    layer = RecurrentTokenizer(8)
+    x, tokens = inputs()
+    y, z = (ops.convert_to_numpy(layer(x, each)) for each in (tokens, tokens[:, [2, 0, 1]]))
+    np.testing.assert_allclose(y[:, [2, 0, 1]], z, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_beyond_float16_stay_finite():
+    layer = RecurrentTokenizer(dtype="mixed_float16")
+    x, tokens = (500 * each for each in inputs())
+    y, weights = (ops.convert_to_numpy(each) for each in layer(x, tokens, return_attention_scores=True))
+    products = np.einsum("bhwc,blc->blhw", x, tokens @ ops.convert_to_numpy(layer.weights[0]))
+    assert np.abs(products).max() > 65504 and np.isfinite(y).all()
+    np.testing.assert_allclose(weights.sum(axis=(2, 3)), 1, rtol=1e-2)
+
+
+def test_first_scores_are_about_as_large_as_the_features():
+    layer = RecurrentTokenizer()
+    rng = np.random.default_rng(0)
+    x, tokens = rng.normal(size=(1, 14, 14, 256)), rng.normal(size=(1, 16, 256))
+    layer.build(x.shape, tokens.shape)
+    scores = np.einsum("bhwc,blc->blhw", x, tokens @ ops.convert_to_numpy(layer.weights[0]))
+    assert 0.8 < scores.std() < 1.2
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="`token_dim`. Expected an integer of at least 1. Received: 0"):
+        RecurrentTokenizer(0)

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+from keras import ops
+from scipy.special import softmax
+
+from keras_vit.layers import TokenProjector
+from tests.contract import check_layer, randomize
+
+
+@pytest.mark.parametrize(
+    "arguments, token_dim, num_weights, num_seeds",
+    [({}, 6, 2, 0), ({"key_dim": 4}, 8, 3, 0), ({"drop_path_rate": 0.2, "seed": 7}, 8, 3, 1)],
+)
+def test_contract(arguments, token_dim, num_weights, num_seeds):
+    shapes, numbers = [(2, 4, 5, 6), (2, 3, token_dim)], {"num_weights": num_weights, "num_seeds": num_seeds}
+    check_layer(TokenProjector, arguments, shapes, output_shape=(2, 4, 5, 6), **numbers)
+
+
+@pytest.mark.parametrize("key_dim, token_dim", [(None, 6), (4, 8)])
+def test_definition(key_dim, token_dim):
+    layer = TokenProjector(key_dim)
+    rng = np.random.default_rng(0)
+    x, tokens = rng.normal(size=(2, 4, 5, 6)), rng.normal(size=(2, 3, token_dim))
+    layer.build(x.shape, tokens.shape)
+    randomize(layer, rng, scale=0.5)
+    query, key, *value = (ops.convert_to_numpy(w).astype("float64") for w in layer.weights)
+    for i, y in enumerate(ops.convert_to_numpy(layer(x, tokens))):
+        weights = softmax((x[i].reshape(20, 6) @ query) @ (tokens[i] @ key).T, axis=1)
+        added = weights @ (tokens[i] @ value[0] if value else tokens[i])
+        np.testing.assert_allclose(y, x[i] + added.reshape(4, 5, 6), rtol=1e-4, atol=1e-4)
+
+
+def test_the_order_of_tokens_does_not_matter():
+    layer = TokenProjector()
+    rng = np.random.default_rng(0)
+    x, tokens = (rng.normal(size=shape).astype("float32") for shape in [(2, 4, 5, 6), (2, 3, 8)])
+    y, z = (ops.convert_to_numpy(layer(x, each)) for each in (tokens, tokens[:, [2, 0, 1]]))
+    np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_tokens_add_is_dropped_per_image():
+    layer = TokenProjector(drop_path_rate=0.5, seed=0)
+    y = layer(np.zeros((100, 2, 2, 3), "float32"), np.ones((100, 4, 3), "float32"), training=True)
+    found = ops.convert_to_numpy(y).reshape(100, -1)
+    assert (found == found[:, :1]).all() and set(found[:, 0].round(4).tolist()) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"key_dim": -1}, "`key_dim`. Expected an integer of at least 1. Received: -1"),
+        ({"drop_path_rate": 1}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenProjector(**arguments)

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from keras import ops
+from scipy.special import softmax
+
+from keras_vit.layers import TokenTransformer
+from tests.contract import check_layer, randomize
+
+
+@pytest.mark.parametrize(
+    "arguments, num_seeds", [({}, 0), ({"key_dim": 4}, 0), ({"key_dim": 4, "drop_path_rate": 0.2, "seed": 7}, 2)]
+)
+def test_contract(arguments, num_seeds):
+    check_layer(TokenTransformer, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=4, num_seeds=num_seeds)
+
+
+@pytest.mark.parametrize("key_dim", [None, 4])
+def test_definition(key_dim):
+    layer = TokenTransformer(key_dim)
+    layer.build((None, 5, 8))
+    randomize(layer, np.random.default_rng(0), scale=0.5)
+    key, query, first, second = (ops.convert_to_numpy(w).astype("float64") for w in layer.weights)
+    x = np.random.default_rng(1).normal(size=(2, 5, 8))
+    for tokens, y in zip(x, ops.convert_to_numpy(layer(x)), strict=True):
+        tokens = tokens + softmax((tokens @ key) @ (tokens @ query).T, axis=1) @ tokens
+        expected = tokens + np.maximum(tokens @ first, 0) @ second
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_permuted_tokens_make_permuted_tokens():
+    layer = TokenTransformer()
+    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
+    y, z = (ops.convert_to_numpy(layer(each)) for each in (x, x[:, [2, 0, 1]]))
+    np.testing.assert_allclose(y[:, [2, 0, 1]], z, rtol=1e-5, atol=1e-5)
+
+
+def test_first_scores_are_those_of_scaled_attention():
+    layer = TokenTransformer(key_dim=64)
+    layer.build((None, 16, 128))
+    key, query, *_ = map(ops.convert_to_numpy, layer.weights)
+    x = np.random.default_rng(0).normal(size=(16, 128))
+    # Xavier uniform has a variance of 2 / (128 + 64), so that keys and queries have one of 4 / 3 before the division.
+    assert ((x @ key) @ (x @ query).T).std() == pytest.approx(4 / 3, rel=0.2)
+
+
+def test_each_branch_is_dropped_by_itself():
+    layer = TokenTransformer(drop_path_rate=0.5, seed=0)
+    x = np.full((200, 2, 2), 1, "float32")
+    layer.build(x.shape)
+    layer.set_weights([np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2), np.eye(2)])
+    found = ops.convert_to_numpy(layer(x, training=True))[:, 0, 0]
+    # A kept branch counts twice: the attention adds 0 or 2, and then what there is is added 0 or 2 times.
+    assert set(found.tolist()) == {1, 3, 9}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"key_dim": 0}, "`key_dim`. Expected an integer of at least 1. Received: 0"),
+        ({"drop_path_rate": 1}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenTransformer(**arguments)
