@@ -1,11 +1,17 @@
 """Arrays and plots of attention, weights, training histories and predictions."""
 
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
-from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
+from keras_vit.inspection.attention_plots import (
+    plot_attention_distance,
+    plot_attention_maps,
+    plot_attention_rollout,
+    plot_token_attention,
+)
 from keras_vit.inspection.gradients import gradient_rollout
 from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
 from keras_vit.inspection.plots import plot_history, plot_predictions
 from keras_vit.inspection.report import write_report
+from keras_vit.inspection.token_attention import token_attention_maps
 from keras_vit.inspection.watch import PatchLayout, patch_layout
 from keras_vit.inspection.weights import (
     embedding_filters,
@@ -31,6 +37,8 @@ __all__ = [
     "plot_history",
     "plot_position_similarity",
     "plot_predictions",
+    "plot_token_attention",
     "position_similarity",
+    "token_attention_maps",
     "write_report",
 ]

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.inspection.watch import Watch, batches, scores_of
+from keras_vit.inspection.watch import Watch, batches, indices, scores_of
 
 FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 
@@ -41,12 +41,8 @@ def attention_maps(
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A, equation 6.
     """
     watch = Watch(model)
-    depth = len(watch.blocks)
-    single = isinstance(blocks, numbers.Integral)
-    chosen = range(depth) if blocks is None else [blocks] if single or not np.iterable(blocks) else list(blocks)
-    if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
-        raise arguments.invalid("blocks", f"None, or integers below {depth}, the model's depth", blocks)
-    maps = {i % depth: [] for i in chosen}
+    chosen = indices("blocks", blocks, len(watch.blocks))
+    maps = {i: [] for i in chosen}
 
     def keep(i, block, tokens, **inputs):
         if i in maps:
@@ -54,8 +50,8 @@ def attention_maps(
 
     for batch in batches(images, batch_size):
         watch.run(batch, keep)
-    joined = [np.concatenate(maps[i % depth]) for i in chosen]
-    return joined[0] if single else joined
+    joined = [np.concatenate(maps[i]) for i in chosen]
+    return joined[0] if isinstance(blocks, numbers.Integral) else joined
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:

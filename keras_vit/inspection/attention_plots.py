@@ -100,20 +100,52 @@ def plot_attention_maps(
     else:
         name = f"token {query}" if query else "class token"
     maps = looks[:, num_prefix:].reshape(num_heads, rows, columns)
-    images, _ = images_and_attention(np.asarray(ops.convert_to_numpy(image))[None], maps[:1])
-    height, width = images.shape[1:3]
-    across = min(num_heads, 6 if num_heads > 4 else 4)
-    down = math.ceil(num_heads / across)
-    figure, panels = new_panels(num_heads, across, (2.2 * across, (2.2 * height / width + 0.35) * down + 0.4))
-    for head, (axes, weights) in enumerate(zip(panels, maps, strict=True)):
-        _show(axes, images[0].mean(axis=-1, keepdims=True), f"head {head} (up to {weights.max():.2g})")
-        extent = (0, width, height, 0)
-        axes.imshow(weights, cmap="inferno", alpha=0.65, vmin=0, extent=extent, interpolation="bilinear")
-        if place:
-            axes.plot((place[1] + 0.5) * width / columns, (place[0] + 0.5) * height / rows, "c+", markersize=9)
-        axes.set(xlim=(0, width), ylim=(height, 0))
+    figure, panels = _heat(image, maps, "head")
+    for axes in panels if place else ():
+        _, right, bottom, _ = axes.get_images()[0].get_extent()
+        axes.plot((place[1] + 0.5) * right / columns, (place[0] + 0.5) * bottom / rows, "c+", markersize=9)
+        axes.set(xlim=(0, right), ylim=(bottom, 0))
     figure.suptitle(f"Attention from the {name}", fontsize=11)
     return finish(figure, path)
+
+
+def plot_token_attention(image, attention, path: str | os.PathLike | None = None):
+    """Plots over the image which pixels each visual token reads in one VT module, and returns the figure.
+
+    Each panel has its own scale, whose maximum is in its title.
+
+    Args:
+        image: (height, width, channels), in [0, 255], as in `attention_overlay`.
+        attention: (num_tokens, rows, columns), from `token_attention_maps` for one image.
+        path: As in `plot_attention_rollout`; the same errors are raised.
+
+    Example:
+
+    >>> plot_token_attention(raw_images[0], token_attention_maps(model, images)[0], "tokens.png")  # doctest: +SKIP
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, its figure of spatial attention.
+    """
+    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
+    if attention.ndim != 3 or not len(attention):
+        raise ValueError(f"Expected `attention` of shape (num_tokens, rows, columns). Received: {attention.shape}")
+    figure, _ = _heat(image, attention, "token")
+    figure.suptitle("Pixels that each visual token reads", fontsize=11)
+    return finish(figure, path)
+
+
+def _heat(image, maps, kind):
+    """Returns a figure and its panels: each map of (number, rows, columns) over the grey image."""
+    images, _ = images_and_attention(np.asarray(ops.convert_to_numpy(image))[None], maps[:1])
+    height, width = images.shape[1:3]
+    across = min(len(maps), 6 if len(maps) > 4 else 4)
+    down = math.ceil(len(maps) / across)
+    figure, panels = new_panels(len(maps), across, (2.2 * across, (2.2 * height / width + 0.35) * down + 0.4))
+    for i, (axes, weights) in enumerate(zip(panels, maps, strict=True)):
+        _show(axes, images[0].mean(axis=-1, keepdims=True), f"{kind} {i} (up to {weights.max():.2g})")
+        extent = (0, width, height, 0)
+        axes.imshow(weights, cmap="inferno", alpha=0.65, vmin=0, extent=extent, interpolation="bilinear")
+        axes.set(xlim=(0, width), ylim=(height, 0))
+    return figure, panels
 
 
 def _square(num_tokens):

@@ -1,6 +1,7 @@
 """Finds the ViT in a model and runs it block by block."""
 
 import inspect
+import numbers
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -88,13 +89,7 @@ class Watch:
 
         def call(layer, *args, **kwargs):
             if isinstance(layer, TransformerBlock):
-                if layer in ran:
-                    raise ValueError(
-                        f"Expected a model of blocks that run once. Received: {layer.name!r} run again in "
-                        f"{_named(self.model)}. If the model calls a ViT several times, pass the ViT: "
-                        "model.get_layer(...)."
-                    )
-                ran.append(layer)
+                run_once(layer, ran, self.model)
                 y = None if on_block is None else on_block(len(ran) - 1, layer, args[0], **kwargs)
                 # Otherwise PyTorch keeps the activations of all blocks.
                 return ops.stop_gradient(layer(args[0], training=False, **kwargs)) if y is None else y
@@ -107,13 +102,10 @@ class Watch:
             elif isinstance(layer, TokenPooling):
                 self.pooling = layer.method
             elif isinstance(layer, keras.Layer) and sublayers(layer, _SEEN):
-                return _unfolded(layer, args, kwargs, call)
-            if "training" in inspect.signature(layer.call).parameters:
-                # Keras' augmentation layers default to training=True.
-                kwargs["training"] = False
-            return layer(*args, **kwargs)
+                return unfolded(layer, args, kwargs, call)
+            return infer(layer, args, kwargs)
 
-        return _unfolded(self.model, (keras.tree.map_structure(ops.convert_to_tensor, inputs),), {}, call)
+        return unfolded(self.model, (keras.tree.map_structure(ops.convert_to_tensor, inputs),), {}, call)
 
     def _layout(self, feature_map):
         sides = tuple(feature_map.shape[1:3])
@@ -146,7 +138,25 @@ class Watch:
         return rows[:, self.layout.num_prefix_tokens :].reshape(-1, *self.layout.grid_size)
 
 
-def _unfolded(layer, args, kwargs, call):
+def run_once(layer, ran, model):
+    """Adds a layer to the list `ran`; raises if it is in it already."""
+    if layer in ran:
+        raise ValueError(
+            f"Expected a model of blocks that run once. Received: {layer.name!r} run again in {_named(model)}. If the "
+            "model calls a ViT several times, pass the ViT: model.get_layer(...)."
+        )
+    ran.append(layer)
+
+
+def infer(layer, args, kwargs):
+    """Calls a layer in inference mode, whatever its default."""
+    if "training" in inspect.signature(layer.call).parameters:
+        # Keras' augmentation layers default to training=True.
+        kwargs["training"] = False
+    return layer(*args, **kwargs)
+
+
+def unfolded(layer, args, kwargs, call):
     """Runs a model's graph, or one traced from a layer, with the function `call` for each layer; returns a list."""
     tensors = [x for x in keras.tree.flatten((args, kwargs)) if ops.is_tensor(x)]
     if not is_graph(layer):
@@ -164,6 +174,16 @@ def scores_of(block, tokens, **inputs) -> np.ndarray:
         # Rows rounded to the compute dtype do not sum to 1.
         scores /= scores.sum(axis=-1, keepdims=True)
     return scores
+
+
+def indices(name, value, depth) -> list:
+    """Returns the indices of the blocks that an argument chooses: an int, a list of them, or None for all."""
+    if value is None:
+        return list(range(depth))
+    chosen = list(value) if np.iterable(value) else [value]
+    if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
+        raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
+    return [i % depth for i in chosen]
 
 
 def sublayers(model, kind) -> list:
