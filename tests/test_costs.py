@@ -8,6 +8,7 @@ from keras import ops
 import keras_vit
 from keras_vit.costs import PAPER, paper_table, profile
 from keras_vit.variants import decode_variant
+from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build
 
 VARIATIONS = [
@@ -33,6 +34,8 @@ def example_models():
     """Name to (model, image size), of every kind."""
     found = {str(changes): (build(**changes), (32, 20)) for changes in VARIATIONS}
     found["bit"] = (keras_vit.BiT("R50x1", **BIT), (40, 24))
+    found["vt_resnet"] = (vt_resnet.build(), (32, 41))
+    found["vt_resnet_bottleneck"] = (vt_resnet.build(bottleneck=True, num_modules=3), (32, 41))
     return found
 
 
@@ -63,6 +66,29 @@ def test_multiply_adds_from_the_definition():
     # The same steps, each by what it leaves: norms, sums, projections, attention weights and the MLP's inner numbers.
     left = (2 + 2) * n * d + 3 * n * d + 3 * n * n + n * d + n * d + 2 * n * mlp + n * d
     assert {row.activation_bytes for row in costs.rows if row.kind == "TransformerBlock"} == {4 * left}
+
+
+def test_multiply_adds_of_a_vt_resnet_from_the_definition():
+    """All products of the tiny one, added up by hand: 16 x 21, 8 x 11 and 4 x 6 pixels, 3 tokens 12 wide, keys 6."""
+    root, first = 16 * 21 * 49 * 3 * 4, 8 * 11 * 2 * 9 * 4 * 4
+    second = 4 * 6 * (9 * 4 * 8 + 9 * 8 * 8 + 4 * 8)
+    reading = 2 * 24 * 8 * 3 + 3 * 8 * 12
+    transformer = 2 * 3 * 12 * 6 + 3 * 3 * 6 + 3 * 3 * 12 + 2 * 3 * 12 * 12
+    projector = 24 * 8 * 6 + 3 * 12 * 6 + 24 * 3 * 6 + 3 * 12 * 8 + 24 * 3 * 8
+    costs = profile(vt_resnet.build())
+    found = {row.name: row.multiply_adds for row in costs.rows}
+    assert (found["root_conv"], found["stage_1_unit_01"], found["stage_2_unit_01"]) == (root, first, second)
+    assert found["vt_1"] == reading + transformer + projector
+    assert found["vt_2"] == 3 * 12 * 8 + reading + transformer
+    assert costs.multiply_adds == root + first + second + found["vt_1"] + found["vt_2"] + 12 * 5
+    # Each layer by itself costs the same as within the module.
+    inputs, tokens = keras.Input((4, 6, 8)), keras.Input((3, 12))
+    module = keras_vit.layers.VTModule(3, 12, 6, recurrent=True)
+    whole = profile(keras.Model([inputs, tokens], module(inputs, tokens)))
+    parts = keras_vit.layers.RecurrentTokenizer(12), keras_vit.layers.TokenTransformer(6)
+    read = parts[1](parts[0](inputs, tokens))
+    outputs = [keras_vit.layers.TokenProjector(6)(inputs, read), read]
+    assert whole.multiply_adds == profile(keras.Model([inputs, tokens], outputs)).multiply_adds
 
 
 def test_merged_tokens_are_counted_no_more():
@@ -99,8 +125,9 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
         lambda: keras_vit.ViT("Ti/16", num_layers=2),
         lambda: keras_vit.BiT("R50x1", stages=(1, 1), image_size=96),
         lambda: keras_vit.ViT("Ti/16", stages=(1,), patch_size=4, num_layers=1, image_size=96),
+        lambda: keras_vit.VTResNet("R50", stages=(2, 2), image_size=96),
     ],
-    ids=["vit", "bit", "hybrid"],
+    ids=["vit", "bit", "hybrid", "vt_resnet"],
 )
 def test_activations_as_pytorch_keeps_them(make, monkeypatch):
     import torch
