@@ -123,7 +123,7 @@ def test_a_record_of_another_kind_or_of_none_is_refused():
     values = TINY_CONFIG.to_dict()
     with pytest.raises(ValueError, match="`family` as one of 'bit'. Received: 'vit'"):
         keras_vit.BiTConfig.from_dict(values)
-    with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit'. Received: 'swin'"):
+    with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit'.*. Received: 'swin'"):
         ModelConfig.from_dict({**values, "family": "swin"})
     del values["mlp_dim"]
     with pytest.raises(ValueError, match="Expected the fields of a ViTConfig: .* Received: .*'mlp_dim'"):

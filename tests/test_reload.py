@@ -13,6 +13,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
+from tests.models import test_vt_resnet as vt_resnet
 from tests.models.test_vit import KINDS
 from tests.tiny import build, randomize
 
@@ -34,6 +35,7 @@ MODELS["feature_map"] = lambda: keras_vit.features(build(num_registers=2), block
 MODELS["patches"] = patches
 MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
+MODELS["vt_resnet"] = vt_resnet.build
 MODELS["distilled"] = lambda: build(distillation_token=True)
 MODELS["lora"] = with_lora
 MODELS["rotary"] = lambda: build(

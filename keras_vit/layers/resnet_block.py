@@ -97,9 +97,9 @@ class ResNetBlock(Layer):
 
 
 def conv(filters, kernel_size, strides, **options):
-    """Returns a convolution without bias; if it is strided and wider than a pixel, its input has to be padded."""
-    # The same padding on all sides, unlike Keras' with strides.
-    padding = "valid" if strides > 1 and kernel_size > 1 else "same"
+    """Returns a convolution without bias; if it is strided, its input has to be padded."""
+    # By the same number on all sides, unlike Keras' padding with strides.
+    padding = "valid" if strides > 1 else "same"
     kernel = RandomNormal(stddev=math.sqrt(2 / (filters * kernel_size**2)))
     options = {"data_format": "channels_last", "use_bias": False, "kernel_initializer": kernel, **options}
     return keras.layers.Conv2D(filters, kernel_size, strides, padding=padding, **options)

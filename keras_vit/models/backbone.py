@@ -114,13 +114,19 @@ def _blocks(model):
 
 def vit_blocks(model):
     """The transformer blocks of a ViT, or of a part of it, in order; raises if `model` is not a ViT."""
-    blocks = _blocks(model) if isinstance(model, keras.Model) else []
-    if not blocks or config_of(model).family != "vit":
+    blocks = blocks_of(model, "vit")
+    if not blocks:
         raise ValueError(
             "Expected a ViT of this package's builders, with layers named normalization, patch_embedding, block_00, "
             f"... Received: {model!r}. If one of its layers holds the ViT, pass that: model.get_layer(...)."
         )
     return blocks
+
+
+def blocks_of(model, family):
+    """The blocks of a model of this family, in order; [] if it is none."""
+    blocks = _blocks(model) if isinstance(model, keras.Model) else []
+    return blocks if blocks and config_of(model).family == family else []
 
 
 def _ways_to_blocks(model):

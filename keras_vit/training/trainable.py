@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import TransformerBlock
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.models.backbone import parts_of
 
 
@@ -100,6 +100,8 @@ def enable_lora(
 ) -> Parameters:
     """Adds LoRA to the attention and MLP projections of each block and freezes the rest, in place.
 
+    In a VT-ResNet, it is added to all dense layers of the VT modules.
+
     The outputs stay the same until training. Compile the model afterwards, and do not set `trainable` of its layers:
     Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; `keras.models.clone_model`
     makes new updates. Returns `Parameters(trainable, frozen)`.
@@ -132,9 +134,11 @@ def enable_lora(
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
-        for dense in block.dense_layers():
+        # Units of a ResNet have no dense layers; as frozen layers they keep the statistics of their norms too.
+        block.trainable = isinstance(block, CompositeLayer)
+        for dense in _dense_layers([block]):
             dense.enable_lora(rank, lora_alpha=alpha)
-        for weight in block.weights:
+        for weight in block.weights if block.trainable else ():
             *_, layer_name, name = weight.path.split("/")
             weight.trainable = name.startswith("lora_kernel") or (train_norms and "norm" in layer_name)
     return count_parameters(model)
@@ -155,7 +159,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     """
     if not has_lora(model):
         raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
-    layers = [dense for block in _parts(model).blocks for dense in block.dense_layers()]
+    layers = _dense_layers(_parts(model).blocks)
     if modes := {dense.quantization_mode for dense in layers} - {None}:
         raise ValueError(
             "Expected a model that is not quantized: merge it before, and quantize what this returns. "
@@ -167,7 +171,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
         # A copy: on JAX, training and predicting donate arrays, so two models must not share one.
         weight.assign(ops.copy(value))
-    plain = [dense for block in _parts(merged).blocks for dense in block.dense_layers()]
+    plain = _dense_layers(_parts(merged).blocks)
     for old, new in zip(layers, plain, strict=True):
         state = {}
         old.save_own_variables(state)
@@ -189,9 +193,14 @@ def _without_lora(config):
 
 def _parts(model):
     parts = parts_of(model)
-    if not all(isinstance(block, TransformerBlock) for block in parts.blocks):
+    if not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a ViT of this package's builders, with transformer blocks. "
             f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"
         )
     return parts
+
+
+def _dense_layers(blocks):
+    """The dense layers of those blocks that have them."""
+    return [dense for block in blocks if isinstance(block, CompositeLayer) for dense in block.dense_layers()]

@@ -47,6 +47,12 @@ def weights_of(model):
 def sizes_of(model):
     """Returns the `SIZES` of a model from its config, and from its layers where a user may have changed them."""
     config = config_of(model)
+    if config.family not in ("vit", "bit"):
+        raise ValueError(
+            "Expected a ViT, hybrid or BiT, whose weights other code bases have too. Received: model "
+            f"{model.name!r} of family {config.family!r}. Use model.save and keras.saving.load_model, or "
+            "model.save_weights and model.load_weights."
+        )
     found = {layer.name: layer for layer in model.layers}
     is_vit = isinstance(config, ViTConfig)
     first_layers = (_FIRST[config.family], config.block_names[0])

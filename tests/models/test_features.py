@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build, randomize
 
 
@@ -77,3 +78,23 @@ def test_bad_arguments_are_named():
 def test_features_of_merging_blocks_are_their_tokens():
     model = keras_vit.features(build(token_merging=(4, 0)), blocks=(0, 1))
     assert [y.shape for y in model(np.ones((1, 16, 16, 3), "float32"))] == [(1, 13, 12)] * 2
+
+
+def test_units_and_modules_of_a_vt_resnet():
+    model = vt_resnet.build()
+    x = vt_resnet.images(2, 32, 41, 3)
+    assert [y.shape for y in keras_vit.features(model, (0, -4, 2), format="map")(x)] == [
+        (2, 8, 11, 4),
+        (2, 8, 11, 4),
+        (2, 4, 6, 8),
+    ]
+    tokens, changed = numpy(keras_vit.features(model, (-2, -1))(x))
+    assert tokens.shape == changed.shape == (2, 3, 12)
+    (expected,) = numpy([keras.Model(model.input, model.get_layer("pooling").output)(x)])
+    np.testing.assert_allclose(changed.mean(axis=1), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'.*'stage_2_unit_01'"):
+        keras_vit.features(model, (2, 1))
+    with pytest.raises(ValueError, match="residual units, or VT modules before the last as `blocks`.*'vt_2'"):
+        keras_vit.features(model, (3,), format="map")
+    with pytest.raises(ValueError, match="below 4, the model's depth"):
+        keras_vit.features(model)

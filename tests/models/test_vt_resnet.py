@@ -169,3 +169,31 @@ def test_a_variant_that_is_none_is_refused(variant):
 @pytest.mark.parametrize("num_classes", [3, 0])
 def test_nan_in_an_image_is_nan_in_its_outputs(num_classes):
     check_nan(build(num_classes=num_classes))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="A child process of another backend exports for JAX")
+@pytest.mark.parametrize("image_size", [(32, 41), (None, None)])
+def test_export(image_size, tmp_path):
+    model = build(image_size=image_size)
+    if keras.backend.backend() == "tensorflow":
+        report = keras_vit.export.saved_model(model, tmp_path / "1")
+    else:
+        pytest.importorskip("onnxruntime")
+        report = keras_vit.export.onnx(model, tmp_path / "model.onnx")
+    assert report.difference < 1e-5
+
+
+def test_other_rooms_say_what_they_expect():
+    backbone = build(num_classes=0, include_preprocessing=True)
+    with pytest.raises(ValueError, match="Expected a ViT of this package's builders"):
+        keras_vit.pretraining.MaskedPatchPrediction(backbone)
+    with pytest.raises(ValueError, match="Expected a ViT of this package's builders"):
+        keras_vit.fold_preprocessing(backbone)
+
+
+def test_few_images_a_class_are_classified_by_its_features():
+    rng = np.random.default_rng(0)
+    labels = np.arange(12) % 2
+    x = (rng.normal(size=(12, 32, 41, 3)) + 3 * labels[:, None, None, None]).astype("float32")
+    found = keras_vit.evaluation.few_shot_accuracy(build(num_classes=0), (x, labels), (x, labels), shots=4)
+    assert float(found) == 1

@@ -7,6 +7,7 @@ from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multi
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
+from tests.models import test_vt_resnet as vt_resnet
 from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, fit, twins, values
 
 
@@ -204,6 +205,12 @@ def test_the_resnet_of_a_hybrid_is_its_embedding():
 def test_the_units_of_a_bit_are_its_blocks():
     depths = layer_depths(MODELS["bit"]())
     assert [depths[n] for n in ("root_conv", "stage_1_unit_01", "stage_2_unit_01", "norm", "head")] == [0, 1, 2, 3, 3]
+
+
+def test_the_units_and_modules_of_a_vt_resnet_are_its_blocks():
+    depths = layer_depths(vt_resnet.build())
+    names = ["root_norm", "stage_1_unit_01", "stage_2_unit_01", "vt_1", "vt_2", "pooling", "head"]
+    assert [depths[name] for name in names] == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_a_reloaded_model_is_as_deep(tmp_path):

@@ -3,12 +3,14 @@ import math
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_vit
 from keras_vit.training import trainable
 from keras_vit.training.optimizers import adamw, decay_groups
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests import tiny
+from tests.models import test_vt_resnet as vt_resnet
 from tests.training.test_optimizers import MODELS
 
 
@@ -134,6 +136,9 @@ def test_a_bit_and_a_hybrid():
     assert trained_layers(bit) == ["stage_2_unit_01", "norm", "head"]
     freeze(hybrid, blocks=0)
     assert trained_layers(hybrid) == ["block_00", "norm", "head"]
+    resnet = vt_resnet.build()
+    freeze(resnet, blocks=2)
+    assert trained_layers(resnet) == ["vt_1", "vt_2", "head"]
 
 
 @pytest.mark.parametrize("name", ["vit", "hybrid", "bit", "map", "relative", "qk_norm"])
@@ -351,6 +356,25 @@ def test_decay_groups_partition_its_variables():
     decayed, kept = decay_groups(model)
     assert len(decayed) + len(kept) == len(model.trainable_variables)
     assert [v.path for v in kept] == ["head/bias"]
+
+
+def test_lora_of_a_vt_resnet_adapts_its_modules(tmp_path):
+    model, images = vt_resnet.build(), vt_resnet.images(4, 32, 41, 3)
+    before = ops.convert_to_numpy(model(images))
+    enable_lora(model, rank=2)
+    np.testing.assert_allclose(ops.convert_to_numpy(model(images)), before, rtol=1e-5, atol=1e-5)
+    trained = {w.path.split("/")[0] for w in model.trainable_weights}
+    assert trained == {"vt_1", "vt_2", "head"}
+    old = {w.path: ops.convert_to_numpy(w) for w in model.weights}
+    model.compile("sgd", "mse")
+    model.fit(images, np.ones((4, 5)), epochs=2, verbose=0)
+    changed = {w.path for w in model.weights if (ops.convert_to_numpy(w) != old[w.path]).any()}
+    assert changed == {w.path for w in model.trainable_weights}
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert {w.path for w in again.trainable_weights} == changed
+    for same in (again, merge_lora(model)):
+        np.testing.assert_allclose(*(ops.convert_to_numpy(m(images)) for m in (same, model)), rtol=1e-4, atol=1e-4)
 
 
 def test_bad_arguments():

@@ -8,6 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
+from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build, randomize
 
 
@@ -300,3 +301,14 @@ def test_a_function_of_the_users_own_has_to_be_passed_again(tmp_path):
     with pytest.raises(ValueError, match="(?s)Pass activation= .*a function defined by its user"):
         keras_vit.from_pretrained(tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=of_ones_own).config.activation is of_ones_own
+
+
+def test_a_family_that_no_format_holds_is_refused(tmp_path):
+    model = vt_resnet.build()
+    for format in ("npz", "big_vision", "timm", "huggingface"):
+        with pytest.raises(ValueError, match="Expected a ViT, hybrid or BiT.*family 'vt_resnet'. Use model.save"):
+            keras_vit.save_weights(model, tmp_path / "model.npz", format=format)
+    assert not list(tmp_path.iterdir())
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="Expected a ViT, hybrid or BiT.* or model.save_weights and model.load_weight"):
+        keras_vit.load_weights(model, tmp_path / "model.weights.h5")
