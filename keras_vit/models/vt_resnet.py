@@ -76,13 +76,15 @@ def VTResNet(
     ((None, 10), (None, 16, 1024))
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. The paper contradicts
-    itself; the equations of section 3 are followed where they say something, and of the rest what fits tables 2 and 8
-    best. Tokens are 1024 wide, as in the appendix, and not as wide as the feature map, as in the equations, with which
-    R18 had 4 million parameters instead of 11.6; this takes a projection in tokenizers and projectors. `F1` and `F2`
-    are 1024 x 1024, and `K` and `Q` 1024 x 512: as many parameters in all as published for R18 and R34, but twice as
-    many in the transformers as table 5 implies (3.1 million in R18), which two groups, as in the appendix's
-    convolutions, would explain. One head, no groups, no position encoding and no norms: the equations have none. The
-    last module has no projector, since nothing reads its map; tables 2 and 7 agree.
+    itself: the equations of section 3 are followed, and where they leave a choice, what fits tables 2 and 8 best.
+    Tokens are 1024 wide, as in the appendix; the equations have them as wide as the feature map, with which R18 had 3.8
+    million parameters instead of 11.6. Other widths take a projection `W_V` in tokenizers and projectors. `F1` and `F2`
+    are square, as in the text, and `K` and `Q` half as wide as the tokens. Parameters and multiply-adds of R18 and R34
+    are then within 2% of table 2, those of R50 and R101 within 9% and 5% of table 8. By part they are not: by table 5,
+    the transformers of R18 have 3.1 million parameters, here 6.3, which two groups in each product would explain; by
+    table 7, projectors have 2.3 million, here 0.9. The appendix's code also has several heads, groups, values and an
+    encoding of positions; the equations have none, and neither has this. The last module has no projector, since
+    nothing reads its map, and table 7 has half as many parameters in the projectors of R18 as of R34.
     """
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
