@@ -29,8 +29,8 @@ class FilterTokenizer(Tokenizer):
     (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. Its equation has no `W_V`, which its
-    appendix needs, where tokens are wider than the feature map. Initialized with Xavier uniform kernels, of which the
-    paper says nothing.
+    appendix needs, where tokens are wider than the feature map. The paper says nothing of
+    initial weights: here they are those of PyTorch's linear layers.
     """
 
     def __init__(self, num_tokens, token_dim=None, **kwargs):

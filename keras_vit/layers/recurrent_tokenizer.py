@@ -27,7 +27,7 @@ class RecurrentTokenizer(Tokenizer):
     (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2; `W_V` as in `FilterTokenizer`.
-    Initialized with Xavier uniform kernels; `W_TR` is divided by the root of the channels, so that the first softmax is
+    Initialized as PyTorch's linear layers; `W_TR` is divided by the root of the channels, so that the first softmax is
     not saturated.
     """
 

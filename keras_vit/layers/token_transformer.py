@@ -29,9 +29,9 @@ class TokenTransformer(CompositeLayer):
     (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. Its appendix has several heads, values
-    and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized with Xavier
-    uniform kernels; `K` and `Q` are divided by the fourth root of `key_dim` each, so that the first scores are as large
-    as those of scaled attention.
+    and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized as
+    PyTorch's linear layers; `K` and `Q` are divided by the fourth root of `key_dim` each, so that the first scores are
+    as large as those of scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):

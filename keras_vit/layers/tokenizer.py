@@ -1,3 +1,5 @@
+import math
+
 from keras import ops
 
 from keras_vit import arguments
@@ -25,7 +27,7 @@ class Tokenizer(CompositeLayer):
             self.value = self.projection("value", channels, self.token_dim)
 
     def projection(self, name, inputs, outputs, scale=1.0):
-        """Returns a built dense layer without bias, whose Xavier uniform kernel is multiplied by `scale`."""
+        """Returns the built dense layer of `projection`, with this layer's options."""
         return projection(name, inputs, outputs, scale, **self.inherited)
 
     def dense_layers(self):
@@ -44,9 +46,9 @@ class Tokenizer(CompositeLayer):
 
 
 def projection(name, inputs, outputs, scale=1.0, **options):
-    """Returns a built dense layer without bias, whose Xavier uniform kernel is multiplied by `scale`."""
-    # The scale enters as more inputs and outputs than there are.
-    kernel = initializers.xavier_uniform(inputs / scale**2, outputs / scale**2)
+    """Returns a built dense layer without bias, initialized as PyTorch's linear layers, times `scale`."""
+    limit = scale / math.sqrt(inputs)
+    kernel = initializers.RandomUniform(-limit, limit)
     layer = Dense(outputs, use_bias=False, kernel_initializer=kernel, name=name, **options)
     layer.build((None, None, inputs))
     return layer

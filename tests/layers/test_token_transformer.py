@@ -39,8 +39,8 @@ def test_first_scores_are_those_of_scaled_attention():
     layer.build((None, 16, 128))
     key, query, *_ = map(ops.convert_to_numpy, layer.weights)
     x = np.random.default_rng(0).normal(size=(16, 128))
-    # Xavier uniform has a variance of 2 / (128 + 64), so that keys and queries have one of 4 / 3 before the division.
-    assert ((x @ key) @ (x @ query).T).std() == pytest.approx(4 / 3, rel=0.2)
+    # Keys and queries have a variance of 1 / 3 before the division, as after PyTorch's linear layers.
+    assert ((x @ key) @ (x @ query).T).std() == pytest.approx(1 / 3, rel=0.2)
 
 
 def test_each_branch_is_dropped_by_itself():
