@@ -73,15 +73,39 @@ def _antialiased(kernel):
     return matrix
 
 
+def _geometric(old, new, xp):
+    """Interpolates linearly between old offsets, of an odd number, that are spread in a geometric progression."""
+    half, middle = old // 2, (_number(new, xp) - 1) / 2
+    if not half:
+        return xp.ones_like(_range(new, xp))[:, None]
+    # Its ratio, by 19 bisections: then the largest old offset is at the largest new one.
+    left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
+    for _ in range(19):
+        ratio = (left + right) / 2
+        beyond = (1 - ratio**half) / (1 - ratio) > middle
+        left, right = xp.where(beyond, left, ratio), xp.where(beyond, ratio, right)
+    ahead = xp.cumsum(ratio ** _range(half, xp))
+    places = xp.concatenate([-xp.flip(ahead), xp.zeros_like(ahead[:1]), ahead])
+    offsets = xp.clip(_range(new, xp) - middle, places[0], places[-1])[:, None]
+    gaps = places[1:] - places[:-1]
+    # The share of the right one of the two old offsets around each new one.
+    shares = xp.clip((offsets - places[:-1]) / gaps, 0, 1)
+    ones = xp.ones_like(shares[:, :1])
+    return xp.concatenate([ones, shares], axis=1) - xp.concatenate([shares, xp.zeros_like(ones)], axis=1)
+
+
 # "linear": end points aligned, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic":
 # a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias": a = -0.5 with a kernel that widens for
 # downscaling, as in timm. "bicubic_offset": "bicubic" by the ratio of sizes to which DINO's code adds 0.1. "bilinear":
-# only for patch-embedding kernels.
+# only for patch-embedding kernels and, as in CoAtNet's paper, tables of relative positions. "geometric": such tables in
+# timm, from BEiT's code.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(cubic(-0.75), reach=3),
     "bicubic_antialias": _antialiased(cubic(-0.5)),
     "bicubic_offset": _border_repeated(cubic(-0.75), reach=3, offset=0.1),
     "bilinear": _border_repeated(triangle, reach=2),
+    "geometric": _geometric,
 }
 POSITION_METHODS = ("linear", "bicubic", "bicubic_antialias", "bicubic_offset")
+TABLE_METHODS = ("bilinear", "geometric")

@@ -1,4 +1,4 @@
-"""Layers of ViT, hybrid and BiT models. Arguments out of range raise a ValueError that names them."""
+"""Layers of all models. Arguments out of range raise a ValueError that names them."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
@@ -10,6 +10,7 @@ from keras_vit.layers.filter_tokenizer import FilterTokenizer
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.image_normalization import ImageNormalization
 from keras_vit.layers.layer_scale import LayerScale
+from keras_vit.layers.mbconv import MBConv
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.patch_dropout import PatchDropout
 from keras_vit.layers.patch_embedding import PatchEmbedding, Patches
@@ -17,6 +18,8 @@ from keras_vit.layers.patch_map import PatchMap
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.recurrent_tokenizer import RecurrentTokenizer
 from keras_vit.layers.resnet_block import ResNetBlock
+from keras_vit.layers.relative_attention import RelativeAttention
+from keras_vit.layers.relative_transformer_block import RelativeTransformerBlock
 from keras_vit.layers.rotary_embedding import RotaryEmbedding
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.layers.standardized_conv import StandardizedConv2D
@@ -38,6 +41,7 @@ __all__ = [
     "GroupNormalization",
     "ImageNormalization",
     "LayerScale",
+    "MBConv",
     "MultiHeadSelfAttention",
     "PatchDropout",
     "PatchEmbedding",
@@ -47,6 +51,8 @@ __all__ = [
     "PrefixTokens",
     "RecurrentTokenizer",
     "ResNetBlock",
+    "RelativeAttention",
+    "RelativeTransformerBlock",
     "RotaryEmbedding",
     "SqueezeExcitation",
     "StandardizedConv2D",

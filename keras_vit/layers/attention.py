@@ -1,3 +1,4 @@
+import functools
 import math
 
 import keras
@@ -7,7 +8,7 @@ from keras_vit import arguments
 from keras_vit.layers import cpu, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, has_fused_kernel
+from keras_vit.layers.fused_attention import attend, attend_unfused, has_fused_kernel
 from keras_vit.layers.placement import layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
@@ -153,7 +154,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         if has_fused_kernel() and not (return_attention_scores or dropout or num_queries is not None):
             x, scores = attend(query, key, value, bias), None
         else:
-            x, scores = self._attend(query, key, value, bias, training)
+            drop = functools.partial(self.dropout, training=training)
+            x, scores = attend_unfused(query, key, value, bias, drop)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.out(self.norm(x) if self.output_norm else x)
@@ -198,16 +200,6 @@ class MultiHeadSelfAttention(CompositeLayer):
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
-
-    def _attend(self, query, key, value, bias, training):
-        scores = ops.matmul(query / math.sqrt(self.key_dim), ops.transpose(key, (0, 1, 3, 2)))
-        if bias is not None:
-            scores = scores + bias
-        # PyTorch's softmax computes in float32 internally.
-        if keras.backend.backend() != "torch":
-            scores = ops.cast(scores, "float32")
-        scores = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
-        return ops.matmul(self.dropout(scores, training=training), value), scores
 
     def compute_output_spec(self, *args, **kwargs):
         return self.traced_spec(*args, **kwargs)

@@ -53,8 +53,16 @@ class CompositeLayer(Layer):
             layers[path].enable_lora(options["rank"], lora_alpha=options["alpha"])
         self._quantize(changes.get("quantized", {}))
         if "frozen" in changes:
-            for weight in self.weights:
+            for weight in self._trained():
                 weight.trainable = self._below(weight.path) not in changes["frozen"]
+            self.keep_statistics()
+
+    def keep_statistics(self):
+        """Makes batch normalization with frozen weights keep its statistics in training, as Keras' frozen layers do."""
+        # PyTorch keeps attributes that are layers apart.
+        for layer in {**vars(self), **vars(self).get("_modules", {})}.values():
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.trainable = layer.gamma.trainable
 
     def get_config(self):
         changes = self._collect_changes() if self.built else self._changes
@@ -74,9 +82,10 @@ class CompositeLayer(Layer):
                 config = keras.saving.serialize_keras_object(getattr(layer, "quantization_config", None))
                 changes["quantized"][path] = {"mode": layer.quantization_mode, "config": config}
         changes = {kind: found for kind, found in changes.items() if found}
+        weights = self._trained()
         # If all weights agree, the layer's own `trainable` is enough.
-        if any(weight.trainable != self.trainable for weight in self.weights):
-            changes["frozen"] = [self._below(weight.path) for weight in self.weights if not weight.trainable]
+        if any(weight.trainable != self.trainable for weight in weights):
+            changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
         return changes
 
     def _quantize(self, quantized):
@@ -85,6 +94,10 @@ class CompositeLayer(Layer):
             config = keras.saving.deserialize_keras_object(options["config"])
             # Older Keras versions take no config.
             layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
+
+    def _trained(self):
+        """The weights but the statistics of batch normalization, which are never trained."""
+        return [weight for weight in self.weights if not weight.path.endswith(("/moving_mean", "/moving_variance"))]
 
     def _dense_layers_by_path(self):
         return {self._below(layer.path): layer for layer in self.dense_layers()}

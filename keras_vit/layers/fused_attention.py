@@ -1,3 +1,5 @@
+import math
+
 import keras
 from keras import ops
 
@@ -30,3 +32,15 @@ def attend(query, key, value, bias):
     mask = ops.broadcast_to(ops.arange(length + odd) < length, (1, 1, length + odd, length + odd)) if odd else None
     x = ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
     return ops.transpose(x, (0, 2, 1, 3))
+
+
+def attend_unfused(query, key, value, bias, dropout):
+    """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
+    scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
+    if bias is not None:
+        scores = scores + bias
+    # PyTorch's softmax computes in float32 internally.
+    if keras.backend.backend() != "torch":
+        scores = ops.cast(scores, "float32")
+    weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
+    return ops.matmul(dropout(weights), value), weights

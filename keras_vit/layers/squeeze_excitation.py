@@ -2,6 +2,7 @@ import keras
 
 from keras_vit import activations, arguments
 from keras_vit.layers.base import Layer
+from keras_vit.layers.dense import Dense
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -32,8 +33,8 @@ class SqueezeExcitation(Layer):
         channels = images_shape[-1]
         pooling = {"data_format": "channels_last", "keepdims": True, "name": "mean", **self.inherited}
         self.mean = keras.layers.GlobalAveragePooling2D(**pooling)
-        self.reduce = keras.layers.Dense(self.reduced_dim, self.activation, name="reduce", **self.inherited)
-        self.expand = keras.layers.Dense(channels, "sigmoid", name="expand", **self.inherited)
+        self.reduce = Dense(self.reduced_dim, activation=self.activation, name="reduce", **self.inherited)
+        self.expand = Dense(channels, activation="sigmoid", name="expand", **self.inherited)
         self.reduce.build((None, 1, 1, channels))
         self.expand.build((None, 1, 1, self.reduced_dim))
 

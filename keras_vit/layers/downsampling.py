@@ -1,0 +1,44 @@
+"""How CoAtNet halves feature maps: pooling, and strided convolutions whose padding is TensorFlow's or PyTorch's."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_vit.layers import initializers
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
+
+
+def pooling(pool_type, padding, name, dtype):
+    """Returns the layer that halves height and width, rounded up: "max2", "max3" (3 x 3 windows) or "avg2"."""
+    options = {"name": name, "dtype": dtype}
+    if pool_type == "max3" and padding == "symmetric":
+        return SymmetricMaxPooling2D(3, 2, **options)
+    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
+    # Windows of 2 have padding at the end of an odd side alone, which no average includes.
+    return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
+
+
+def conv(kind, kernel_size, strides, padding, **options):
+    """Returns a convolution or depthwise convolution, `kind`, to be called by `convolve`."""
+    symmetric = strides > 1 and padding == "symmetric"
+    return kind(
+        kernel_size=kernel_size,
+        strides=strides,
+        padding="valid" if symmetric else "same",
+        data_format="channels_last",
+        **options,
+    )
+
+
+def convolve(layer, images):
+    """Calls a layer of `conv`, after padding all four sides alike if its padding is symmetric."""
+    if layer.padding == "valid":
+        side = (layer.kernel_size[0] // 2,) * 2
+        images = ops.pad(images, ((0, 0), side, side, (0, 0)))
+    return layer(images)
+
+
+def fan_out_normal(fan_out):
+    """Returns the initializer of convolutions: normal, with variance 2 / fan_out."""
+    return initializers.RandomNormal(stddev=math.sqrt(2 / fan_out))

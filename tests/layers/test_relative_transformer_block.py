@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.layers import RelativeTransformerBlock
+from tests.contract import check_layer, randomize
+
+SIZES = {"num_heads": 2, "head_dim": 3, "units": 8, "grid_size": (3, 2)}
+HALVED = {"strides": 2, "pool_type": "max3", "padding": "symmetric", "norm": "batch", "layer_scale_init": 0.5}
+
+
+# Norms, attention, MLP; then the statistics of norms, the scales and a shortcut without a bias.
+@pytest.mark.parametrize(
+    "options, channels, num_weights, num_non_trainable",
+    [
+        ({}, 8, 13, 0),
+        ({**HALVED, "shortcut_bias": False}, 4, 20, 4),
+        ({"position_mlp_dim": 4, "drop_path_rate": 0.1}, 8, 16, 0),
+    ],
+)
+def test_contract(options, channels, num_weights, num_non_trainable):
+    strides = options.get("strides", 1)
+    check_layer(
+        RelativeTransformerBlock,
+        {**SIZES, **options},
+        (2, 5, 4, channels) if strides == 2 else (2, 3, 2, channels),
+        output_shape=(2, 3, 2, 8),
+        num_weights=num_weights,
+        num_non_trainable=num_non_trainable,
+        num_seeds=2 * ("drop_path_rate" in options),
+        no_gradient=("position_bias_2",),
+    )
+
+
+@pytest.mark.parametrize("pool_type, combine", [("max2", np.max), ("avg2", np.mean)])
+def test_both_branches_are_pooled_before_the_attention(pool_type, combine):
+    layer = RelativeTransformerBlock(**SIZES, strides=2, pool_type=pool_type, layer_scale_init=0.5)
+    x = np.random.default_rng(1).normal(size=(2, 6, 4, 4)).astype("float32")
+    layer.build(x.shape)
+    randomize(layer, np.random.default_rng(0), scale=0.3)
+
+    def pool(x):
+        return combine(ops.convert_to_numpy(x).reshape(2, 3, 2, 2, 2, 4), axis=(2, 4)).astype("float32")
+
+    shortcut = layer.shortcut(pool(x)) + layer.layer_scale_1(layer.attention(pool(layer.norm_1(x))))
+    expected = shortcut + layer.layer_scale_2(layer.mlp(layer.norm_2(shortcut)))
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), ops.convert_to_numpy(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_equal_channels_are_not_projected():
+    layer = RelativeTransformerBlock(**SIZES, strides=2)
+    layer.build((None, 6, 4, 8))
+    assert layer.shortcut is None and layer.mlp.mlp_dim == 32
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"units": 0}, "`units`. Expected an integer of at least 1. Received: 0"),
+        ({"strides": 4}, "`strides`. Expected one of 1, 2. Received: 4"),
+        ({"norm": "group"}, "`norm`. Expected one of 'layer', 'batch'. Received: 'group'"),
+        ({"epsilon": 0}, "`epsilon`"),
+        ({"layer_scale_init": "small"}, "`layer_scale_init`"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RelativeTransformerBlock(**{**SIZES, **arguments})
