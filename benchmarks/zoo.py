@@ -1,4 +1,4 @@
-"""Goes through the ViTs and BiTs of timm and transformers: which are loaded exactly, which refused, which wrong.
+"""Goes through the models of timm and transformers: which are loaded exactly, which are refused, which are wrong.
 
 Each model gets random weights, norms and biases too, and is saved as the hub holds it. `from_pretrained` loads it, and
 both compute the outputs for two random images: "exact" means that they differ by at most 1e-4 of the largest, "refused"
@@ -28,7 +28,7 @@ import numpy as np
 from keras_vit.files import replacing
 from keras_vit.text_table import text_table
 
-TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*")
+TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*", "coatnet*", "coatnext*")
 # Of a model and its copy.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
@@ -83,6 +83,7 @@ CLASSES = {
 # The rows of the summary: the first pattern that a name matches.
 FAMILIES = {
     "BiT": "resnetv2_*",
+    "CoAtNet": "coatne*",
     "DeiT III": "deit3_*",
     "DeiT": "deit*",
     "FlexiViT": "flexivit*",
@@ -156,7 +157,7 @@ class TimmModel:
             with torch.device("meta"):
                 module = self.create()
             if shallow or 8 * sum(value.numel() for value in module.parameters()) > LARGEST_BYTES:
-                self.arguments = {"depth": 2}
+                self.arguments = {"depths": [1, 1, 2, 2]} if name.startswith("coatne") else {"depth": 2}
                 if "sapiens2" in self.name:
                     # A number of keys for each block; the middle ones may have fewer.
                     counts = [block.attn.num_kv_heads for block in module.blocks]
@@ -169,7 +170,7 @@ class TimmModel:
         from timm.models import save_for_hf
 
         arguments = dict(self.arguments)
-        if arguments:
+        if "depth" in arguments:
             # The package tells it from the depth.
             arguments["num_heads"] = next(m.num_heads for m in module.modules() if hasattr(m, "num_heads"))
         save_for_hf(module, folder, model_args=arguments or None, safe_serialization=True)

@@ -31,10 +31,12 @@ from keras_vit import (
     training,
     weights,
 )
+from keras_vit.coatnet_config import CoAtNetConfig
 from keras_vit.config import BiTConfig, ViTConfig
 from keras_vit.costs import paper_table, profile
 from keras_vit.models import (
     BiT,
+    CoAtNet,
     ViT,
     VTResNet,
     decode_predictions,
@@ -46,7 +48,7 @@ from keras_vit.models import (
 )
 from keras_vit.models import builders as _builders
 
-# ViTB16, DeiTB16, DINOv3B16, CLIPB16, EVA02B14, SigLIPB16, R50ViTB16, BiTR50x1, ...
+# ViTB16, DeiTB16, DINOv3B16, CLIPB16, EVA02B14, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of
@@ -57,6 +59,8 @@ from keras_vit.weights import LoadReport, list_weights, load_weights, save_weigh
 __all__ = [
     "BiT",
     "BiTConfig",
+    "CoAtNet",
+    "CoAtNetConfig",
     "LoadReport",
     "Preprocessing",
     "VTResNet",

@@ -436,6 +436,77 @@ def _vt_module(layer, x, output):
     return parts
 
 
+def _dense(layer, x):
+    """Returns the step of a dense layer, for a feature map."""
+    size = math.prod(x[:-1]) * layer.units
+    return Part(layer.name, size * x[-1], size)
+
+
+def _squeeze_excitation(layer, x, output):
+    means = (1, 1, x[-1])
+    reduced = (1, 1, layer.reduced_dim)
+    return [
+        Part("mean", 0, x[-1]),
+        _dense(layer.reduce, means),
+        _dense(layer.expand, reduced),
+        Part("product", 0, math.prod(x)),
+    ]
+
+
+def _mbconv(layer, x, output):
+    halved = (*output[:-1], x[-1])
+    # What the expansion and the depthwise convolution take.
+    expanded = halved if layer.strides > 1 and layer.downsampling != "depthwise" else x
+    hidden = (*output[:-1], layer.hidden_dim)
+    wide, size = math.prod(expanded[:-1]) * layer.hidden_dim, math.prod(hidden)
+    steps = [Part("pre_norm", 0, math.prod(x) * (2 if layer.pre_norm_activation else 1))]
+    if layer.down is not None:
+        steps.append(Part("down", 0, math.prod(halved)))
+    # Norms and activations keep a copy each.
+    steps += [_dense(layer.expand, expanded), Part("expand_norm", 0, 2 * wide)]
+    steps.append(Part("depthwise", size * math.prod(layer.depthwise.kernel_size), size))
+    squeezed = _inside("se", _squeeze_excitation(layer.se, hidden, hidden))
+    normed = [Part("depthwise_norm", 0, 2 * size)]
+    steps += [*squeezed, *normed] if layer.se_before_norm else [*normed, *squeezed]
+    steps.append(_dense(layer.project, hidden))
+    return [*steps, *_shortcut(layer, x, output)]
+
+
+def _shortcut(layer, x, output):
+    """Returns the steps of a block's shortcut and the sum."""
+    halved = (*output[:-1], x[-1])
+    steps = [] if layer.pool is None else [Part("pool", 0, math.prod(halved))]
+    steps += [] if layer.shortcut is None else [_dense(layer.shortcut, halved)]
+    return [*steps, Part("residual", 0, math.prod(output))]
+
+
+def _relative_attention(layer, x, output):
+    tokens, width = math.prod(x[:-1]), layer.num_heads * layer.head_dim
+    product, scores = tokens * tokens * width, layer.num_heads * tokens * tokens
+    return [
+        Part("qkv", 3 * tokens * x[-1] * width, 3 * tokens * width),
+        Part("query x key", product, scores),
+        Part("weights x value", product, tokens * width),
+        _dense(layer.out, (*x[:-1], width)),
+    ]
+
+
+def _relative_transformer_block(layer, x, output):
+    size = math.prod(output)
+    halved = (*output[:-1], x[-1])
+    # With layer scale, both the scaled branch and the sum are kept.
+    copies = 1 if layer.layer_scale_1 is None else 2
+    return [
+        Part("norm_1", 0, math.prod(x)),
+        *([] if layer.pool is None else [Part("pool of norm_1", 0, math.prod(halved))]),
+        *_inside("attention", _relative_attention(layer.attention, halved, output)),
+        *_shortcut(layer, x, output),
+        Part("norm_2", 0, size),
+        *_inside("mlp", _mlp(layer.mlp, output, output)),
+        Part("residual_2", 0, (2 * copies - 1) * size),
+    ]
+
+
 def _inside(name, parts):
     return [part._replace(name=f"{name}/{part.name}".rstrip("/")) for part in parts]
 
@@ -451,6 +522,10 @@ RULES = (
     (layers.VTModule, _vt_module),
     ((layers.FilterTokenizer, layers.RecurrentTokenizer), _tokenizer),
     (layers.TokenTransformer, _token_transformer),
+    (layers.MBConv, _mbconv),
+    (layers.RelativeTransformerBlock, _relative_transformer_block),
+    (layers.RelativeAttention, _relative_attention),
+    (layers.SqueezeExcitation, _squeeze_excitation),
     (layers.StandardizedConv2D, _standardized_conv),
     (layers.PatchEmbedding, _products(lambda layer, x: math.prod(layer.patch_size) * x[-1])),
     # LoRA merges its two matrices once per batch, which is not counted.

@@ -3,9 +3,10 @@
 from keras_vit.models import builders
 from keras_vit.models.bit import BigTransfer, BiT
 
-# DeiT, DINOv2, SigLIP, the hybrids and all sizes of ViT and BiT.
+# DeiT, DINOv2, SigLIP, the hybrids and all sizes of ViT, BiT and CoAtNet.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.classify import read_image
+from keras_vit.models.coatnet import CoAtNet, ConvolutionAndAttention
 from keras_vit.models.features import features
 from keras_vit.models.folding import fold_preprocessing
 from keras_vit.models.predictions import decode_predictions
@@ -20,6 +21,8 @@ __all__ = [
     "BigTransfer",
     "VTResNet",
     "VTResNetModel",
+    "CoAtNet",
+    "ConvolutionAndAttention",
     "ViT",
     "VisionTransformer",
     "decode_predictions",

@@ -15,6 +15,7 @@ _ABOVE = {
     "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
     "bit": ("norm", "relu", "pooling"),
     "vt_resnet": ("pooling", "dropout"),
+    "coatnet": ("norm", "pooling", "pre_logits", "pre_logits_tanh"),
 }
 
 
@@ -114,19 +115,21 @@ def _blocks(model):
 
 def vit_blocks(model):
     """The transformer blocks of a ViT, or of a part of it, in order; raises if `model` is not a ViT."""
-    blocks = blocks_of(model, "vit")
-    if not blocks:
+    return blocks_of(model, "vit")
+
+
+def blocks_of(model, family=None):
+    """The blocks of a model, or of a part of it, in order; raises if it has none or is not of this family."""
+    blocks = _blocks(model) if isinstance(model, keras.Model) else []
+    if not blocks or family not in (None, config_of(model).family):
+        is_vit = family == "vit"
+        what = "ViT" if is_vit else "model"
+        names = "normalization, patch_embedding, block_00" if is_vit else "normalization, stage_1_unit_01"
         raise ValueError(
-            "Expected a ViT of this package's builders, with layers named normalization, patch_embedding, block_00, "
-            f"... Received: {model!r}. If one of its layers holds the ViT, pass that: model.get_layer(...)."
+            f"Expected a {what} of this package's builders, with layers named {names}, "
+            f"... Received: {model!r}. If one of its layers holds the {what}, pass that: model.get_layer(...)."
         )
     return blocks
-
-
-def blocks_of(model, family):
-    """The blocks of a model of this family, in order; [] if it is none."""
-    blocks = _blocks(model) if isinstance(model, keras.Model) else []
-    return blocks if blocks and config_of(model).family == family else []
 
 
 def _ways_to_blocks(model):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from keras_vit.models.bit import BiT
+from keras_vit.models.coatnet import CoAtNet
 from keras_vit.models.vit import ViT
 from keras_vit.models.vt_resnet import VTResNet
 from keras_vit.preprocessing import Preprocessing
@@ -186,6 +187,13 @@ VTResNet18 = row("VTResNet18", VTResNet, "R18")
 VTResNet34 = row("VTResNet34", VTResNet, "R34")
 VTResNet50 = row("VTResNet50", VTResNet, "R50")
 VTResNet101 = row("VTResNet101", VTResNet, "R101")
+# CoAtNet: arXiv 2106.04803, table 3. Those of timm with weights: `keras_vit.CoAtNet("coatnet_0_rw")` and so on.
+CoAtNet0 = row("CoAtNet0", CoAtNet, "0")
+CoAtNet1 = row("CoAtNet1", CoAtNet, "1")
+CoAtNet2 = row("CoAtNet2", CoAtNet, "2")
+CoAtNet3 = row("CoAtNet3", CoAtNet, "3")
+CoAtNet4 = row("CoAtNet4", CoAtNet, "4")
+CoAtNet5 = row("CoAtNet5", CoAtNet, "5")
 
 # Through globals(), since type checkers read a computed `__all__` as empty.
 globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]

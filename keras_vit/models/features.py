@@ -1,26 +1,28 @@
+import itertools
 from collections.abc import Sequence
 
 import keras
 
 from keras_vit import arguments
 from keras_vit.layers import PatchDropout, PatchMap, VTModule
-from keras_vit.models.backbone import blocks_of, vit_blocks
+from keras_vit.models.backbone import blocks_of
 from keras_vit.record import config_of
 
 
-def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str = "tokens") -> keras.Model:
-    """Returns a model of a ViT's or VT-ResNet's intermediate features, with shared weights.
+def features(model: keras.Model, blocks: Sequence[int] | None = None, format: str | None = None) -> keras.Model:
+    """Returns a model of intermediate features, with shared weights.
 
     Args:
-        model: A ViT or VT-ResNet of this package's builders, with or without a head.
-        blocks: Indices of the blocks; negative ones count from the last. Several blocks give a list of outputs. Those
-            of a VT-ResNet are its residual units, then its VT modules.
-        format: "tokens", (batch, num_tokens, hidden_dim) with prefix tokens, or "map", (batch, rows, columns,
-            hidden_dim) without. In a VT-ResNet, the visual tokens or the feature maps.
+        model: A model of this package's builders, with or without a head.
+        blocks: Indices of the blocks, in the order of `model.config.block_names`; negative ones count from the last.
+            Several blocks give a list of outputs. None: (3, 7, 11) of a ViT, the last of each stage of the others.
+        format: "tokens", (batch, num_tokens, hidden_dim), of a ViT with prefix tokens, or "map", (batch, rows, columns,
+            hidden_dim), without. None: "tokens" of a ViT, "map" of the others, whose only tokens are those of VT
+            modules.
 
     Raises:
-        ValueError: If a block does not exist, or format="map" with patch dropout, token merging or skipped patches, or
-            a block of a VT-ResNet has no output of this format: units have no tokens, and its last module has no map.
+        ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout, token
+            merging or skipped patches.
 
     Example:
 
@@ -28,14 +30,17 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     >>> [y.shape for y in maps(np.zeros((1, 224, 224, 3)))]
     [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
     """
-    arguments.one_of("format", format, ("tokens", "map"))
-    found = blocks_of(model, "vt_resnet") or vit_blocks(model)
+    found = blocks_of(model)
+    is_vit = config_of(model).family == "vit"
+    format = arguments.one_of("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
+    if blocks is None:
+        blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
     for i in blocks:
         if not -len(found) <= i < len(found):
             raise ValueError(
                 f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
             )
-    if config_of(model).family == "vt_resnet":
+    if not is_vit:
         outputs = [_output_of(found[i], format) for i in blocks]
         return keras.Model(model.input, outputs, name=f"{model.name}_features")
     # A block that merges tokens outputs their sizes too.
@@ -49,13 +54,20 @@ def features(model: keras.Model, blocks: Sequence[int] = (3, 7, 11), format: str
     return keras.Model(model.input, outputs, name=f"{model.name}_features")
 
 
+def _ends_of_stages(blocks):
+    """The index of the last block of each stage, by their names, such as "stage_2_block_03"."""
+    stages = [block.name.rpartition("_")[0] for block in blocks if block.name.startswith("stage_")]
+    lengths = [len(list(group)) for _, group in itertools.groupby(stages)]
+    return [end - 1 for end in itertools.accumulate(lengths)]
+
+
 def _output_of(block, format):
-    """The tokens or the feature map that a residual unit or VT module outputs."""
+    """The tokens or the feature map that a block of a network other than a ViT outputs."""
     *maps, last = keras.tree.flatten(block.output)
     is_module = isinstance(block, VTModule)
     outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
     if outputs[format] is None:
-        expected = "VT modules" if format == "tokens" else "residual units, or VT modules before the last"
+        expected = "VT modules" if format == "tokens" else "blocks of a feature map, or VT modules before the last"
         raise ValueError(f"Expected {expected} as `blocks` with format={format!r}. Received: block {block.name!r}")
     return outputs[format]
 

@@ -10,9 +10,11 @@ import keras
 from keras_vit import arguments
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
+from keras_vit.models.coatnet import CoAtNet
 from keras_vit.models.vit import ViT
 from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.fields import check_positions
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.model import SETTINGS, name_of
@@ -23,7 +25,9 @@ _NONE = (
     *("rotary_embedding", "rotary_grid"),
 )
 # By the family of a checkpoint.
-BUILDERS = {"vit": ViT, "bit": BiT}
+BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet}
+# Variants whose fields are overridden; that of CoAtNet has none of the optional layers.
+_VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw"}
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged one fails in many ways.
@@ -88,7 +92,7 @@ def from_pretrained(
     if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
         for name in ("class_names", "multi_label", "classifier_activation"):
             fields.pop(name, None)
-        if "head" not in skipped:
+        if "head" not in skipped and build is ViT:
             fields.pop("representation_size", None)
     multi_label = fields.pop("multi_label", False)
     assumed = {}
@@ -107,17 +111,33 @@ def from_pretrained(
         _fit_any_size(checkpoint, fields, given, position_interpolation)
         if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
             fields.pop("return_both_heads", None)
+    if build is CoAtNet:
+        _fit_tables(fields, given, position_interpolation)
     # The variant of these sizes, or one whose sizes are overridden; other families state theirs.
     known = name_of(checkpoint.sizes)
-    variant = (known or ("B/16" if build is ViT else "R50x1")).replace("ViT-", "").removeprefix("BiT-")
-    name = "vit" if build is ViT and not known else None
+    variant = (known or _VARIANTS[checkpoint.family]).replace("ViT-", "").removeprefix("BiT-")
+    name = None if known or build is BiT else checkpoint.family
     model = build(**{"variant": variant, "name": name, **fields, **given})
     model.get_layer("normalization").multi_label = multi_label
-    allow = [name for name in SETTINGS if name in given]
+    family = FAMILIES.get(checkpoint.family)
+    allow = [name for name in (SETTINGS if family is None else family.settings) if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()
     return model
+
+
+def _fit_tables(fields, given, position_interpolation):
+    """Keeps the size of a CoAtNet's tables in a model of any size, so that they are resized only once."""
+    any_size = (None, None)
+    file_size = fields.get("image_size", any_size)
+    of_any = arguments.image_size(given.get("image_size", file_size)) == any_size
+    if not of_any:
+        fields["table_image_size"] = None
+    elif file_size != any_size:
+        fields["table_image_size"] = file_size
+    if position_interpolation is not None:
+        fields["position_interpolation"] = position_interpolation
 
 
 def read_model(path: str | os.PathLike, **options) -> keras.Model:

@@ -98,7 +98,7 @@ def has_lora(model: keras.Model) -> bool:
 def enable_lora(
     model: keras.Model, rank: int, *, alpha: float | None = None, train_head: bool = True, train_norms: bool = False
 ) -> Parameters:
-    """Adds LoRA to the attention and MLP projections of each block and freezes the rest, in place.
+    """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
 
     In a VT-ResNet, it is added to all dense layers of the VT modules.
 
@@ -107,7 +107,7 @@ def enable_lora(
     makes new updates. Returns `Parameters(trainable, frozen)`.
 
     Args:
-        model: A ViT of this package's builders, with its own head or yours, or a model that nests one.
+        model: A ViT or CoAtNet of this package's builders, with its own head or yours, or a model that nests one.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
         train_head: Bool, also train all layers above the backbone, and all around a nested one.
@@ -140,7 +140,10 @@ def enable_lora(
             dense.enable_lora(rank, lora_alpha=alpha)
         for weight in block.weights if block.trainable else ():
             *_, layer_name, name = weight.path.split("/")
-            weight.trainable = name.startswith("lora_kernel") or (train_norms and "norm" in layer_name)
+            of_norm = "norm" in layer_name and name in ("gamma", "beta")
+            weight.trainable = name.startswith("lora_kernel") or (train_norms and of_norm)
+        if block.trainable:
+            block.keep_statistics()
     return count_parameters(model)
 
 
@@ -195,7 +198,7 @@ def _parts(model):
     parts = parts_of(model)
     if not _dense_layers(parts.blocks):
         raise ValueError(
-            "Expected a ViT of this package's builders, with transformer blocks. "
+            "Expected a model of this package's builders, with transformer blocks. "
             f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"
         )
     return parts

@@ -206,7 +206,8 @@ class Checkpoint:
         if self.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in self.weights:
             # Its code antialiases only with registers.
             return "bicubic_antialias"
-        said = record.get("position_interpolation") if record.get("image_size") == [None, None] else None
+        own = self.source.family is not None or record.get("image_size") == [None, None]
+        said = record.get("position_interpolation") if own else None
         return said or self.source.position_interpolation
 
     def positions_for(self, grid, num_prefix_positions):

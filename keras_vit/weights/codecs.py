@@ -106,6 +106,20 @@ class TorchConv(Same):
         return (value.transpose(3, 2, 0, 1),)
 
 
+class TorchDepthwise(Same):
+    """A depthwise convolution's kernel in PyTorch's layout, (channels, 1, height, width)."""
+
+    def model_shape(self, shapes):
+        channels, _, height, width = shapes[0]
+        return height, width, channels, 1
+
+    def to_model(self, arrays, shape):
+        return arrays[0].transpose(2, 3, 0, 1)
+
+    def to_file(self, value, heads):
+        return (value.transpose(2, 3, 0, 1),)
+
+
 class Fused(Same):
     """`count` arrays of layout `codec` in the file, such as query, key and value, joined on the model's last axis."""
 

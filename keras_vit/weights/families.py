@@ -3,12 +3,18 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from keras_vit.weights import timm_coatnet
+
 
 class Family(NamedTuple):
     """What reading and writing the checkpoints of a family needs."""
 
     # (checkpoint, `Stated`): adds the fields that the file tells, and the unknown ones with the reason.
     add_fields: Callable
+    # Checkpoint to {name: value} of the settings below; unknown ones are None.
+    settings_of: Callable
+    # The fields that decide the outputs and that no array shows.
+    settings: tuple[str, ...]
     # Config to the name of timm's architecture, or None if timm has none.
     timm_name: Callable
     # Config to the arguments of that architecture, in JSON's types, that its name does not set.
@@ -17,4 +23,13 @@ class Family(NamedTuple):
     timm_ends: tuple[str, str]
 
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {
+    "coatnet": Family(
+        timm_coatnet.add_fields,
+        timm_coatnet.settings_of,
+        timm_coatnet.SETTINGS,
+        timm_coatnet.timm_name,
+        timm_coatnet.timm_arguments,
+        ("stem.conv1", "head.fc"),
+    )
+}

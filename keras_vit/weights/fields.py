@@ -5,6 +5,7 @@ import re
 from keras_vit import arguments, variants
 from keras_vit.config import total_stride
 from keras_vit.weights import preprocessing, rotary
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.model import SETTINGS
 from keras_vit.weights.names.source import ENTRANCES
 
@@ -151,7 +152,7 @@ def settings(checkpoint):
     """Returns those of the `SETTINGS` that the model has; unknown ones are None."""
     config, source = checkpoint.config, checkpoint.source
     if source.family is not None:
-        return {}
+        return FAMILIES[source.family].settings_of(checkpoint)
     found = {"layer_norm_epsilon": source.layer_norm_epsilon, "pooling": _pooling_of_source(checkpoint)}
     found |= {name: getattr(source, name) for name in settings_of_resnet(checkpoint.weights)}
     gated = source.gated_activation if is_gated(checkpoint.weights) else None

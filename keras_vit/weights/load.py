@@ -8,7 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.interpolation import POSITION_METHODS
+from keras_vit.interpolation import POSITION_METHODS, TABLE_METHODS
+from keras_vit.record import config_of
 from keras_vit.weights import resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import (
@@ -22,12 +23,15 @@ from keras_vit.weights.model import (
 )
 from keras_vit.weights.names.source import ENTRANCES
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
+from keras_vit.weights.timm_coatnet import TABLE, grid_of_table
 
 _HOW = {
     "linear": "linear, end points aligned",
     "bicubic": "bicubic",
     "bicubic_antialias": "bicubic, antialiased",
     "bicubic_offset": "bicubic, by sizes with 0.1 added",
+    "bilinear": "bilinear",
+    "geometric": "linear, between offsets in a geometric progression",
 }
 _POSITIONS = "position_embedding/embeddings"
 # Of the patches and grids that are resized, since the memory for that grows with its square.
@@ -54,22 +58,23 @@ def load_weights(
     the file has is left out.
 
     Args:
-        model: A ViT, hybrid or BiT built by this package.
+        model: A ViT, hybrid, BiT or CoAtNet built by this package.
         path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
             .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; or Keras' .weights.h5. Or a
             hub's name, whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or
             commit) or "kaggle://owner/model/framework/variation[/version][/file]".
-        source: "official", "big_vision", "bit", "timm", "timm_bit", "deit", "huggingface" (its ViT and DeiT),
-            "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging Face's), "dino", "dinov2_original",
-            "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip", "open_clip_timm" or "keras". None:
-            recognised by the file's keys.
+        source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "deit", "huggingface" (its ViT and
+            DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging Face's), "dino",
+            "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip", "open_clip_timm"
+            or "keras". None: recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
             "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
-            "bicubic_antialias" (timm) or "bicubic_offset" (DINO). None: as in the source's code.
+            "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
+            "geometric" (timm). None: as in the source's code.
         sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache.
             Without any, and without checksums in the format, weights beyond 10,000 are refused.
 
@@ -138,7 +143,9 @@ class _Plan:
         self.model = model
         self.checkpoint = checkpoint
         self.position_interpolation = position_interpolation or checkpoint.position_interpolation
-        arguments.one_of("position_interpolation", self.position_interpolation, POSITION_METHODS)
+        of_tables = checkpoint.source.position_interpolation in TABLE_METHODS
+        methods = TABLE_METHODS if of_tables else POSITION_METHODS
+        arguments.one_of("position_interpolation", self.position_interpolation, methods)
         self.sizes = sizes_of(model)
         self.variables = weights_of(model)
         # The kernel whose shape depends on the number of image channels.
@@ -232,6 +239,9 @@ class _Plan:
             # Unlike a patch embedding, a hybrid's root convolution is not resized.
             same_patch = there[:2] == needed[:2] or weight == "patch_embedding/kernel"
             return same_patch and there[3] == needed[3] and max(there[:2]) <= _LARGEST_SIDE
+        if weight.endswith(TABLE):
+            grid = grid_of_table(self.checkpoint, weight)
+            return there[1] == needed[1] and grid is not None and max(grid) <= _LARGEST_SIDE
         if weight == _POSITIONS:
             same_rest = (there[0], there[2]) == (needed[0], needed[2])
             return same_rest and self.grid_there is not None and max(self.grid_there) <= _LARGEST_SIDE
@@ -255,6 +265,7 @@ class _Plan:
             shape = tuple(self.variables[weight].shape)
             self.report.loaded[weight] = shape
             adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
+            adapt = self._adapt_table if weight.endswith(TABLE) else adapt
             there = shape if adapt is None else self.checkpoint.weights.get(weight, shape)
             value = name.codec.to_model([arrays[key] for key in name.keys], there)
             values[weight] = value if adapt is None else adapt(weight, value, shape)
@@ -294,6 +305,15 @@ class _Plan:
             self.report.resized[weight] = f"{_change(there, here)} ({_HOW[self.position_interpolation]})"
             patches = resize.resize_positions(patches.reshape(*there, -1), *here, self.position_interpolation)
         return np.concatenate([prefix, patches.reshape(1, -1, shape[-1])], axis=1)
+
+    def _adapt_table(self, weight, table, shape):
+        there = grid_of_table(self.checkpoint, weight)
+        here = config_of(self.model).grid(int(weight.split("_")[1]))
+        if there in (None, here):
+            return table
+        self.report.resized[weight] = f"{_change(there, here)} ({_HOW[self.position_interpolation]})"
+        old, new = ([2 * side - 1 for side in grid] for grid in (there, here))
+        return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
     def _add_prefix_positions(self, values):
         """Adds to the prefix tokens the file's positions that the model's table has no rows for."""

@@ -6,6 +6,7 @@ from keras_vit import arguments, variants
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import carrier_of
 from keras_vit.record import config_of
+from keras_vit.weights.families import FAMILIES
 
 # The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
 # are None without a ResNet.
@@ -105,8 +106,8 @@ def settings_of(model):
     """Returns those of the `SETTINGS` that a model has."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        names = ("resnet_epsilons", "pool_padding")
-        return {name: getattr(config, name) for name in names if hasattr(config, name)}
+        names = FAMILIES[config.family].settings if config.family in FAMILIES else ("resnet_epsilons", "pool_padding")
+        return {name: getattr(config, name) for name in names}
     return {
         **({} if config.stages is None else {"resnet_epsilons": config.resnet_epsilons}),
         "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
@@ -127,9 +128,11 @@ def _pooling(model, config):
 def differing_settings(model, settings, allow):
     """Yields (name, the model's value, the other value) for differing settings; None is unknown."""
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
-    unknown = [name for name in allow if name not in SETTINGS]
+    family = FAMILIES.get(config_of(model).family)
+    known = SETTINGS if family is None else family.settings
+    unknown = [name for name in allow if name not in known]
     if unknown:
-        raise arguments.invalid("allow", f"names out of {SETTINGS}", unknown)
+        raise arguments.invalid("allow", f"names out of {known}", unknown)
     for name, here in settings_of(model).items():
         there = settings.get(name)
         if name not in allow and there is not None and here != there:

@@ -112,7 +112,7 @@ def _source(format, sizes, record):
     if record.family in FAMILIES:
         if format != "timm":
             raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
-        return names.SOURCES[f"timm_{record.family}"]
+        return names.SOURCES[f"timm_{record.family}"].spelled_for(record)
     if not sizes["num_layers"]:
         return _OF_BIT.get(format, FORMATS[format])
     return names.TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]
@@ -158,7 +158,7 @@ def _refuse(format, model, parts):
 def _check(model, format, source, sizes, variables, allow, told):
     """Raises unless the format's code computes the same as the model; `told` if it says the model's settings."""
     # Only older versions of timm have pre_logits.
-    unknown = {"pre_logits/kernel"} if format == "timm" else set()
+    unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
     if nameless:
         raise ValueError(

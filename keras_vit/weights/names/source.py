@@ -97,7 +97,7 @@ class Source:
         """Returns this source with the rows of those spellings whose keys are all among `keys`, those of a file."""
 
         def holds(rows):
-            return all(key.format(block=0) in keys for name in rows.values() for key in name.keys)
+            return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
 
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 

@@ -1,0 +1,290 @@
+"""What timm's names and arguments say of CoAtNets, and what the keys of their state dicts show."""
+
+import math
+import re
+
+from keras_vit import arguments
+from keras_vit.coatnet_config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE
+
+# The fields that decide the outputs and that no array shows.
+SETTINGS = (
+    *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
+    *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
+)
+# Of the tables of biases.
+TABLE = "/attention/position_table"
+_NAMES = [name for name in VARIANTS if name not in "012345"]
+# How timm's names end; of the others with 224.
+_SUFFIXES = {"test_coatnet": ""}
+_SAME = {name: name for name in ACTIVATIONS}
+_DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
+_POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
+_EXPANDED = {True: "output", False: "input"}
+# (arguments of timm, of which all have to agree, field, {value there: value here}).
+_FIELDS = (
+    (("embed_dim",), "widths", None),
+    (("depths",), "depths", None),
+    (("stem_width",), "stem_widths", None),
+    (("block_type",), "conv_depths", None),
+    (("head_hidden_size",), "representation_size", None),
+    (("conv_expand_output", "transformer_expand_first"), "expanded_from", _EXPANDED),
+    (("conv_stride_mode",), "downsampling", _DOWNSAMPLINGS),
+    (("conv_pool_type", "transformer_pool_type"), "pool_type", _POOLS),
+    (("conv_padding",), "padding", {"": "symmetric", "same": "same"}),
+    (("conv_pre_norm_act",), "pre_norm_activation", None),
+    (("conv_output_bias",), "conv_bias", None),
+    (("conv_attn_early",), "se_before_norm", None),
+    (("conv_attn_act_layer",), "se_activation", _SAME),
+    (("conv_attn_ratio",), "se_ratio", None),
+    (("conv_act_layer",), "conv_activation", _SAME),
+    (("conv_norm_eps",), "batch_norm_epsilon", None),
+    (("transformer_dim_head",), "head_dim", None),
+    (("transformer_shortcut_bias",), "shortcut_bias", None),
+    (("transformer_act_layer",), "activation", _SAME),
+    (("transformer_norm_layer",), "transformer_norm", {"layernorm2d": "layer", "batchnorm2d": "batch"}),
+    (("transformer_norm_eps",), "layer_norm_epsilon", None),
+    (("transformer_init_values",), "layer_scale_init", None),
+)
+# Arguments with a single value that this package has, and those that change no output of a CoAtNet.
+_FIXED = {
+    **{"global_pool": "avg", "stem_bias": False, "conv_block_type": "mbconv", "conv_expand_ratio": EXPANSION},
+    **{"conv_kernel_size": 3, "conv_group_size": 1, "conv_attn_layer": "se", "conv_downsample_pool_type": "avg2"},
+    **{"transformer_expand_ratio": EXPANSION, "transformer_attn_bias": True},
+}
+_IGNORED = re.compile(
+    "img_size|in_chans|num_classes|weight_init|.*drop(_path)?(_rate)?|conv_init_values|conv_norm_layer_cl|"
+    "transformer_(norm_layer_cl|window_size|grid_size|partition_ratio|no_block_attn|use_nchw_attn|head_first)"
+)
+
+
+def arguments_of(config):
+    """Returns the arguments of timm's `MaxxVit` for a config, in JSON's types."""
+    found = {}
+    for names, field, values in _FIELDS:
+        value = getattr(config, field)
+        back = {here: there for there, here in (values or {}).items()}
+        value = list(value) if isinstance(value, tuple) else back.get(value, value)
+        found |= dict.fromkeys(names, value)
+    found["block_type"] = [
+        ["C" if block.is_conv else "T" for block in config.blocks if block.stage == stage]
+        for stage in range(1, len(config.depths) + 1)
+    ]
+    mlp = config.position_mlp_dim is not None
+    return found | {
+        "transformer_rel_pos_type": "mlp" if mlp else "bias",
+        "transformer_rel_pos_dim": config.position_mlp_dim if mlp else 512,
+    }
+
+
+def config_of(path, name, args):
+    """Returns the `CoAtNetConfig` of timm's model by its architecture and arguments; raises if it has no such one."""
+    row = re.sub(r"_\d{3}$", "", name)
+    if row not in _NAMES:
+        known = ", ".join(f"{each}{_SUFFIXES.get(each, '_224')}" for each in _NAMES)
+        raise ValueError(f"Cannot load {path!r}: {name!r} of timm is not supported, of the CoAtNets only {known}.")
+    found = arguments_of(CoAtNetConfig.from_variant(row))
+    for key, value in args.items():
+        if key in _FIXED:
+            _known(path, key, value, {_FIXED[key]: None})
+        elif key in found:
+            found[key] = value
+        elif key == "conv_norm_layer":
+            _known(path, key, value, {"": None, "batchnorm2d": None})
+        elif not _IGNORED.fullmatch(key):
+            raise ValueError(f"Cannot load {path!r}: model_args of {key}={value!r} are not supported.")
+    fields = {"position_interpolation": "geometric", "norm_after_pooling": bool(found["head_hidden_size"])}
+    found["block_type"] = _conv_depths(path, found["block_type"], found["depths"])
+    kind = _known(path, "transformer_rel_pos_type", found["transformer_rel_pos_type"], {"bias": None, "mlp": "mlp"})
+    fields["position_mlp_dim"] = found["transformer_rel_pos_dim"] if kind else None
+    for names, field, values in _FIELDS:
+        several = [found[key] if values is None else _known(path, key, found[key], values) for key in names]
+        if any(value != several[0] for value in several):
+            raise ValueError(f"Cannot load {path!r}: its model_args of {' and '.join(names)} differ.")
+        fields[field] = several[0]
+    # 0 stands for none.
+    for field in ("representation_size", "layer_scale_init"):
+        fields[field] = fields[field] or None
+    try:
+        return CoAtNetConfig(**fields)
+    except ValueError as error:
+        raise ValueError(f"Cannot load {path!r}: its model_args do not fit. {error}") from None
+
+
+def _conv_depths(path, kinds, depths):
+    """Returns the number of MBConv blocks per stage; timm repeats the last kind of a stage."""
+    if not isinstance(kinds, (list, tuple)) or not isinstance(depths, (list, tuple)) or len(kinds) != len(depths):
+        raise ValueError(f"Cannot load {path!r}: its model_args of block_type={kinds!r} and depths={depths!r} differ.")
+    found = []
+    for own, depth in zip(kinds, depths, strict=True):
+        own = "".join(map(str, own))
+        match = re.fullmatch("(C*)(T*)", own)
+        if match is None or not own:
+            raise ValueError(f"Cannot load {path!r}: blocks of block_type={kinds!r} are not supported.")
+        found.append(len(match[1]) if match[2] else depth)
+    return found
+
+
+def _known(path, key, value, table):
+    """Returns the value here of an argument there; raises if there is none."""
+    for there, here in table.items():
+        if value == there and isinstance(value, bool) == isinstance(there, bool):
+            return here
+    expected = ", ".join(map(repr, table))
+    raise ValueError(f"Cannot load {path!r}: its model_args of {key}={value!r} are not supported. Expected {expected}.")
+
+
+def of_arrays(shapes):
+    """Returns the fields that a state dict shows, given {key: shape}."""
+    blocks = sorted({(int(s), int(b)) for s, b in re.findall(r"stages\.(\d+)\.blocks\.(\d+)\.", "\n".join(shapes))})
+    stages = sorted({s for s, _ in blocks})
+    starts = {block: f"stages.{block[0]}.blocks.{block[1]}." for block in blocks}
+    conv = [block for block in blocks if f"{starts[block]}conv1_1x1.weight" in shapes]
+    attention = [block for block in blocks if block not in conv]
+    last_of_conv, last_of_attention = (max(found, default=None) for found in (conv, attention))
+
+    def size(key, axis=0):
+        shape = shapes.get(key, ())
+        return shape[axis] if axis < len(shape) else 0
+
+    def width(stage):
+        start = starts[stage, min(b for s, b in blocks if s == stage)]
+        return size(f"{start}conv3_1x1.weight") or size(f"{start}attn.proj.weight")
+
+    fields = {
+        "depths": tuple(sum(s == stage for s, _ in blocks) for stage in stages),
+        "widths": tuple(width(stage) for stage in stages),
+        "stem_widths": (size("stem.conv1.weight"), size("stem.conv2.weight")),
+        "conv_depths": tuple(sum(s == stage for s, _ in conv) for stage in stages),
+        "norm_after_pooling": "head.norm.weight" in shapes,
+        "representation_size": size("head.pre_logits.fc.weight") or None,
+        "transformer_norm": "batch" if {"norm.running_mean", "head.norm.running_mean"} & set(shapes) else "layer",
+    }
+    if conv:
+        start = starts[last_of_conv]
+        fields["conv_bias"] = f"{start}conv3_1x1.bias" in shapes
+        fields["se_before_norm"] = f"{start}se_early.fc1.weight" in shapes
+    if attention:
+        start = f"{starts[last_of_attention]}attn."
+        heads = size(f"{start}rel_pos.relative_position_bias_table", 1) or size(f"{start}rel_pos.mlp.fc2.weight")
+        fields["position_mlp_dim"] = size(f"{start}rel_pos.mlp.fc1.weight") or None
+        fields["head_dim"] = size(f"{start}proj.weight", 1) // max(heads, 1)
+        fields["layer_scale_init"] = 1.0 if f"{starts[last_of_attention]}ls1.gamma" in shapes else None
+        projected = [starts[block] for block in attention if f"{starts[block]}shortcut.expand.weight" in shapes]
+        if projected:
+            fields["shortcut_bias"] = f"{projected[0]}shortcut.expand.bias" in shapes
+            inside = size(f"{projected[0]}attn.proj.weight", 1)
+            fields["expanded_from"] = "output" if inside == size(f"{projected[0]}attn.proj.weight") else "input"
+    return fields
+
+
+def variant_of(fields):
+    """Returns the name of timm's CoAtNet with the fields that its arrays show, or None."""
+    for name in _NAMES:
+        config = CoAtNetConfig.from_variant(name)
+        if all(_same(getattr(config, field), value, field, config) for field, value in fields.items()):
+            return name
+    return None
+
+
+def _same(here, there, field, config):
+    if field == "layer_scale_init":
+        return (here is None) == (there is None)
+    if field == "conv_depths" and here is None:
+        here = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
+    return here == there
+
+
+def _of_checkpoint(checkpoint):
+    """Returns (the name of its variant or None, the fields that a checkpoint tells)."""
+    if checkpoint.file.container == "timm":
+        name, args = str(checkpoint.config.get("architecture")), checkpoint.config.get("model_args")
+        said = {"global_pool": checkpoint.config["global_pool"]} if "global_pool" in checkpoint.config else {}
+        config = config_of(checkpoint.path, name, said | (args if isinstance(args, dict) else {}))
+        return re.sub(r"_\d{3}$", "", name), _architecture(config)
+    shown = of_arrays(checkpoint.shapes)
+    name = variant_of(shown)
+    return name, shown if name is None else _architecture(CoAtNetConfig.from_variant(name)) | shown
+
+
+def _architecture(config):
+    names = ("position_interpolation", "norm_after_pooling", "position_mlp_dim", *(field for _, field, _ in _FIELDS))
+    return {name: getattr(config, name) for name in names}
+
+
+def add_fields(checkpoint, found):
+    """Adds to a `Stated` the fields that a checkpoint tells."""
+    name, fields = _of_checkpoint(checkpoint)
+    found.fields.update(fields)
+    if name is not None:
+        found.fields["name"] = name
+        if checkpoint.file.container == "timm":
+            side = image_size_of(checkpoint.config["architecture"])
+            found.fields.setdefault("image_size", (side, side))
+    else:
+        found.unknown["variant"] = "timm has no CoAtNet with arrays of these shapes: it is the one it was made from"
+    sides = {
+        _side(shape[0]) * 2 ** (int(key.split(".")[1]) + 2)
+        for key, shape in checkpoint.shapes.items()
+        if key.endswith(".relative_position_bias_table") and len(shape) == 2
+    }
+    if "image_size" not in found.fields and len(sides) == 1 and None not in sides:
+        found.fields["image_size"] = (*sides, *sides)
+
+
+def settings_of(checkpoint):
+    """Returns those of the `SETTINGS` that a checkpoint tells."""
+    record = checkpoint.own.get("config")
+    _, fields = (None, record) if record is not None else _of_checkpoint(checkpoint)
+    return {name: fields.get(name) for name in SETTINGS}
+
+
+def grid_of_table(checkpoint, weight):
+    """Returns (rows, columns) of the feature map that a checkpoint's table is for, or None."""
+    stage = int(weight.split("_")[1])
+    count = checkpoint.weights[weight][0]
+    said = checkpoint.own.get("config", {}).get("table_image_size") or checkpoint.image_size
+    if said is not None:
+        rows, columns = table_grid(arguments.pair("image_size", said), stage)
+        if (2 * rows - 1) * (2 * columns - 1) == count:
+            return rows, columns
+    side = _side(count)
+    return None if side is None else (side, side)
+
+
+def _side(count):
+    """Returns the side of the square feature map with a table of `count` offsets, or None."""
+    root = math.isqrt(max(count, 0))
+    return (root + 1) // 2 if root * root == count and root % 2 else None
+
+
+def timm_name(config):
+    """Returns the name of the architecture that `timm_arguments` completes, or None if timm cannot compute the same."""
+    hidden = config.representation_size is not None
+    # Other sides than multiples of the total stride give timm's two branches different sizes.
+    odd = None not in config.image_size and any(side % 2 ** (len(config.depths) + 1) for side in config.image_size)
+    if config.norm_after_pooling != hidden or (config.pool_type, config.padding) == ("max3", "same") or odd:
+        return None
+    name = _closest(config)
+    return f"{name}{_SUFFIXES.get(name, '_224')}"
+
+
+def timm_arguments(config):
+    """Returns the arguments of timm's model that its name does not set."""
+    own, usual = arguments_of(config), arguments_of(CoAtNetConfig.from_variant(_closest(config)))
+    found = {key: value for key, value in own.items() if value != usual[key]}
+    size = config.image_size if None not in config.image_size else config.table_image_size
+    if size not in (None, (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)):
+        found["img_size"] = list(size)
+    return found
+
+
+def _closest(config):
+    """Returns the row of timm's with the fewest other arguments."""
+    own = arguments_of(config)
+
+    def number_of_others(name):
+        usual = arguments_of(CoAtNetConfig.from_variant(name))
+        return sum(value != usual[key] for key, value in own.items())
+
+    return min(_NAMES, key=number_of_others)
