@@ -131,6 +131,21 @@ def randomize(module, seed=0):
     return module.eval()
 
 
+def calibrate(module, images):
+    """Gives batch norms the statistics of images, as in training: others let features grow until rounding decides."""
+    import torch
+
+    norms = [(each, each.momentum) for each in module.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    for norm, _ in norms:
+        norm.momentum = 1
+        norm.train()
+    if norms:
+        _run(module, module, images)
+    for norm, momentum in norms:
+        norm.momentum = momentum
+        norm.eval()
+
+
 def _run(module, function, images):
     import torch
 
@@ -352,6 +367,7 @@ def row_of(name, shallow=False):
             module = randomize(peer.create())
             row["depth"] = peer.depth(module)
             images = images_for(module, peer)
+            calibrate(module, images)
             peer.save(module, Path(folder, "model"))
             candidates = peer.outputs(module, images)
         except Exception as error:

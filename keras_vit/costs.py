@@ -459,14 +459,14 @@ def _mbconv(layer, x, output):
     expanded = halved if layer.strides > 1 and layer.downsampling != "depthwise" else x
     hidden = (*output[:-1], layer.hidden_dim)
     wide, size = math.prod(expanded[:-1]) * layer.hidden_dim, math.prod(hidden)
-    steps = [Part("pre_norm", 0, math.prod(x) * (2 if layer.pre_norm_activation else 1))]
+    # Batch normalization keeps two copies, an activation one more.
+    steps = [Part("pre_norm", 0, math.prod(x) * (3 if layer.pre_norm_activation else 2))]
     if layer.down is not None:
         steps.append(Part("down", 0, math.prod(halved)))
-    # Norms and activations keep a copy each.
-    steps += [_dense(layer.expand, expanded), Part("expand_norm", 0, 2 * wide)]
+    steps += [_dense(layer.expand, expanded), Part("expand_norm", 0, 3 * wide)]
     steps.append(Part("depthwise", size * math.prod(layer.depthwise.kernel_size), size))
     squeezed = _inside("se", _squeeze_excitation(layer.se, hidden, hidden))
-    normed = [Part("depthwise_norm", 0, 2 * size)]
+    normed = [Part("depthwise_norm", 0, 3 * size)]
     steps += [*squeezed, *normed] if layer.se_before_norm else [*normed, *squeezed]
     steps.append(_dense(layer.project, hidden))
     return [*steps, *_shortcut(layer, x, output)]

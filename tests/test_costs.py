@@ -27,6 +27,12 @@ VARIATIONS = [
     {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
     {"stages": (), "patch_size": 2, "image_size": 32},
 ]
+COATNET = {"image_size": (64, 96), "depths": (1, 1, 2, 1), "widths": (8, 16, 16, 32), "stem_widths": (8, 8)}
+COATNETS = {
+    "0": {"head_dim": 4, "representation_size": 6, "num_classes": 3},
+    "coatnet_0_rw": {"head_dim": 8, "layer_scale_init": 0.1},
+    "coatnet_1_rw": {"head_dim": 8, "pool_type": "max3"},
+}
 BIT = {"image_size": 40, "stages": (1, 1), "width_factor": 0.5, "num_classes": 3}
 
 
@@ -36,6 +42,8 @@ def example_models():
     found["bit"] = (keras_vit.BiT("R50x1", **BIT), (40, 24))
     found["vt_resnet"] = (vt_resnet.build(), (32, 41))
     found["vt_resnet_bottleneck"] = (vt_resnet.build(bottleneck=True, num_modules=3), (32, 41))
+    for name, more in COATNETS.items():
+        found[f"coatnet {name}"] = (keras_vit.CoAtNet(name, **COATNET, **more), (64, 96))
     return found
 
 
@@ -107,7 +115,8 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     # The counter does not know the fused kernel of the CPU.
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: False)
+    for name in ("attention", "relative_attention"):
+        monkeypatch.setattr(importlib.import_module(f"keras_vit.layers.{name}"), "has_fused_kernel", lambda: False)
     # Resizing the table of positions takes products too, but once a batch.
     monkeypatch.setattr(keras_vit.layers.PositionEmbedding, "call", lambda self, tokens, images=None: tokens)
     for name, (model, size) in example_models().items():
@@ -124,15 +133,18 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
     [
         lambda: keras_vit.ViT("Ti/16", num_layers=2),
         lambda: keras_vit.BiT("R50x1", stages=(1, 1), image_size=96),
+        lambda: keras_vit.CoAtNet("0", depths=(1, 1, 2, 1), image_size=96),
+        lambda: keras_vit.CoAtNet("coatnet_3_rw", depths=(1, 1, 2, 1), image_size=96),
         lambda: keras_vit.ViT("Ti/16", stages=(1,), patch_size=4, num_layers=1, image_size=96),
         lambda: keras_vit.VTResNet("R50", stages=(2, 2), image_size=96),
     ],
-    ids=["vit", "bit", "hybrid", "vt_resnet"],
+    ids=["vit", "bit", "coatnet", "coatnet of timm", "hybrid", "vt_resnet"],
 )
 def test_activations_as_pytorch_keeps_them(make, monkeypatch):
     import torch
 
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: False)
+    for name in ("attention", "relative_attention"):
+        monkeypatch.setattr(importlib.import_module(f"keras_vit.layers.{name}"), "has_fused_kernel", lambda: False)
     model = make()
     weights = {w.value.untyped_storage().data_ptr() for w in model.weights}
 

@@ -36,6 +36,9 @@ MODELS["patches"] = patches
 MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
 MODELS["vt_resnet"] = vt_resnet.build
+MODELS["coatnet"] = lambda: keras_vit.CoAtNet(
+    "rmlp_0_rw", depths=(1, 1, 1, 1), widths=(8, 8, 8, 16), stem_widths=(4, 8), head_dim=8, image_size=32, num_classes=3
+)
 MODELS["distilled"] = lambda: build(distillation_token=True)
 MODELS["lora"] = with_lora
 MODELS["rotary"] = lambda: build(

@@ -13,7 +13,7 @@ SETTINGS = (
     *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
 )
 # Of the tables of biases.
-TABLE = "/attention/position_table"
+TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
 _NAMES = [name for name in VARIANTS if name not in "012345"]
 # How timm's names end; of the others with 224.
 _SUFFIXES = {"test_coatnet": ""}
@@ -223,13 +223,16 @@ def add_fields(checkpoint, found):
             found.fields.setdefault("image_size", (side, side))
     else:
         found.unknown["variant"] = "timm has no CoAtNet with arrays of these shapes: it is the one it was made from"
-    sides = {
-        _side(shape[0]) * 2 ** (int(key.split(".")[1]) + 2)
-        for key, shape in checkpoint.shapes.items()
-        if key.endswith(".relative_position_bias_table") and len(shape) == 2
-    }
-    if "image_size" not in found.fields and len(sides) == 1 and None not in sides:
-        found.fields["image_size"] = (*sides, *sides)
+    if "image_size" not in found.fields:
+        sides = {_side_of_images(key, shape) for key, shape in checkpoint.shapes.items() if key.endswith(_TABLES)}
+        if len(sides) == 1 and None not in sides:
+            found.fields["image_size"] = (*sides, *sides)
+
+
+def _side_of_images(key, shape):
+    """Returns the side of the square images whose table has this key and shape, or None."""
+    side = _side(shape[0]) if len(shape) == 2 else None
+    return side and side * 2 ** (int(key.split(".")[1]) + 2)
 
 
 def settings_of(checkpoint):

@@ -8,10 +8,12 @@ kept.
 """
 
 import functools
+import math
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from making import arguments, draw, spread, write_or_check
 
@@ -88,6 +90,7 @@ def main():
     make(args, "timm_deit_distilled", deit(**SIZES))
     make_rotary_and_clip(args, vit)
     make_resnets(args, vit)
+    make_coatnets(args)
 
 
 def make_rotary_and_clip(args, vit):
@@ -116,6 +119,38 @@ def make_resnets(args, vit):
     conv = functools.partial(resnetv2.StdConv2d, eps=1e-8)
     bit = resnetv2.ResNetV2((2, 1), width_factor=0.5, num_classes=10, stem_type="fixed", conv_layer=conv)
     make_resnet(args, "timm_bit", bit)
+
+
+def make_coatnets(args):
+    """The options of timm's `coatnet_0`, whose head has a hidden layer, and of its own `rw` models."""
+    timm = peer("timm")
+    small = {"embed_dim": (8, 8, 16, 16), "depths": (1, 1, 2, 1), "stem_width": (4, 8), "img_size": (32, 64)}
+    for name, more in {
+        "coatnet_0": {"head_hidden_size": 12, "transformer_dim_head": 8},
+        "coatnet_0_rw": {"transformer_init_values": 0.5, "transformer_dim_head": 8},
+        "coatnet_rmlp_1_rw": {"transformer_dim_head": 8, "transformer_rel_pos_dim": 12},
+        "coatnet_bn_0_rw": {"transformer_dim_head": 8},
+    }.items():
+        make_coatnet(args, f"timm_{name}", timm.create_model(f"{name}_224", num_classes=10, **small, **more))
+
+
+def make_coatnet(args, name, module):
+    module.eval()
+
+    def answers(weights, images):
+        module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
+        with torch.no_grad():
+            return {"logits": module(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()}
+
+    def draw_large(shapes):
+        # Kernels that keep the size of features, whatever the number of their inputs.
+        return {
+            key: array * np.float32(10 * math.prod(array.shape[1:]) ** -0.5 if array.ndim > 1 else 1)
+            for key, array in draw(shapes).items()
+        }
+
+    shapes = {key: tuple(x.shape) for key, x in module.state_dict().items() if x.is_floating_point()}
+    write_or_check(args, f"{name}.safetensors", shapes, (2, 32, 64, 3), answers, draw_large)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,8 @@ def test_lora_and_freezing(tmp_path):
     assert [factors[name] for name in names] == [1 / 32, 1 / 16, 1 / 2, 1, 1]
 
 
+# Compiling takes JAX a minute.
+@pytest.mark.tried_on("torch")
 def test_quantized_to_int8_and_reloaded(tmp_path):
     model = build(depths=(1, 1, 1, 1))
     randomize(model, np.random.default_rng(0))

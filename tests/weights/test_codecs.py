@@ -17,6 +17,7 @@ SHAPES = {
     codecs.Heads(0): lambda h, d, n: (h * d, n),
     codecs.Heads(1): lambda h, d, n: (n, h * d),
     codecs.Transposed(): lambda h, d, n: (n, h),
+    codecs.TorchDepthwise(): lambda h, d, n: (h, d, n, 1),
     codecs.TorchConv(): lambda h, d, n: (h, d, 3, n),
     codecs.Fused(codecs.Heads(1)): lambda h, d, n: (n, 3 * h * d),
     codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
