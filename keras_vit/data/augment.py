@@ -12,8 +12,8 @@ STRONGEST = {"official": 30, "timm": 10}
 class Policy:
     """Augmentation of images and labels, apart from crop and flip.
 
-    `POLICIES` has those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-    and "deit".
+    `POLICIES` has those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"),
+    "deit" and "coatnet".
 
     Args:
         randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
@@ -33,9 +33,9 @@ class Policy:
     >>> policy.randaugment, policy.magnitude_std, policy.operations
     ((2, 9), 0.5, 'timm')
 
-    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9. Erasing differs from DeiT's:
-    Keras' `RandomErasing` fills with normal noise of standard deviation 255 around black, clipped to 0..255, instead of
-    the images' mean and standard deviation, and draws both sides independently.
+    Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9; arXiv 2106.04803, table 10.
+    Erasing differs from DeiT's: Keras' `RandomErasing` fills with normal noise of standard deviation 255 around black,
+    clipped to 0..255, instead of the images' mean and standard deviation, and draws both sides independently.
     """
 
     randaugment: tuple[int, float] | None = None
@@ -73,6 +73,7 @@ POLICIES = {
     "medium2": Policy(randaugment=(2, 15), mixup=0.5),
     "strong1": Policy(randaugment=(2, 20), mixup=0.5),
     "strong2": Policy(randaugment=(2, 20), mixup=0.8),
+    "coatnet": Policy(randaugment=(2, 15), mixup=0.8),
     "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1, operations="timm"),
 }
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.models import ViT
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.models.pretrained import BUILDERS
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.optimizers import adamw, sgd
 from keras_vit.training.schedules import WarmupDecay
@@ -18,7 +18,7 @@ logger = logging.getLogger("keras_vit")
 
 def build(recipe, num_classes, weights=None, class_names=None):
     """Builds a recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
-    model = ViT(
+    model = BUILDERS[recipe.family](
         recipe.variant,
         **{
             "image_size": recipe.image_size,

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Mapping
 
 from keras_vit import arguments
-from keras_vit.models import ViT
+from keras_vit.models.pretrained import BUILDERS
 from keras_vit.training.schedules import DECAYS
 
-# ViT arguments that other fields, the data or `run` set.
+# Arguments of builders that other fields, the data or `run` set.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 # Fields that only describe a recipe.
@@ -26,8 +26,9 @@ class Recipe:
         dataset: The TFDS name of the source's data.
         train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
-        variant, image_size, weights: As for `keras_vit.ViT`.
-        model: Other arguments of `keras_vit.ViT`.
+        family: "vit", "bit" or "coatnet", which `keras_vit.ViT`, `BiT` or `CoAtNet` builds.
+        variant, image_size, weights: As for that builder.
+        model: Other arguments of it.
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
         lora_rank: At least 1.
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
@@ -70,6 +71,7 @@ class Recipe:
     train_split: str = "train"
     test_split: str = "test"
     holdout: float = 0.2
+    family: str = "vit"
     variant: str = "B/16"
     image_size: int | tuple = 224
     model: Mapping = dataclasses.field(default_factory=dict)
@@ -103,6 +105,7 @@ class Recipe:
 
     def __post_init__(self):
         for key, allowed in (
+            ("family", tuple(BUILDERS)),
             ("train", ("all", "head", "lora")),
             ("loss", ("softmax", "sigmoid")),
             ("optimizer", ("adam", "adamw", "sgd")),
@@ -119,7 +122,8 @@ class Recipe:
         arguments.image_size(self.image_size)
         warmups = [getattr(self, key) for key in _WARMUPS]
         smooths = self.loss == "sigmoid" or self.policy == "deit"
-        known = set(inspect.signature(ViT).parameters) - _NOT_FOR_MODEL
+        builder = BUILDERS[self.family]
+        known = set(inspect.signature(builder).parameters) - _NOT_FOR_MODEL
         unknown = sorted(set(self.model) - known)
         for wrong, expected, received in (
             ((self.steps is None) == (self.epochs is None), "one of `steps` and `epochs`", (self.steps, self.epochs)),
@@ -134,7 +138,11 @@ class Recipe:
                 self.label_smoothing,
             ),
             (self.ema and self.layer_decay, "no `ema` with `layer_decay`", (self.ema, self.layer_decay)),
-            (unknown, f"arguments of keras_vit.ViT in `model`: {', '.join(sorted(known))}", ", ".join(unknown)),
+            (
+                unknown,
+                f"arguments of keras_vit.{builder.__name__} in `model`: {', '.join(sorted(known))}",
+                ", ".join(unknown),
+            ),
         ):
             if wrong:
                 raise ValueError(f"Expected {expected}. Received: {received}")
@@ -153,7 +161,7 @@ class Recipe:
     def replace(self, changes):
         """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
-        `changes` maps fields, or "model." plus an argument of `keras_vit.ViT`, to values or their text as Python
+        `changes` maps fields, or "model." plus an argument of the builder, to values or their text as Python
         literals. `steps` or `epochs` resets the other and `min_steps`; each warm-up resets the others.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.data import POLICIES, splits
-from keras_vit.models import ViT
+from keras_vit.models.pretrained import BUILDERS
 from keras_vit.models.vit import architecture_of
 from keras_vit.training import RECIPES, recipe, run
 from keras_vit.training.from_recipe import lengths, optimizer
@@ -29,6 +29,11 @@ PUBLISHED = {
     | {"optimizer": "sgd", "decay": "cosine", "clip": 1.0, "weights": "imagenet21k", "warmup_percent": 10},
     "deit_small": {"batch_size": 1024, "epochs": 300, "learning_rate": 1e-3, "weight_decay": 0.05, "policy": "deit"}
     | {"optimizer": "adamw", "warmup_epochs": 5, "variant": "S/16", "clip": None},
+    # arXiv 2106.04803, table 10.
+    "coatnet_1": {"batch_size": 4096, "epochs": 300, "learning_rate": 1e-3, "weight_decay": 0.05, "clip": 1.0}
+    | {"label_smoothing": 0.1, "warmup_steps": 10_000, "decay": "cosine", "model": {"drop_path_rate": 0.3}},
+    "coatnet_imagenet21k": {"epochs": 90, "warmup_epochs": 5, "weight_decay": 0.01, "loss": "sigmoid", "ema": None},
+    "coatnet_finetune": {"epochs": 30, "batch_size": 512, "learning_rate": 5e-5, "weight_decay": 1e-8, "ema": 0.9999},
 }
 
 
@@ -48,7 +53,8 @@ def test_each_says_where_it_comes_from_and_can_be_built():
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_model_can_be_built(name):
     row = RECIPES[name]
-    model = ViT(row.variant, **{"image_size": row.image_size, "num_classes": 2, **row.model, "num_layers": 1})
+    small = {"num_layers": 1} if row.family == "vit" else {"depths": (1, 1, 1, 1), "widths": (32, 32, 32, 32)}
+    model = BUILDERS[row.family](row.variant, image_size=row.image_size, num_classes=2, **{**row.model, **small})
     assert model.output_shape == (None, 2)
 
 
@@ -74,10 +80,19 @@ def photos(tmp_path_factory):
 
 
 SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
+SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": (4, 8), "head_dim": 4}
 
 
 # One of each kind: the others differ in numbers, whose schedules and models are tried above and below.
-STARTED = ["pretrain_imagenet21k", "finetune", "finetune_vtab", "deit_tiny", "scratch_cifar10", "scratch_fashion_mnist"]
+STARTED = [
+    "pretrain_imagenet21k",
+    "coatnet_0",
+    "finetune",
+    "finetune_vtab",
+    "deit_tiny",
+    "scratch_cifar10",
+    "scratch_fashion_mnist",
+]
 
 
 # PyTorch traces no graph, which is most of the time on the others.
@@ -85,8 +100,11 @@ STARTED = ["pretrain_imagenet21k", "finetune", "finetune_vtab", "deit_tiny", "sc
 @pytest.mark.parametrize("name", [*STARTED, "lora_flowers17"])
 def test_each_kind_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
     row = RECIPES[name]
-    changes = {f"model.{key}": value for key, value in SMALL.items()} | {"steps": 2, "dtype": "float32"}
-    if not row.variant.startswith("R"):
+    small = SMALL if row.family == "vit" else SMALL_COATNET
+    changes = {f"model.{key}": value for key, value in small.items()} | {"steps": 2, "dtype": "float32"}
+    if row.family == "coatnet":
+        changes |= {"image_size": 32}
+    elif not row.variant.startswith("R"):
         changes |= {"variant": "Ti/8", "image_size": 16}
     # As the source has it, and so longer than the run.
     changes |= {key: getattr(row, key) for key in ("warmup_steps", "warmup_epochs", "warmup_percent")}
