@@ -17,9 +17,9 @@ from keras_vit.layers.patch_embedding import PatchEmbedding, Patches
 from keras_vit.layers.patch_map import PatchMap
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.recurrent_tokenizer import RecurrentTokenizer
-from keras_vit.layers.resnet_block import ResNetBlock
 from keras_vit.layers.relative_attention import RelativeAttention
 from keras_vit.layers.relative_transformer_block import RelativeTransformerBlock
+from keras_vit.layers.resnet_block import ResNetBlock
 from keras_vit.layers.rotary_embedding import RotaryEmbedding
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.layers.standardized_conv import StandardizedConv2D
@@ -50,9 +50,9 @@ __all__ = [
     "PositionEmbedding",
     "PrefixTokens",
     "RecurrentTokenizer",
-    "ResNetBlock",
     "RelativeAttention",
     "RelativeTransformerBlock",
+    "ResNetBlock",
     "RotaryEmbedding",
     "SqueezeExcitation",
     "StandardizedConv2D",

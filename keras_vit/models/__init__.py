@@ -19,10 +19,10 @@ from keras_vit.models.vt_resnet import VTResNet, VTResNetModel
 __all__ = [
     "BiT",
     "BigTransfer",
-    "VTResNet",
-    "VTResNetModel",
     "CoAtNet",
     "ConvolutionAndAttention",
+    "VTResNet",
+    "VTResNetModel",
     "ViT",
     "VisionTransformer",
     "decode_predictions",

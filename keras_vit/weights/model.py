@@ -48,9 +48,9 @@ def weights_of(model):
 def sizes_of(model):
     """Returns the `SIZES` of a model from its config, and from its layers where a user may have changed them."""
     config = config_of(model)
-    if config.family not in ("vit", "bit"):
+    if config.family not in _FIRST:
         raise ValueError(
-            "Expected a ViT, hybrid or BiT, whose weights other code bases have too. Received: model "
+            "Expected a model of a family whose weights other code bases have too. Received: model "
             f"{model.name!r} of family {config.family!r}. Use model.save and keras.saving.load_model, or "
             "model.save_weights and model.load_weights."
         )
