@@ -171,12 +171,15 @@ def test_features_of_the_stages():
     model = build()
     randomize(model, np.random.default_rng(0))
     x = images(2, *model.input_shape[1:])
-    maps = [ops.convert_to_numpy(y) for y in keras_vit.features(model, format="map")(x)]
+    maps = [ops.convert_to_numpy(y) for y in keras_vit.features(model)(x)]
     assert [y.shape[1:] for y in maps] == [(16, 10, 8), (8, 5, 8), (4, 3, 16), (2, 2, 16)]
     last = ops.convert_to_numpy(keras_vit.features(model, blocks=(-1,))(x))
-    np.testing.assert_array_equal(last, maps[-1].reshape(2, 4, 16))
-    with pytest.raises(ValueError, match="Expected stage indices below 4"):
-        keras_vit.features(model, blocks=(4,))
+    np.testing.assert_array_equal(last, maps[-1])
+    depth = len(model.config.block_names)
+    with pytest.raises(ValueError, match=f"Expected block indices below {depth}"):
+        keras_vit.features(model, blocks=(depth,))
+    with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'"):
+        keras_vit.features(model, format="tokens")
 
 
 def test_lora_and_freezing(tmp_path):

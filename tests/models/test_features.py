@@ -63,8 +63,8 @@ def test_bad_arguments_are_named():
     inputs = keras.Input((16, 16, 3))
     with pytest.raises(ValueError, match="pass that"):
         keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))
-    with pytest.raises(ValueError, match="Expected a ViT"):
-        keras_vit.features(keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5), blocks=(0,))
+    with pytest.raises(ValueError, match="Expected a model of this package's builders"):
+        keras_vit.features(keras.Model(build().input, build().get_layer("patch_embedding").output), blocks=(0,))
     with pytest.raises(ValueError, match="patch_dropout_rate=0"):
         keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
     with pytest.raises(ValueError, match="token_merging=0"):
@@ -80,6 +80,13 @@ def test_features_of_merging_blocks_are_their_tokens():
     assert [y.shape for y in model(np.ones((1, 16, 16, 3), "float32"))] == [(1, 13, 12)] * 2
 
 
+def test_stages_of_a_bit():
+    model = keras_vit.BiT("R50x1", image_size=32, stages=(1, 2), width_factor=0.5)
+    first, last = keras_vit.features(model)(np.ones((1, 32, 32, 3), "float32"))
+    assert (first.shape, last.shape) == ((1, 8, 8, 128), (1, 4, 4, 256))
+    assert keras_vit.features(model, (2,)).output is model.get_layer("stage_2_unit_02").output
+
+
 def test_units_and_modules_of_a_vt_resnet():
     model = vt_resnet.build()
     x = vt_resnet.images(2, 32, 41, 3)
@@ -88,13 +95,14 @@ def test_units_and_modules_of_a_vt_resnet():
         (2, 8, 11, 4),
         (2, 4, 6, 8),
     ]
-    tokens, changed = numpy(keras_vit.features(model, (-2, -1))(x))
+    tokens, changed = numpy(keras_vit.features(model, (-2, -1), "tokens")(x))
     assert tokens.shape == changed.shape == (2, 3, 12)
     (expected,) = numpy([keras.Model(model.input, model.get_layer("pooling").output)(x)])
     np.testing.assert_allclose(changed.mean(axis=1), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'.*'stage_2_unit_01'"):
-        keras_vit.features(model, (2, 1))
-    with pytest.raises(ValueError, match="residual units, or VT modules before the last as `blocks`.*'vt_2'"):
+        keras_vit.features(model, (2, 1), "tokens")
+    with pytest.raises(ValueError, match="blocks of a feature map, or VT modules before the last as `blocks`.*'vt_2'"):
         keras_vit.features(model, (3,), format="map")
+    assert [y.shape for y in keras_vit.features(model)(x)] == [(2, 8, 11, 4), (2, 4, 6, 8)]
     with pytest.raises(ValueError, match="below 4, the model's depth"):
-        keras_vit.features(model)
+        keras_vit.features(model, (4,))
