@@ -41,7 +41,7 @@ def activation_of(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The fields, checks, copies and JSON conversion shared by `ViTConfig` and `BiTConfig`."""
+    """The fields, checks, copies and JSON conversion shared by the configs of all families."""
 
     # The model family's name in JSON.
     family: ClassVar[str] = ""

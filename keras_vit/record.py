@@ -17,7 +17,7 @@ def config_of(model: keras.Model) -> ModelConfig:
         model: A functional or Sequential `keras.Model`.
 
     Returns:
-        A `ViTConfig` or `BiTConfig`. A new head does not change it; if the model contains several models, it is that of
+        A `ViTConfig`, `BiTConfig` or `CoAtNetConfig`. A new head does not change it; if the model contains several models, it is that of
         the first.
 
     Raises:

@@ -109,9 +109,13 @@ class RelativeAttention(CompositeLayer):
         """Returns the biases for a feature map of (rows, columns), (1, num_heads, queries, keys)."""
         rows, columns = grid_size
         table = self._table(grid_size)
-        # P[i - i'] for all rows i and i', then the same for columns: (rows, rows, columns, columns, num_heads).
-        bias = ops.take(ops.take(table, _offsets(rows), axis=0), _offsets(columns), axis=2)
-        bias = ops.transpose(bias, (4, 0, 2, 1, 3))
+        # P[i - i'] for all rows i and i', then the same for columns. Keras on PyTorch takes rows of a matrix as an
+        # embedding, which ONNX knows.
+        bias = ops.take(ops.reshape(table, (2 * rows - 1, -1)), _offsets(rows), axis=0)
+        bias = ops.reshape(bias, (rows * rows, 2 * columns - 1, self.num_heads))
+        bias = ops.reshape(ops.transpose(bias, (1, 0, 2)), (2 * columns - 1, -1))
+        bias = ops.reshape(ops.take(bias, _offsets(columns), axis=0), (columns, columns, rows, rows, self.num_heads))
+        bias = ops.transpose(bias, (4, 2, 0, 3, 1))
         return ops.reshape(bias, (1, self.num_heads, rows * columns, rows * columns))
 
     def _table(self, grid_size):

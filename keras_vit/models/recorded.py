@@ -30,7 +30,7 @@ class RecordedModel(keras.Model):
 
     @property
     def config(self):
-        """The model's `ViTConfig` or `BiTConfig`."""
+        """The model's `ViTConfig`, `BiTConfig` or `CoAtNetConfig`."""
         return config_of(self)
 
     @property

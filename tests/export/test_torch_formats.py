@@ -8,6 +8,7 @@ import pytest
 from keras_vit import export
 from keras_vit.export.parity import outputs_of
 from tests import tiny
+from tests.models.test_coatnet import build as coatnet
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -52,6 +53,16 @@ def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
     assert stored > 0.8 * model.count_params()
     assert report.difference < 1e-4
     assert 0 < report.change.largest < 0.1
+
+
+@here
+def test_a_coatnet_of_any_size(tmp_path):
+    model = coatnet(depths=(1, 1, 1, 1), image_size=(None, None))
+    export.onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).uniform(-1, 1, (3, 64, 96, 3)).astype("float32")
+    (received,) = session.run(None, {"images": images})
+    np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
 
 
 @here
