@@ -1,4 +1,5 @@
 """Layers of all models. Arguments out of range raise a ValueError that names them."""
+"""Layers of ViT, hybrid, BiT and EfficientNet models. Arguments out of range raise a ValueError that names them."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
@@ -9,6 +10,7 @@ from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.filter_tokenizer import FilterTokenizer
 from keras_vit.layers.group_normalization import GroupNormalization
 from keras_vit.layers.image_normalization import ImageNormalization
+from keras_vit.layers.inverted_bottleneck import InvertedBottleneck
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mbconv import MBConv
 from keras_vit.layers.mlp import MLP
@@ -40,6 +42,7 @@ __all__ = [
     "FilterTokenizer",
     "GroupNormalization",
     "ImageNormalization",
+    "InvertedBottleneck",
     "LayerScale",
     "MBConv",
     "MultiHeadSelfAttention",

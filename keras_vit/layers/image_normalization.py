@@ -25,7 +25,7 @@ class ImageNormalization(keras.layers.Layer):
         class_names: The class names in the order of the outputs, or None.
         multi_label: Bool, whether the model was trained for any number of classes per image (sigmoid) instead of one
             (softmax).
-        config: A `ViTConfig`, a `BiTConfig` or their `to_dict()`, which replaces the constants and classes above; None
+        config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the constants and classes above; None
             without a model, or in files of version 0.1.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.

@@ -55,6 +55,15 @@ class LecunNormal(keras.initializers.LecunNormal):
         return TruncatedNormal(stddev=stddev, seed=self.seed)(shape, dtype)
 
 
+@keras.saving.register_keras_serializable(package="keras_vit")
+class FanOutNormal(keras.initializers.HeNormal):
+    """Normal weights of standard deviation `sqrt(2 / fan_out)`: EfficientNet's; fan-out is all axes but the third."""
+
+    def __call__(self, shape, dtype=None):
+        fan_out = math.prod(shape[:-2]) * shape[-1]
+        return RandomNormal(stddev=math.sqrt(2 / fan_out), seed=self.seed)(shape, dtype)
+
+
 def xavier_uniform(fan_in, fan_out, seed=None):
     """Glorot uniform with explicit fans, for kernels whose shape does not show them, such as a fused QKV kernel."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))

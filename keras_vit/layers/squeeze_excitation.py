@@ -12,6 +12,7 @@ class SqueezeExcitation(Layer):
     Args:
         reduced_dim: Int, the width between the two layers.
         activation: Name or function, the activation between them.
+        kernel_initializer: Initializer of both kernels.
 
     Input and output shape: (batch, height, width, channels).
 
@@ -23,20 +24,26 @@ class SqueezeExcitation(Layer):
     Reference: [arXiv 1709.01507](https://arxiv.org/abs/1709.01507), section 3.
     """
 
-    def __init__(self, reduced_dim, activation="silu", **kwargs):
+    def __init__(self, reduced_dim, activation="silu", kernel_initializer="glorot_uniform", **kwargs):
         super().__init__(**kwargs)
         self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
         self.activation = activations.get(activation)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
         channels = images_shape[-1]
         pooling = {"data_format": "channels_last", "keepdims": True, "name": "mean", **self.inherited}
         self.mean = keras.layers.GlobalAveragePooling2D(**pooling)
-        self.reduce = Dense(self.reduced_dim, activation=self.activation, name="reduce", **self.inherited)
-        self.expand = Dense(channels, activation="sigmoid", name="expand", **self.inherited)
+        self.reduce = Dense(self.reduced_dim, activation=self.activation, name="reduce", **self._dense_options())
+        self.expand = Dense(channels, activation="sigmoid", name="expand", **self._dense_options())
         self.reduce.build((None, 1, 1, channels))
         self.expand.build((None, 1, 1, self.reduced_dim))
+
+    def _dense_options(self):
+        # A copy for each kernel: one initializer draws the same numbers again.
+        initializer = keras.initializers.get(keras.initializers.serialize(self.kernel_initializer))
+        return {"kernel_initializer": initializer, **self.inherited}
 
     def call(self, images):
         return images * self.expand(self.reduce(self.mean(images)))
