@@ -34,9 +34,11 @@ from keras_vit import (
 from keras_vit.coatnet_config import CoAtNetConfig
 from keras_vit.config import BiTConfig, ViTConfig
 from keras_vit.costs import paper_table, profile
+from keras_vit.efficientnet_config import EfficientNetConfig
 from keras_vit.models import (
     BiT,
     CoAtNet,
+    EfficientNet,
     ViT,
     VTResNet,
     decode_predictions,
@@ -48,7 +50,7 @@ from keras_vit.models import (
 )
 from keras_vit.models import builders as _builders
 
-# ViTB16, DeiTB16, DINOv3B16, CLIPB16, EVA02B14, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, ...
+# ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of
@@ -61,6 +63,8 @@ __all__ = [
     "BiTConfig",
     "CoAtNet",
     "CoAtNetConfig",
+    "EfficientNet",
+    "EfficientNetConfig",
     "LoadReport",
     "Preprocessing",
     "VTResNet",

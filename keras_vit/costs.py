@@ -507,6 +507,22 @@ def _relative_transformer_block(layer, x, output):
     ]
 
 
+def _inverted_bottleneck(layer, x, output):
+    inside, steps = x[-1] * layer.expansion, []
+    pixels, reduced = math.prod(x[:-1]), math.prod(output[:-1])
+    # A norm followed by swish keeps the outputs of both.
+    if layer.expand_conv is not None:
+        size = pixels * inside
+        steps = [Part("expand_conv", size * x[-1], size), Part("expand_norm", 0, 2 * size)]
+    size = reduced * inside
+    steps += [Part("depthwise_conv", size * layer.kernel_size**2, size), Part("depthwise_norm", 0, 2 * size)]
+    shape = (*output[:-1], inside)
+    steps += _inside("squeeze_excitation", _squeeze_excitation(layer.squeeze_excitation, shape, shape))
+    size = math.prod(output)
+    steps += [Part("project_conv", size * inside, size), Part("project_norm", 0, size)]
+    return [*steps, *([Part("residual", 0, size)] if tuple(x) == tuple(output) else [])]
+
+
 def _inside(name, parts):
     return [part._replace(name=f"{name}/{part.name}".rstrip("/")) for part in parts]
 
@@ -525,6 +541,7 @@ RULES = (
     (layers.MBConv, _mbconv),
     (layers.RelativeTransformerBlock, _relative_transformer_block),
     (layers.RelativeAttention, _relative_attention),
+    (layers.InvertedBottleneck, _inverted_bottleneck),
     (layers.SqueezeExcitation, _squeeze_excitation),
     (layers.StandardizedConv2D, _standardized_conv),
     (layers.PatchEmbedding, _products(lambda layer, x: math.prod(layer.patch_size) * x[-1])),

@@ -17,8 +17,8 @@ def config_of(model: keras.Model) -> ModelConfig:
         model: A functional or Sequential `keras.Model`.
 
     Returns:
-        A `ViTConfig`, `BiTConfig` or `CoAtNetConfig`. A new head does not change it; if the model contains several
-        models, it is that of the first.
+        A config, such as a `ViTConfig`. A new head does not change it; if the model contains several models, it is that
+        of the first.
 
     Raises:
         ValueError: If no layer stores a config.

@@ -3,10 +3,11 @@
 from keras_vit.models import builders
 from keras_vit.models.bit import BigTransfer, BiT
 
-# DeiT, DINOv2, SigLIP, the hybrids and all sizes of ViT, BiT and CoAtNet.
+# The sizes of all families.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.classify import read_image
 from keras_vit.models.coatnet import CoAtNet, ConvolutionAndAttention
+from keras_vit.models.efficientnet import EfficientNet, EfficientNetModel
 from keras_vit.models.features import features
 from keras_vit.models.folding import fold_preprocessing
 from keras_vit.models.predictions import decode_predictions
@@ -21,6 +22,8 @@ __all__ = [
     "BigTransfer",
     "CoAtNet",
     "ConvolutionAndAttention",
+    "EfficientNet",
+    "EfficientNetModel",
     "VTResNet",
     "VTResNetModel",
     "ViT",

@@ -15,6 +15,7 @@ _ABOVE = {
     "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
     "bit": ("norm", "relu", "pooling"),
     "vt_resnet": ("pooling", "dropout"),
+    "efficientnet": ("top_conv", "top_norm", "top_activation", "pooling"),
     "coatnet": ("norm", "pooling", "pre_logits", "pre_logits_tanh"),
 }
 

@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from keras_vit.models.bit import BiT
 from keras_vit.models.coatnet import CoAtNet
+from keras_vit.models.efficientnet import EfficientNet
 from keras_vit.models.vit import ViT
 from keras_vit.models.vt_resnet import VTResNet
 from keras_vit.preprocessing import Preprocessing
@@ -194,6 +195,17 @@ CoAtNet2 = row("CoAtNet2", CoAtNet, "2")
 CoAtNet3 = row("CoAtNet3", CoAtNet, "3")
 CoAtNet4 = row("CoAtNet4", CoAtNet, "4")
 CoAtNet5 = row("CoAtNet5", CoAtNet, "5")
+# EfficientNet: arXiv 1905.11946; B8: arXiv 1911.09665; L2: arXiv 1911.04252.
+EfficientNetB0 = row("EfficientNetB0", EfficientNet, "B0")
+EfficientNetB1 = row("EfficientNetB1", EfficientNet, "B1")
+EfficientNetB2 = row("EfficientNetB2", EfficientNet, "B2")
+EfficientNetB3 = row("EfficientNetB3", EfficientNet, "B3")
+EfficientNetB4 = row("EfficientNetB4", EfficientNet, "B4")
+EfficientNetB5 = row("EfficientNetB5", EfficientNet, "B5")
+EfficientNetB6 = row("EfficientNetB6", EfficientNet, "B6")
+EfficientNetB7 = row("EfficientNetB7", EfficientNet, "B7")
+EfficientNetB8 = row("EfficientNetB8", EfficientNet, "B8")
+EfficientNetL2 = row("EfficientNetL2", EfficientNet, "L2")
 
 # Through globals(), since type checkers read a computed `__all__` as empty.
 globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]

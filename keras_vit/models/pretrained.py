@@ -11,6 +11,7 @@ from keras_vit import arguments
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.coatnet import CoAtNet
+from keras_vit.models.efficientnet import EfficientNet
 from keras_vit.models.vit import ViT
 from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
@@ -25,9 +26,9 @@ _NONE = (
     *("rotary_embedding", "rotary_grid"),
 )
 # By the family of a checkpoint.
-BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet}
-# Variants whose fields are overridden; that of CoAtNet has none of the optional layers.
-_VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw"}
+BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet, "efficientnet": EfficientNet}
+# Variants whose sizes are overridden, where none has those of the file; that of CoAtNet has none of the optional layers.
+_VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged one fails in many ways.
@@ -102,7 +103,8 @@ def from_pretrained(
                 f"The number of position embeddings in {checkpoint.path!r} is not a square: pass "
                 "grid_size=(rows, columns) of the file and, for another size, image_size."
             )
-        assumed["image_size"] = f"{DEFAULT_IMAGE_SIZE}, not stated in the file"
+        size = DEFAULT_IMAGE_SIZE if checkpoint.source.family is None else "that of the variant"
+        assumed["image_size"] = f"{size}, not stated in the file"
     if checkpoint.source.family is None:
         fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
     if build is ViT:
@@ -115,7 +117,9 @@ def from_pretrained(
         _fit_tables(fields, given, position_interpolation)
     # The variant of these sizes, or one whose sizes are overridden; other families state theirs.
     known = name_of(checkpoint.sizes)
-    variant = (known or _VARIANTS[checkpoint.family]).replace("ViT-", "").removeprefix("BiT-")
+    variant = known or _VARIANTS[checkpoint.family]
+    for prefix in ("ViT-", "BiT-", "EfficientNet-"):
+        variant = variant.replace(prefix, "")
     name = None if known or build is BiT else checkpoint.family
     model = build(**{"variant": variant, "name": name, **fields, **given})
     model.get_layer("normalization").multi_label = multi_label

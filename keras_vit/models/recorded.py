@@ -30,7 +30,7 @@ class RecordedModel(keras.Model):
 
     @property
     def config(self):
-        """The model's `ViTConfig`, `BiTConfig` or `CoAtNetConfig`."""
+        """The model's config, such as a `ViTConfig`."""
         return config_of(self)
 
     @property
@@ -78,5 +78,5 @@ def known_settings(checkpoint, *names):
 
 def given_settings(given):
     """The settings that an argument of a builder sets, which may differ from those of its weights."""
-    names = ("activation", "resnet_epsilons", "pool_padding")
+    names = ("activation", "resnet_epsilons", "pool_padding", "padding", "batch_norm_epsilon")
     return tuple(name for name in names if given.get(name) is not None)

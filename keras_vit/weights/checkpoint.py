@@ -19,8 +19,8 @@ from keras_vit.weights.stated import stated
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {
-    **dict.fromkeys(("activation", "pooling", "resnet_epsilons", "pool_padding"), str),
-    **{"layer_norm_epsilon": float, "preprocessing": dict, "config": dict},
+    **dict.fromkeys(("activation", "pooling", "resnet_epsilons", "pool_padding", "padding"), str),
+    **{"layer_norm_epsilon": float, "batch_norm_epsilon": float, "preprocessing": dict, "config": dict},
 }
 # An array of size 0 can claim to stack any number of blocks.
 _MOST_BLOCKS = 1000

@@ -120,6 +120,16 @@ class TorchDepthwise(Same):
         return (value.transpose(2, 3, 0, 1),)
 
 
+class Pointwise(Same):
+    """A dense kernel that the file keeps as a 1 x 1 convolution, (1, 1, inputs, outputs)."""
+
+    def model_shape(self, shapes):
+        return shapes[0][2:]
+
+    def to_file(self, value, heads):
+        return (value.reshape(1, 1, *value.shape),)
+
+
 class Fused(Same):
     """`count` arrays of layout `codec` in the file, such as query, key and value, joined on the model's last axis."""
 

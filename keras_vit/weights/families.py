@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from keras_vit.weights import timm_coatnet
+from keras_vit.weights import efficientnet, timm_coatnet
 
 
 class Family(NamedTuple):
@@ -21,6 +21,10 @@ class Family(NamedTuple):
     timm_arguments: Callable
     # The keys of timm's first convolution and of its head, without ".weight".
     timm_ends: tuple[str, str]
+    # Checkpoint to (constants, whether it determines them); None: those of its source.
+    preprocessing: Callable | None = None
+    # Checkpoint to the name of its model's sizes, or None.
+    model_name: Callable = lambda checkpoint: None
 
 
 FAMILIES: dict[str, Family] = {
@@ -31,5 +35,15 @@ FAMILIES: dict[str, Family] = {
         timm_coatnet.timm_name,
         timm_coatnet.timm_arguments,
         ("stem.conv1", "head.fc"),
-    )
+    ),
+    "efficientnet": Family(
+        efficientnet.add_fields,
+        efficientnet.settings_of,
+        efficientnet.SETTINGS,
+        efficientnet.timm_name,
+        efficientnet.timm_arguments,
+        ("conv_stem", "classifier"),
+        efficientnet.preprocessing,
+        efficientnet.model_name,
+    ),
 }

@@ -100,7 +100,9 @@ def sizes(checkpoint):
     patch = size("patch_embedding/kernel", 4, 0), size("patch_embedding/kernel", 4, 1)
     layers = {weight.split("/")[0] for weight in weights}
     root_width = size("root_conv/kernel", 4, 3)
+    family = FAMILIES.get(checkpoint.source.family)
     return {
+        "model": family and family.model_name(checkpoint),
         "hidden_dim": size("patch_embedding/kernel", 4, 3),
         "num_layers": sum(bool(re.fullmatch(r"block_\d+", name)) for name in layers),
         "num_heads": _num_heads(checkpoint),
@@ -152,7 +154,8 @@ def settings(checkpoint):
     """Returns those of the `SETTINGS` that the model has; unknown ones are None."""
     config, source = checkpoint.config, checkpoint.source
     if source.family is not None:
-        return FAMILIES[source.family].settings_of(checkpoint)
+        found = FAMILIES[source.family].settings_of(checkpoint)
+        return {name: checkpoint.own.get(name, value) for name, value in found.items()}
     found = {"layer_norm_epsilon": source.layer_norm_epsilon, "pooling": _pooling_of_source(checkpoint)}
     found |= {name: getattr(source, name) for name in settings_of_resnet(checkpoint.weights)}
     gated = source.gated_activation if is_gated(checkpoint.weights) else None

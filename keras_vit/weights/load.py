@@ -58,19 +58,23 @@ def load_weights(
     the file has is left out.
 
     Args:
-        model: A ViT, hybrid, BiT or CoAtNet built by this package.
+        model: A model of a family of this package but VT-ResNet.
         path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
-            .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; or Keras' .weights.h5. Or a
-            hub's name, whose files are downloaded once: "hf://owner/name[@revision][/file or folder]" (a branch, tag or
-            commit) or "kaggle://owner/model/framework/variation[/version][/file]".
-        source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "deit", "huggingface" (its ViT and
-            DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging Face's), "dino",
-            "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip", "open_clip_timm"
-            or "keras". None: recognised by the file's keys.
+            .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; Keras' .weights.h5; weights
+            of EfficientNets of keras.applications (.h5); or a checkpoint of TensorFlow 1, by its folder or its .index,
+            which needs TensorFlow. Or a hub's name, whose files are downloaded once:
+            "hf://owner/name[@revision][/file or folder]" (a branch, tag or commit) or
+            "kaggle://owner/model/framework/variation[/version][/file]".
+        source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
+            "huggingface" (its ViT and DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging
+            Face's), "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip",
+            "open_clip_timm", "efficientnet" (the official checkpoints), "keras_applications" or "keras". None:
+            recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
-            "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding".
+            "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding",
+            "padding", "batch_norm_epsilon".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
@@ -162,6 +166,7 @@ class _Plan:
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
         for name in checkpoint.facts.get("others") or ():
             self.report.skipped[name] = f"the file's {checkpoint.facts['wrapper']!r} is read"
+        self.report.assumed.update(checkpoint.facts.get("assumed") or {})
         if not checkpoint.file.verified:
             why = "damage is not noticed without a SHA-256 (by sha256=, or in a .sha256 file)"
             self.report.unchecked[os.path.basename(checkpoint.path)] = why

@@ -9,8 +9,9 @@ from keras_vit.record import config_of
 from keras_vit.weights.families import FAMILIES
 
 # The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
-# are None without a ResNet.
+# are None without a ResNet. `model` names all sizes of a model that is neither ViT nor BiT.
 SIZES = (
+    "model",
     "hidden_dim",
     "num_layers",
     "num_heads",
@@ -66,7 +67,8 @@ def sizes_of(model):
         )
     if not is_vit and config.family != "bit":
         # The shapes of all weights decide whether a file fits.
-        return {**dict.fromkeys(SIZES), "num_layers": 0, "num_classes": getattr(found.get("head"), "units", 0)}
+        sizes = {"model": getattr(config, "model_name", None), "num_layers": 0}
+        return {**dict.fromkeys(SIZES), **sizes, "num_classes": getattr(found.get("head"), "units", 0)}
     sizes = {name: getattr(config, name, None) for name in SIZES}
     sizes["num_layers"] = sum(name in found for name in config.block_names) if is_vit else 0
     sizes["num_classes"] = getattr(found.get("head"), "units", 0)
@@ -84,7 +86,7 @@ def heads_of(sizes):
 
 def name_of(sizes):
     """Returns the name of the variant with these sizes, such as "ViT-L/16" or "BiT-R50x1", or None."""
-    return variants.name_of(SimpleNamespace(**sizes))
+    return sizes["model"] or variants.name_of(SimpleNamespace(**sizes))
 
 
 def describe_sizes(sizes):

@@ -7,6 +7,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
@@ -50,6 +51,9 @@ def _of_checkpoint(checkpoint):
             return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), True
         # As in the published models.
         return _OF_TYPES.get(checkpoint.config.get("model_type"), source.preprocessing), False
+    family = FAMILIES.get(source.family)
+    if family is not None and family.preprocessing is not None:
+        return family.preprocessing(checkpoint)
     if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
         # DeiT III is evaluated without cropping the shorter side.
         return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True

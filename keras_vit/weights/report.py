@@ -54,8 +54,17 @@ class LoadReport:
             f"  loaded   {len(self.loaded)} weights, {count:,} parameters",
         ]
         for title in ("resized", "adapted", "skipped", "kept", "assumed", "unchecked"):
-            lines += [f"  {title:<8} {key}: {what}" for key, what in getattr(self, title).items()]
+            lines += [f"  {title:<8} {key}: {what}" for key, what in self._shown(getattr(self, title)).items()]
         return "\n".join(lines)
+
+    @staticmethod
+    def _shown(outcomes):
+        """Returns the rows of an outcome; the many keys that hold no weights, such as counters, are one row."""
+        without = [key for key, what in outcomes.items() if what == NO_WEIGHTS]
+        if len(without) < 4:
+            return outcomes
+        others = {key: what for key, what in outcomes.items() if what != NO_WEIGHTS}
+        return {**others, f"{len(without)} keys, such as {without[-1]}": NO_WEIGHTS}
 
     def log(self):
         """Logs to "keras_vit": a warning if model and file differ, else info."""

@@ -48,7 +48,7 @@ def save_weights(
     Every format also holds the model's config and preprocessing, which `from_pretrained` reads.
 
     Args:
-        model: A ViT, hybrid, BiT or CoAtNet built by this package. For a CoAtNet only "timm" is a format.
+        model: A model of a family of this package but VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
         path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
             "hf://owner/name[@branch][/file or folder]" they are uploaded, with a model card if there is no README.md; a
             repository that does not exist is created, and public.

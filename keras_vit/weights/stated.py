@@ -121,6 +121,7 @@ def _add_preprocessing(checkpoint, found):
     if source == "dinov3_original" and found.fields["hidden_dim"] in _DINOV3_OF_TWO_KINDS:
         # Those of photos and those of satellite images.
         one_kind = False
+    one_kind &= checkpoint.source.family is None
     if checkpoint.says_preprocessing or one_kind:
         found.fields["preprocessing"] = Preprocessing(**checkpoint.preprocessing)
     else:

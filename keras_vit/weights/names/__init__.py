@@ -3,6 +3,7 @@
 import re
 
 from keras_vit.weights.names.coatnet import TIMM_COATNET
+from keras_vit.weights.names.efficientnet import EFFICIENTNET, KERAS_APPLICATIONS, TIMM_EFFICIENTNET
 from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP, of_folder
 from keras_vit.weights.names.keras import KERAS
 from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
@@ -24,8 +25,9 @@ from keras_vit.weights.names.timm import DEIT, TIMM
 
 _ORIGINAL = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, EVA02, IJEPA, MAE, OPENAI_CLIP, OPEN_CLIP, OPEN_CLIP_TIMM)
 _TRANSFORMERS = (HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, DINOV3, SIGLIP, CLIP)
+_EFFICIENTNETS = (TIMM_EFFICIENTNET, EFFICIENTNET, KERAS_APPLICATIONS)
 _OTHERS = (OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, TIMM_COATNET, DEIT)
-SOURCES = {source.name: source for source in (*_OTHERS, *_TRANSFORMERS, *_ORIGINAL, KERAS)}
+SOURCES = {source.name: source for source in (*_OTHERS, *_TRANSFORMERS, *_ORIGINAL, *_EFFICIENTNETS, KERAS)}
 
 __all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
 
@@ -53,5 +55,8 @@ def recognise(keys, container, facts):
         return DINOV2
     if CLIP.knows(keys) and any(key.endswith("pre_layrnorm.weight") for key in keys):
         return CLIP
-    others = (BIT, TIMM_COATNET, HUGGINGFACE, HUGGINGFACE_BIT, DINOV3, SIGLIP, KERAS)
+    if KERAS_APPLICATIONS.knows(keys) and any(key.startswith("block1a_") for key in keys):
+        return KERAS_APPLICATIONS
+    convolutional = (TIMM_COATNET, TIMM_EFFICIENTNET, EFFICIENTNET, BIT)
+    others = (*convolutional, HUGGINGFACE, HUGGINGFACE_BIT, DINOV3, SIGLIP, KERAS)
     return next((source for source in others if source.knows(keys)), None)

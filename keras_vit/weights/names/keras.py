@@ -1,14 +1,21 @@
 """Keras' own .weights.h5 files: layers by name, weights by number."""
 
-from keras_vit.weights.names.source import Name, Source
+import dataclasses
+
+from keras_vit.weights.names.source import ENTRANCES, Name, Source
 
 # The names of a layer's weights, by their index in the order of creation.
 _NAMES = (
     ("kernel", "gamma", "tokens", "embeddings", "column_embeddings", "relative_embeddings", "probe"),
     ("bias", "beta", "row_embeddings"),
-    ("prefix_embeddings",),
+    ("prefix_embeddings", "moving_mean"),
+    ("moving_variance",),
 )
 _NUMBERS = {name: number for number, names in enumerate(_NAMES) for name in names}
+
+
+# By how the names of the blocks begin, where the family is neither ViT nor BiT.
+_FAMILIES = {"stage_1_block_01/": "efficientnet"}
 
 
 class KerasSource(Source):
@@ -25,6 +32,9 @@ class KerasSource(Source):
         names = ("kernel", "bias")
         if layer.rpartition("/")[2].startswith(("norm", "root_norm", "query_norm", "key_norm", "fc_norm")):
             names = ("gamma", "beta")
+        elif layer.endswith("_norm"):
+            # Batch normalization.
+            names = ("gamma", "beta", "moving_mean", "moving_variance")
         elif layer.rpartition("/")[2].startswith("layer_scale"):
             names = ("gamma",)
         elif layer in ("class_token", "distillation_token", "registers"):
@@ -34,7 +44,12 @@ class KerasSource(Source):
         return f"{layer}/{names[int(number)]}" if number.isdecimal() and int(number) < len(names) else None
 
     def knows(self, keys):
-        return "patch_embedding/0" in keys or "root_conv/0" in keys
+        return any(f"{entrance.removesuffix('/kernel')}/0" in keys for entrance in ENTRANCES)
+
+    def spelled(self, keys):
+        """Returns this source with the family of the models whose keys these are."""
+        family = next((family for prefix, family in _FAMILIES.items() if any(k.startswith(prefix) for k in keys)), None)
+        return dataclasses.replace(self, family=family)
 
 
 KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None, resnet_epsilons=None)

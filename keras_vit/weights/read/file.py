@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 class WeightsFile:
     """A weights file or folder: first `entries` and `facts` (metadata), then the data, one array at a time."""
 
-    # "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
+    # "npz", "safetensors", "pth", "h5", "tensorflow", "huggingface" or "timm".
     container = None
 
     def __init__(self, path):

@@ -1,4 +1,4 @@
-"""The .weights.h5 files of Keras 3."""
+"""The .weights.h5 files of Keras 3, and those of keras.applications in the older layout."""
 
 import math
 import re
@@ -6,6 +6,11 @@ import re
 import ml_dtypes
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+
+# Layers of an EfficientNet of keras.applications, which has no layers within layers.
+_FLAT = {"stem_conv", "block1a_dwconv"}
+# States of the optimizer and of random numbers, and the number of images that a normalization has seen.
+_NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
 
 
 class H5File(WeightsFile):
@@ -20,7 +25,8 @@ class H5File(WeightsFile):
         super().__init__(path)
         self._places = {}
         with refusing_damage(self.path), self._open() as file:
-            if "layer_names" in file.attrs or "model_weights" in file:
+            older = self._older_keys(file) if set(file) >= _FLAT else None
+            if older is None and ("layer_names" in file.attrs or "model_weights" in file):
                 raise refuse(
                     self.path,
                     "it has the legacy HDF5 layout of Keras 2; load it with Keras 2 or tf_keras, and "
@@ -32,7 +38,7 @@ class H5File(WeightsFile):
                 if not isinstance(link, h5py.HardLink):
                     # A link could lead to another file.
                     raise refuse(self.path, f"{name!r} is a link, which Keras never writes")
-                self._add(name, file[name])
+                self._add(name, file[name], older)
         if not self.entries:
             raise refuse(self.path, "it holds no arrays in the layout of Keras 3")
 
@@ -41,7 +47,16 @@ class H5File(WeightsFile):
 
         return h5py.File(self.path, "r")
 
-    def _add(self, name, item):
+    def _older_keys(self, file):
+        """Returns {path: key} of the layout of Keras 2, in which each layer lists the names of its arrays."""
+        listed = {layer: group.attrs.get("weight_names", ()) for layer, group in file.items()}
+        return {
+            f"{layer}/{name.decode() if isinstance(name, bytes) else name}": f"{layer}/{number}"
+            for layer, names in listed.items()
+            for number, name in enumerate(names)
+        }
+
+    def _add(self, name, item, older):
         import h5py
 
         if h5py.h5o.get_info(item.id).rc != 1:
@@ -49,14 +64,14 @@ class H5File(WeightsFile):
         if re.search(r"(^|/)rotary_embedding$", name):
             # The layer has no arrays.
             self.facts["rotary"] = True
-        if isinstance(item, h5py.Group) or re.search(r"^optimizer/|(^|/)seed_generator(_\d+)?/", name):
+        if isinstance(item, h5py.Group) or re.search(_NO_ARRAYS, name):
             return
         if not isinstance(item, h5py.Dataset):
             raise refuse(self.path, f"{name!r} is no array")
         *layers, group, number = f"/{name}".split("/")
-        if group != "vars":
-            raise refuse(self.path, f"{name!r} is where Keras 3 keeps no arrays")
-        key = "/".join((*self._names(item.file, layers[1:]), number))
+        if name not in older if older is not None else group != "vars":
+            raise refuse(self.path, f"{name!r} is where Keras keeps no arrays")
+        key = "/".join((*self._names(item.file, layers[1:]), number)) if older is None else older[name]
         dtype, shape = item.dtype, item.shape
         if item.attrs.get("dtype") == "bfloat16" and dtype == "V2":
             dtype = "bfloat16"
