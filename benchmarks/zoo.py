@@ -29,6 +29,7 @@ from keras_vit.files import replacing
 from keras_vit.text_table import text_table
 
 TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*", "coatnet*", "coatnext*")
+TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")
 # Of a model and its copy.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
@@ -84,6 +85,7 @@ CLASSES = {
 FAMILIES = {
     "BiT": "resnetv2_*",
     "CoAtNet": "coatne*",
+    "EfficientNet": "tf_efficientnet_*|efficientnet_*",
     "DeiT III": "deit3_*",
     "DeiT": "deit*",
     "FlexiViT": "flexivit*",
@@ -165,10 +167,14 @@ class TimmModel:
 
         self.timm, self.name, self.arguments, self.overlay = peer("timm"), name, {}, {}
         is_bit = name.startswith("resnetv2")
+        is_efficientnet = "efficientnet" in name
         if shallow and is_bit:
             # Its depth has no argument.
             self.overlay = {"input_size": (3, 96, 96)}
-        if not is_bit:
+        if is_efficientnet and (shallow or re.search("_(b[4-8]|l2)", name)):
+            # Neither has theirs, and what the larger ones keep of an image takes gigabytes.
+            self.overlay = {"input_size": (3, 128, 161)}
+        if not (is_bit or is_efficientnet):
             with torch.device("meta"):
                 module = self.create()
             if shallow or 8 * sum(value.numel() for value in module.parameters()) > LARGEST_BYTES:

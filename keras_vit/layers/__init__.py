@@ -1,7 +1,5 @@
 """Layers of all models. Arguments out of range raise a ValueError that names them."""
 
-"""Layers of ViT, hybrid, BiT and EfficientNet models. Arguments out of range raise a ValueError that names them."""
-
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
 from keras_vit.layers.bottleneck import Bottleneck

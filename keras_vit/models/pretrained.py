@@ -27,7 +27,7 @@ _NONE = (
 )
 # By the family of a checkpoint.
 BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet, "efficientnet": EfficientNet}
-# Variants whose sizes are overridden, where none has those of the file; that of CoAtNet has none of the optional layers.
+# Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
 _VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"

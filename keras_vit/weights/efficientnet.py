@@ -15,7 +15,7 @@ _OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 _OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
 # Those of timm with weights of the official code and with its own; older names end in the recipe and the image size.
-_NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_[a-z]+\d?)?(?P<side>_\d{3})?"
+_NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
 # Arguments of timm that matter in training alone, or that arrays and config show.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
 # The folders of the official checkpoints of Noisy Student, the only ones whose names tell the images.

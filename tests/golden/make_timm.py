@@ -91,6 +91,7 @@ def main():
     make_rotary_and_clip(args, vit)
     make_resnets(args, vit)
     make_coatnets(args)
+    make_efficientnet(args)
 
 
 def make_rotary_and_clip(args, vit):
@@ -151,6 +152,40 @@ def make_coatnet(args, name, module):
 
     shapes = {key: tuple(x.shape) for key, x in module.state_dict().items() if x.is_floating_point()}
     write_or_check(args, f"{name}.safetensors", shapes, (2, 32, 64, 3), answers, draw_large)
+
+
+def make_efficientnet(args):
+    """As timm's `tf_efficientnet_b0` and `efficientnet_b0`, with the same weights, of a tenth of the width."""
+    make = peer("timm.models.efficientnet")._gen_efficientnet
+    sizes = {"channel_multiplier": 0.1, "depth_multiplier": 0.3, "num_classes": 5}
+    options = {"own/": {}, "official/": {"pad_type": "same", "bn_eps": 1e-3}}
+    modules = {prefix: make("efficientnet_b0", **sizes, **each).eval() for prefix, each in options.items()}
+
+    def answers(weights, images):
+        images, found = torch.from_numpy(images).permute(0, 3, 1, 2), {}
+        for prefix, module in modules.items():
+            module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
+            with torch.no_grad():
+                found[f"{prefix}logits"] = module(images).numpy()
+                found[f"{prefix}cut/logits"] = module(images[:, :, :37, :70]).numpy()
+        return found
+
+    def draw_efficientnet(shapes):
+        counters = {key: np.zeros((), "int64") for key in shapes if key.endswith("num_batches_tracked")}
+        arrays = draw(shapes) | counters
+        # The statistics of images, as trained norms have them: else the images would not be seen in the logits.
+        module = modules["official/"]
+        module.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
+        for each in module.modules():
+            if isinstance(each, torch.nn.BatchNorm2d):
+                each.momentum = 1.0
+        with torch.no_grad():
+            module.train()(torch.randn(8, 3, 64, 96, generator=torch.Generator().manual_seed(0)))
+        module.eval()
+        return {key: x.numpy().copy() for key, x in module.state_dict().items()} | counters
+
+    shapes = {key: tuple(x.shape) for key, x in modules["own/"].state_dict().items()}
+    write_or_check(args, "timm_efficientnet.safetensors", shapes, (2, 64, 96, 3), answers, draw_efficientnet)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ class TensorFlowCheckpoint(WeightsFile):
         super().__init__(checked(f"{self._prefix}.index"))
         # TensorFlow checks a checksum of each block and array.
         self.verified = True
+        load = _loader(self._prefix)
         with refusing_damage(self.path):
-            self._reader = _reader_of(self._prefix)
+            self._reader = load(self._prefix)
             shapes = dict(self._reader.get_variable_to_shape_map())
             dtypes = self._reader.get_variable_to_dtype_map()
         averages = {name.removesuffix(f"/{AVERAGE}") for name in shapes if name.endswith(f"/{AVERAGE}")}
@@ -78,7 +79,7 @@ class TensorFlowCheckpoint(WeightsFile):
         return self._reader.get_tensor(self._names[key])
 
 
-def _reader_of(prefix):
+def _loader(prefix):
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -86,4 +87,4 @@ def _reader_of(prefix):
             f"Reading {prefix!r} needs TensorFlow, which cannot be imported. Install tensorflow, whichever backend "
             "Keras uses, or convert the file to .safetensors where TensorFlow is installed."
         ) from error
-    return tf.train.load_checkpoint(prefix)
+    return tf.train.load_checkpoint
