@@ -19,6 +19,8 @@ SHAPES = {
     codecs.Transposed(): lambda h, d, n: (n, h),
     codecs.TorchDepthwise(): lambda h, d, n: (h, d, n, 1),
     codecs.TorchConv(): lambda h, d, n: (h, d, 3, n),
+    codecs.TorchDepthwise(): lambda h, d, n: (h, d, n, 1),
+    codecs.Pointwise(): lambda h, d, n: (h, n),
     codecs.Fused(codecs.Heads(1)): lambda h, d, n: (n, 3 * h * d),
     codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
     codecs.Fused(codecs.Transposed()): lambda h, d, n: (n, 3 * h * d),

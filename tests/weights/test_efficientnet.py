@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import sys
 
 import h5py
 import keras
@@ -33,10 +34,14 @@ def settle(model, scale=1):
     return model
 
 
-def random(**changes):
+def drawn(**changes):
     model = build(drop_path_rate=0.0, **changes)
     randomize(model, np.random.default_rng(0))
-    return settle(model)
+    return model
+
+
+def random(**changes):
+    return settle(drawn(**changes))
 
 
 def values(model):
@@ -137,7 +142,7 @@ def test_the_name_of_a_published_file_says_what_its_arrays_do_not(tmp_path, name
 
 
 def test_files_of_another_padding_are_refused(tmp_path):
-    model = random(padding="symmetric")
+    model = drawn(padding="symmetric")
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     with pytest.raises(ValueError, match="was trained with padding='symmetric', and model .* padding='same'"):
         keras_vit.load_weights(build(), tmp_path / "model.safetensors")
@@ -197,7 +202,7 @@ def test_counters_of_batches_are_one_line_of_the_report(golden, caplog):
 
 
 def test_missing_and_unknown_weights_are_listed(tmp_path):
-    keras_vit.save_weights(random(), tmp_path / "model.safetensors", "timm")
+    keras_vit.save_weights(drawn(), tmp_path / "model.safetensors", "timm")
     arrays = load_file(tmp_path / "model.safetensors")
     del arrays["blocks.1.0.bn2.running_var"]
     arrays["blocks.1.0.gamma"] = np.ones(3, "float32")
@@ -266,7 +271,7 @@ def write_official(folder, model, averages=True):
 
 @pytest.mark.parametrize("place", ["", "model.ckpt.index", "model.ckpt.data-00000-of-00001"])
 def test_the_averages_of_an_official_checkpoint_are_loaded(tmp_path, place, caplog):
-    model = random()
+    model = drawn()
     folder = write_official(tmp_path / "noisy_student_efficientnet-l2_475", model)
     with caplog.at_level(logging.INFO, "keras_vit"):
         again = keras_vit.from_pretrained(folder / place)
@@ -281,7 +286,7 @@ def test_the_averages_of_an_official_checkpoint_are_loaded(tmp_path, place, capl
 
 
 def test_an_official_checkpoint_without_averages_is_loaded_and_reported(tmp_path):
-    model, again = random(), build()
+    model, again = drawn(), build()
     folder = write_official(tmp_path / "efficientnet-b0", model, averages=False)
     report = keras_vit.load_weights(again, folder)
     assert report.source == "efficientnet" and len(report.loaded) == len(model.weights)
@@ -296,7 +301,7 @@ def test_an_official_checkpoint_without_averages_is_loaded_and_reported(tmp_path
 
 
 def test_damage_to_a_checkpoint_is_noticed(tmp_path):
-    folder = write_official(tmp_path / "efficientnet-b0", random())
+    folder = write_official(tmp_path / "efficientnet-b0", drawn())
     data = folder / "model.ckpt.data-00000-of-00001"
     content = bytearray(data.read_bytes())
     # A bit in each of its arrays but the smallest.
@@ -314,10 +319,11 @@ def test_damage_to_a_checkpoint_is_noticed(tmp_path):
 
 
 def test_without_tensorflow_the_error_says_what_to_install(tmp_path, monkeypatch):
-    folder = write_official(tmp_path / "efficientnet-b0", random())
-    monkeypatch.setitem(__import__("sys").modules, "tensorflow", None)
+    folder = write_official(tmp_path / "efficientnet-b0", drawn())
+    model = build()
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ImportError, match="needs TensorFlow, which cannot be imported. Install tensorflow"):
-        keras_vit.load_weights(build(), folder)
+        keras_vit.load_weights(model, folder)
 
 
 # keras.applications
