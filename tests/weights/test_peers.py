@@ -452,3 +452,26 @@ def test_what_a_folder_of_transformers_computes_otherwise_is_refused(torch, tmp_
     drawn(torch, "CLIPForImageClassification", config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"(?s)not in the model .*classifier\.bias"):
         keras_vit.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [({}, "tf_efficientnet_b0"), ({"padding": "symmetric", "batch_norm_epsilon": 1e-5}, "efficientnet_b0")],
+)
+def test_timm_reads_an_efficientnet(torch, tmp_path, changes, name):
+    timm = peer("timm")
+    model = keras_vit.EfficientNet("B0", image_size=(65, 96), num_classes=5, head_init="glorot_uniform", **changes)
+    for layer in model._flatten_layers():
+        # The statistics of images, as trained norms have them, so that the logits show the images.
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+    model(np.random.default_rng(1).normal(size=(6, 65, 96, 3)), training=True)
+    keras_vit.save_weights(model, tmp_path / "folder", "timm")
+    module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["architecture"] == name
+    ours, theirs = outputs(model)[0], run(torch, module, model).numpy()
+    assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(ours).max() and np.abs(ours[0] - ours[1]).max() > 0.1
+    # Both ways.
+    timm.models.save_for_hf(module, tmp_path / "theirs", safe_serialization=True)
+    again = keras_vit.from_pretrained(tmp_path / "theirs", image_size=(65, 96))
+    np.testing.assert_array_equal(outputs(again)[0], ours)
