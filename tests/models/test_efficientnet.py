@@ -248,3 +248,14 @@ def test_bad_arguments_are_named(changes, message):
 def test_a_variant_that_is_none_is_refused(variant):
     with pytest.raises(ValueError, match=r"`variant`. Expected one of 'B0', .*'L2'. Received"):
         keras_vit.EfficientNet(variant)
+
+
+@pytest.mark.tried_on("torch")
+def test_exports_give_the_models_answers(tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = build(padding="symmetric", include_preprocessing=True)
+    randomize(model, np.random.default_rng(0))
+    for export, path in ((keras_vit.export.saved_model, "1"), (keras_vit.export.onnx, "model.onnx")):
+        # Each compares the file's answers with the model's, and raises if they differ.
+        export(model, tmp_path / path)
+        assert (tmp_path / path).exists()
