@@ -21,9 +21,10 @@ TINY_CONFIG = keras_vit.ViTConfig.from_variant(
 def test_the_record_of_each_builder_reads_and_writes_json(name):
     parameters = inspect.signature(getattr(keras_vit, name)).parameters
     assert getattr(keras_vit, name).__name__ == name and "variant" not in parameters
-    small = {"num_layers": 1} if "num_layers" in parameters else {"stages": (1,)}
+    sizes = {"num_layers": 1, "stages": (1,), "repeats": (1,) * 7}
+    size = next(size for size in sizes if size in parameters)
     with keras.StatelessScope(initialize_variables=False):
-        config = getattr(keras_vit, name)(**small).config
+        config = getattr(keras_vit, name)(**{size: sizes[size]}).config
     again = ModelConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config and type(again) is type(config)
     assert eval(repr(config), vars(keras_vit)) == config
@@ -123,7 +124,7 @@ def test_a_record_of_another_kind_or_of_none_is_refused():
     values = TINY_CONFIG.to_dict()
     with pytest.raises(ValueError, match="`family` as one of 'bit'. Received: 'vit'"):
         keras_vit.BiTConfig.from_dict(values)
-    with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit'.*. Received: 'swin'"):
+    with pytest.raises(ValueError, match="`family` as one of 'vit', 'bit', .*Received: 'swin'"):
         ModelConfig.from_dict({**values, "family": "swin"})
     del values["mlp_dim"]
     with pytest.raises(ValueError, match="Expected the fields of a ViTConfig: .* Received: .*'mlp_dim'"):

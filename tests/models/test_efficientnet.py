@@ -1,3 +1,5 @@
+import dataclasses
+import inspect
 import math
 import re
 
@@ -123,6 +125,11 @@ def test_the_record_says_what_the_weights_compute(tmp_path):
     for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
         assert keras_vit.config_of(again) == config and again.preprocessing == model.preprocessing
         assert type(again) is keras_vit.models.EfficientNetModel
+
+
+def test_every_field_is_an_argument_of_the_builder():
+    fields = {field.name for field in dataclasses.fields(keras_vit.EfficientNetConfig)}
+    assert fields - set(inspect.signature(keras_vit.EfficientNet).parameters) == {"multi_label"}
 
 
 def test_images_are_prepared_as_in_the_official_code():
