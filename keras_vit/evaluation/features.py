@@ -1,6 +1,5 @@
 """Computes a model's features or predictions for all images of a dataset, with their labels."""
 
-import logging
 from typing import Any
 
 import keras
@@ -9,9 +8,8 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.evaluation.checks import integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
-from keras_vit.models.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
-
-logger = logging.getLogger("keras_vit")
+from keras_vit.models.inputs import is_arrays, sliced, to_numpy
+from keras_vit.models.outputs import finite_batches, outputs_of
 
 
 def extract_features(
@@ -60,40 +58,20 @@ def train_and_test_features(model, train, test, **options):
 
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
     """Returns a model's float32 outputs for all images, and the labels, each batch's converted by `read_labels`."""
-    outputs, labels, full = [], [], 0
+    labels = []
     batches, steps = _batches(data, batch_size)
-    progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for batch in batches:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            received = f"batches of {len(batch)} parts" if isinstance(batch, (tuple, list)) else repr(batch)
-            raise invalid("data", "batches of (images, labels)", received)
-        images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
-        count = len(images)
-        _check_size(model, images)
-        _check_counts(images, batch_labels)
-        if not count:
-            continue
-        if not outputs and (strange := check_values(model, images)):
-            logger.warning("%s", strange)
-        # A single batch size compiles only once.
-        full = max(full, count)
-        padded = np.concatenate([images, np.repeat(images[:1], full - count, axis=0)])
-        output = model.predict_on_batch(padded)
-        if not hasattr(output, "shape"):
-            raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)}")
-        output = np.asarray(output)[:count].astype("float32")
-        if not np.isfinite(output).all():
-            first = sum(map(len, labels))
-            raise ValueError(
-                f"Expected a model whose outputs are finite. Received: NaN or infinity from model {model.name!r} for "
-                f"an image among {first} to {first + count - 1}"
-            )
-        outputs.append(output)
-        labels.append(batch_labels)
-        progress.add(1)
-    if not outputs:
-        raise invalid("data", "at least one image", "none")
-    return np.concatenate(outputs), np.concatenate(labels)
+
+    def images_of():
+        for batch in batches:
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                received = f"batches of {len(batch)} parts" if isinstance(batch, (tuple, list)) else repr(batch)
+                raise invalid("data", "batches of (images, labels)", received)
+            images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
+            _check_counts(images, batch_labels)
+            labels.append(batch_labels)
+            yield images
+
+    return outputs_of(model, images_of(), steps, verbose), np.concatenate(labels)
 
 
 def _feature_model(model, layer):
@@ -121,15 +99,6 @@ def _feature_model(model, layer):
     return keras.Model(model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
 
 
-def _check_size(model, images):
-    """Raises the same error on every backend if images do not have the model's input shape."""
-    inputs = getattr(model, "inputs", None) or ()
-    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
-    if not takes(expected, images.shape[1:]):
-        described = f"images of shape {expected} for model {model.name!r}, where None is any number"
-        raise invalid("data", described, images.shape[1:])
-
-
 def _check_counts(images, labels):
     if len(images) != len(labels):
         raise invalid("data", "as many labels as images", f"{len(images)} images and {len(labels)} labels")
@@ -142,10 +111,4 @@ def _batches(data, batch_size):
         images, labels = map(to_numpy, data)
         _check_counts(images, labels)
         return sliced((images, labels), size), -(-len(images) // size)
-    if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
-        expected = "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches"
-        raise invalid("data", expected, type(data).__name__)
-    count = num_batches(data)
-    if count == np.inf:
-        raise invalid("data", "a dataset that ends", "one that repeats")
-    return (map(data.__getitem__, range(count)) if isinstance(data, keras.utils.PyDataset) else data), count
+    return finite_batches(data, "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches")
