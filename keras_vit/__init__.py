@@ -28,6 +28,7 @@ from keras_vit import (
     layers,
     models,
     pretraining,
+    semi_supervised,
     training,
     weights,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "profile",
     "read_image",
     "save_weights",
+    "semi_supervised",
     "training",
     "weights",
 ]

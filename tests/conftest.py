@@ -48,6 +48,7 @@ BACKEND_FREE = {
         "test_broken.py",
         "test_crop.py",
         "test_frame.py",
+        "test_joint.py",
         "test_operations.py",
         "test_splitting.py",
         "test_tfds.py",

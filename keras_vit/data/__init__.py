@@ -5,6 +5,7 @@ from keras_vit.data.broken import BrokenImages
 from keras_vit.data.crop import Crop
 from keras_vit.data.folder import from_directory
 from keras_vit.data.frame import from_dataframe
+from keras_vit.data.joint import relabelled, with_pseudo_labels, with_unlabelled
 from keras_vit.data.mix import Mix
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import Source
@@ -28,5 +29,8 @@ __all__ = [
     "load",
     "pipeline",
     "read_image",
+    "relabelled",
     "splits",
+    "with_pseudo_labels",
+    "with_unlabelled",
 ]

@@ -54,10 +54,10 @@ def labels_of(source, labels, policy):
         )
     if source.labels is None or labels == "none":
         return None
-    if source.labels in ("multi_hot", "float"):
-        if policy.label_smoothing or labels:
+    if source.labels in ("soft", "multi_hot", "float"):
+        if labels or (policy.label_smoothing and source.labels != "soft"):
             raise ValueError(
-                "Expected multi-label data or regression targets without `labels` and without label smoothing. "
+                "Expected soft or several labels or regression targets without `labels` and without label smoothing. "
                 f"Received: labels={labels!r}, {policy}"
             )
         return source.labels

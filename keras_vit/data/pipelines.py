@@ -56,9 +56,9 @@ def pipeline(
     The order is: cache, shuffle, share, read, decode and crop, augment, normalize, batch, mix, prefetch. The result is
     a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch, height,
     width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its attributes
-    are `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`, `broken` (a
-    `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each backend, with
-    any number of threads.
+    are `source`, `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`, `broken`
+    (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each backend,
+    with any number of threads.
 
     Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
     interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
@@ -239,7 +239,7 @@ def pipeline(
         data = epochs.watched(data.prefetch(tf.data.AUTOTUNE), broken, length)
         length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())
-        data.class_names, data.num_classes = list(source.class_names), source.num_classes
+        data.source, data.class_names, data.num_classes = source, list(source.class_names), source.num_classes
         data.num_images, data.num_shards, data.broken = epochs.size, num_shards, broken
         if not repeat:
             # With `repeat` there are no epochs to set: `skip_batches` sets the position.

@@ -38,8 +38,8 @@ class Source:
             order. "label" and "weight" (sample weights) are optional.
         num_images: Integer, the number of records.
         files: Bool, True if "image" is a path, False if it is an encoded image.
-        labels: "int": classes counted from 0; "multi_hot": 0 or 1 per class; "float": regression targets; None: no
-            labels.
+        labels: "int": classes counted from 0; "soft": a probability per class; "multi_hot": 0 or 1 per class; "float":
+            regression targets; None: no labels.
         class_names: The class names in label order; empty: the class numbers.
         num_classes: Integer; with "float", how many numbers.
         arrays: Bool, whether some files are `.npy` files.
@@ -55,7 +55,7 @@ class Source:
 
     def __post_init__(self):
         names = [str(name) for name in self.class_names]
-        if not names and self.labels in ("int", "multi_hot"):
+        if not names and self.labels in ("int", "soft", "multi_hot"):
             names = [str(i) for i in range(self.num_classes)]
         object.__setattr__(self, "class_names", tuple(names))
 

@@ -1,0 +1,5 @@
+"""Training with few labels and many images without: Noisy Student and Meta Pseudo Labels."""
+
+from keras_vit.semi_supervised.pseudo_labels import PseudoLabels, pseudo_labels
+
+__all__ = ["PseudoLabels", "pseudo_labels"]

@@ -1,0 +1,210 @@
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit import arguments
+from keras_vit.files import replacing
+from keras_vit.models.inputs import sliced, to_numpy
+from keras_vit.models.outputs import finite_batches, outputs_of
+from keras_vit.models.predictions import activation_of, classes_of
+from keras_vit.record import config_of
+
+_FORMAT = "keras_vit pseudo labels, version 1"
+# Probabilities are compared to this many decimals: other batch sizes round the last bits otherwise.
+_DECIMALS = 6
+_ARRAYS = ("indices", "labels", "confidences")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PseudoLabels:
+    """A teacher's labels of chosen images, in the order of the images; made by `pseudo_labels`.
+
+    `images[labels.indices]` and `labels.labels` are arrays to train on. For images in files or from TFDS, see
+    `keras_vit.data.relabelled`.
+
+    Args:
+        indices: Int64 array (num_labels,), the positions of the chosen images. Duplicates stand next to each other.
+        labels: Hard labels, int32 (num_labels,), or soft ones, float32 (num_labels, num_classes).
+        confidences: Float32 array (num_labels,), the teacher's largest probability for each image.
+        class_names: Tuple of strings, the teacher's classes.
+        class_counts: Tuple of ints, the distinct images chosen of each class.
+        settings: Dict, the arguments of `pseudo_labels`, and `num_images`, of which the images were chosen.
+        teacher: Dict of the teacher's `name`, `config` (None for a model that carries no record) and `sha256` of its
+            weights.
+    """
+
+    indices: np.ndarray
+    labels: np.ndarray
+    confidences: np.ndarray
+    class_names: tuple[str, ...]
+    class_counts: tuple[int, ...]
+    settings: dict
+    teacher: dict
+
+    def __post_init__(self):
+        soft = self.settings["kind"] == "soft"
+        shape = (len(self.indices), len(self.class_names)) if soft else (len(self.indices),)
+        if self.labels.shape != shape or self.confidences.shape != shape[:1]:
+            raise ValueError(f"Expected labels of shape {shape}. Received: {self.labels.shape}")
+
+    def __len__(self):
+        return len(self.indices)
+
+    @property
+    def empty_classes(self) -> tuple[str, ...]:
+        """The classes without any image."""
+        return tuple(name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes an .npz file, completely or not at all; its `header` is JSON."""
+        facts = {key: getattr(self, key) for key in ("class_names", "class_counts", "settings", "teacher")}
+        header = np.frombuffer(json.dumps({"format": _FORMAT, **facts}).encode(), "uint8")
+        with replacing(path) as draft, open(draft, "wb") as file:
+            np.savez(file, header=header, **{name: getattr(self, name) for name in _ARRAYS})
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "PseudoLabels":
+        """Reads a file that `save` wrote; raises a ValueError if it is damaged."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"Expected `path` to be a file of pseudo labels. Received: {str(path)!r}")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                members = dict(file)
+            header = json.loads(members.pop("header").tobytes())
+            if header.pop("format") != _FORMAT:
+                raise ValueError("of another format")
+            header |= {key: tuple(header[key]) for key in ("class_names", "class_counts")}
+            return cls(**header, **members)
+        # Flipped bits make zipfile and NumPy raise nearly any error.
+        except Exception as error:
+            raise ValueError(f"Cannot read the pseudo labels in {str(path)!r}: {error}") from None
+
+
+def pseudo_labels(
+    teacher: keras.Model,
+    images: Any,
+    *,
+    kind: str = "soft",
+    temperature: float = 1.0,
+    threshold: float = 0.3,
+    per_class: int | None = None,
+    batch_size: int = 32,
+    verbose: int = 0,
+) -> PseudoLabels:
+    """Labels images with a teacher, and chooses those of which it is confident, as for Noisy Student.
+
+    The teacher predicts in inference mode, without dropout or stochastic depth; give it clean images, without
+    augmentation. No seed or batch size changes the result. An image's confidence is its largest probability, to six
+    decimals, and its class the first with that probability.
+
+    Args:
+        teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).
+        images: Images as the teacher takes them: an array, or batches: a `tf.data.Dataset`, as of `keras_vit.data` with
+            `labels="none"` and `training=False`, a `keras.utils.PyDataset` or another finite iterable. Of tuples, the
+            first part counts. Batches must come in the same order each time, so that positions mean the same images.
+        kind: "soft" (probabilities) or "hard" (the class).
+        temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`; of probabilities,
+            `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
+        threshold: Float in [0, 1). Images of at least this confidence are kept.
+        per_class: Int of at least 1, the images of each class: the most confident, the first ones of equal confidence.
+            A class with fewer repeats them, the most confident first; one without any stays empty. None keeps all.
+        batch_size: Int, images per batch if `images` is an array.
+        verbose: 0 or 1; 1 shows a progress bar.
+
+    Raises:
+        ValueError: If an argument is out of range, the teacher has no single output of two or more classes or its
+            outputs are not finite, an image is missing, or none is confident enough.
+
+    Example:
+
+    >>> teacher = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, head_init="glorot_uniform")
+    >>> labels = pseudo_labels(teacher, np.zeros((3, 32, 32, 3)), per_class=2)
+    >>> labels.indices.tolist(), labels.labels.shape, len(labels.empty_classes)
+    ([0, 1], (2, 2), 1)
+
+    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2 and appendix A.1; threshold 0.3 and
+    130,000 images a class. The paper does not say which images are repeated.
+    """
+    settings = {
+        "kind": arguments.one_of("kind", kind, ("soft", "hard")),
+        "temperature": arguments.positive_number("temperature", temperature),
+        "threshold": arguments.rate("threshold", threshold),
+        "per_class": arguments.optional(arguments.positive_int, "per_class", per_class),
+    }
+    activation = activation_of(teacher)
+    names = tuple(name for _, name in classes_of(teacher))
+    if activation == "sigmoid" or len(names) < 2:
+        raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
+    batches, steps = _batches(images, batch_size)
+    logits = outputs_of(teacher, batches, steps, verbose, name="images").astype("float64")
+    expected = getattr(images, "num_images", len(logits))
+    if len(logits) != expected:
+        broken = list(getattr(images, "broken", ()))
+        raise arguments.invalid("images", f"a batch for each of the {expected} images; broken: {broken}", len(logits))
+    if activation is None:
+        # The tolerance allows for a softmax in half precision.
+        if np.abs(logits.sum(axis=1) - 1).max() > 0.02:
+            raise arguments.invalid("teacher", "logits, or probabilities that sum to 1", float(logits[0].sum()))
+        logits = np.log(np.maximum(logits, np.finfo("float32").tiny))
+    rounded = _softmax(logits).round(_DECIMALS)
+    classes, confidences = rounded.argmax(axis=1), rounded.max(axis=1)
+    chosen = _choose(classes, confidences, settings["threshold"], settings["per_class"])
+    if not len(chosen):
+        raise arguments.invalid("threshold", f"at most the largest confidence, {confidences.max()}", threshold)
+    labels = classes if kind == "hard" else _softmax(logits / settings["temperature"])
+    return PseudoLabels(
+        indices=chosen,
+        labels=labels[chosen].astype("int32" if kind == "hard" else "float32"),
+        confidences=confidences[chosen].astype("float32"),
+        class_names=names,
+        class_counts=tuple(np.bincount(classes[np.unique(chosen)], minlength=len(names)).tolist()),
+        settings={**settings, "num_images": len(logits)},
+        teacher=described(teacher),
+    )
+
+
+def described(model) -> dict:
+    """Returns a model's name, config and the sha256 of its weights."""
+    digest = hashlib.sha256()
+    for weight in model.weights:
+        value = to_numpy(weight.value)
+        digest.update(f"{value.shape} {value.dtype}".encode())
+        digest.update(value.tobytes())
+    try:
+        config = config_of(model).to_dict()
+    # Of a model of other builders.
+    except ValueError:
+        config = None
+    return {"name": model.name, "config": config, "sha256": digest.hexdigest()}
+
+
+def _batches(images, batch_size):
+    if hasattr(images, "shape"):
+        size = arguments.positive_int("batch_size", batch_size)
+        return (part for (part,) in sliced((to_numpy(images),), size)), -(-len(images) // size)
+    batches, steps = finite_batches(images, "an array, a tf.data.Dataset, a PyDataset or other batches", "images")
+    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
+
+
+def _softmax(logits):
+    # In NumPy, where the rows of a batch do not change each other's last bits.
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _choose(classes, confidences, threshold, per_class):
+    """Returns the chosen positions in ascending order, with duplicates."""
+    kept = np.flatnonzero(confidences >= threshold)
+    if per_class is None or not len(kept):
+        return kept
+    kept = kept[np.lexsort((kept, -confidences[kept], classes[kept]))]
+    groups = np.split(kept, np.flatnonzero(np.diff(classes[kept])) + 1)
+    return np.sort(np.concatenate([np.resize(group, per_class) for group in groups]))

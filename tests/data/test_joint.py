@@ -1,0 +1,113 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import data
+from tests.data.images import batches, jpeg, write_classes
+
+IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
+
+
+def chosen(indices, labels, num_images):
+    return SimpleNamespace(
+        indices=np.array(indices),
+        labels=np.array(labels),
+        class_names=("cat", "dog"),
+        settings={"num_images": num_images},
+    )
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_chosen_images_come_with_their_labels(tmp_path, soft):
+    write_classes(tmp_path, 6, num_classes=1)
+    everything = data.from_directory(tmp_path, labels="none", image_size=16)
+    assert everything.source.num_images == 6
+    hard, rows = [0, 1, 1, 0], np.float32([[0.9, 0.1], [0.25, 0.75], [0.25, 0.75], [1, 0]])
+    source = data.relabelled(everything.source, chosen([1, 3, 3, 5], rows if soft else np.int32(hard), 6))
+    assert (source.num_images, source.num_classes, source.class_names) == (4, 2, ("cat", "dog"))
+    (images,) = batches(everything)[0]
+    found, labels = batches(data.pipeline(source, image_size=16, training=False))[0]
+    np.testing.assert_array_equal(found, images[[1, 3, 3, 5]])
+    np.testing.assert_array_equal(labels, rows if soft else hard)
+    # All of the pipeline works on them.
+    mixed = data.Policy(mixup=0.5, label_smoothing=0.2)
+    _, labels = batches(data.pipeline(source, image_size=16, batch_size=4, policy=mixed, repeat=True, num_batches=1))[0]
+    np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
+    assert labels.min() >= 0.1 - 1e-6
+    with pytest.raises(ValueError, match="`source`.*the 7 images that were labelled.*Received: 6"):
+        data.relabelled(everything.source, chosen([1], np.int32([0]), 7))
+
+
+def of(labels, batch_size):
+    return tf.data.Dataset.from_tensor_slices((IMAGES[: len(labels)], np.array(labels))).batch(batch_size)
+
+
+def test_weights_and_labels_of_a_joint_batch():
+    soft = np.float32([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [1, 0], [0, 1]])
+    for labels in ([0, 1], np.eye(2)):
+        joint = data.with_pseudo_labels(
+            of(labels, 2).repeat(), of(soft, 3), num_classes=2, ratio=0.5, label_smoothing=0.2
+        )
+        (images, first, weights), (_, second, others) = batches(joint)
+        assert images.reshape(-1).tolist() == [0, 1, 0, 1, 2]
+        np.testing.assert_allclose(first, [[0.9, 0.1], [0.1, 0.9], *soft[:3]], atol=1e-6)
+        np.testing.assert_allclose(weights, [5 / 2] * 2 + [0.5 * 5 / 3] * 3)
+        # The last batch is smaller, and weighs the same.
+        np.testing.assert_allclose(second[2:], soft[3:])
+        np.testing.assert_allclose(others, [4 / 2] * 2 + [0.5 * 4 / 2] * 2)
+    hard = data.with_pseudo_labels(of([0, 1], 2), of([1, 0], 2), num_classes=2, label_smoothing=0.2)
+    one_hot = data.with_pseudo_labels(
+        of([0, 1], 2), of(np.float32([[0.1, 0.9], [0.9, 0.1]]), 2), num_classes=2, label_smoothing=0.2
+    )
+    for a, b in zip(batches(hard)[0], batches(one_hot)[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_the_epoch_is_set_in_each_part(tmp_path):
+    write_classes(tmp_path, 8, num_classes=2)
+    options = {"image_size": 8, "batch_size": 4}
+    labelled = data.from_directory(tmp_path, **options)
+    options |= {"shuffle": True, "labels": "none"}
+    images = data.from_directory(tmp_path, **options)
+    augmented = data.from_directory(tmp_path, policy=data.Policy(randaugment=(2, 10)), **options)
+    for joint in (
+        data.with_pseudo_labels(labelled, labelled, num_classes=2),
+        data.with_unlabelled(labelled, images, augmented),
+    ):
+        epochs = []
+        for number in (0, 3, 0):
+            joint.set_epoch(number)
+            epochs.append(batches(joint))
+        for name, same in ((2, True), (1, False)):
+            pairs = zip(epochs[0][0], epochs[name][0], strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs) == same
+    (x, y), *_ = joint
+    assert [part.shape for part in x] == [(4, 8, 8, 3)] * 3 and y.shape == (4,)
+    assert not np.array_equal(x[1], x[2])
+
+
+def test_other_batches_are_refused(tmp_path):
+    images = tf.data.Dataset.from_tensor_slices(IMAGES).batch(2)
+    for bad in (
+        lambda: data.with_pseudo_labels(images, of([0, 1], 2), num_classes=2),
+        lambda: data.with_pseudo_labels(of([0, 1], 2), images, num_classes=2),
+        lambda: data.with_unlabelled(images, images, images),
+        lambda: data.with_unlabelled(of([0, 1], 2), images, of([0, 1], 2)),
+        lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, ratio=0),
+        lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, label_smoothing=1),
+    ):
+        with pytest.raises(ValueError, match="`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`"):
+            bad()
+
+
+def test_a_broken_image_would_shift_the_others(tmp_path):
+    from keras_vit.semi_supervised import pseudo_labels
+    from tests import tiny
+
+    for path in write_classes(tmp_path, 4, num_classes=1)[2:3]:
+        path.write_bytes(jpeg(0)[:100])
+    everything = data.from_directory(tmp_path, labels="none", image_size=16)
+    with pytest.raises(ValueError, match=r"`images`.*each of the 4 images; broken: .*002\.jpg.*Received: 3"):
+        pseudo_labels(tiny.build(), everything)
