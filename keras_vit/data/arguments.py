@@ -57,8 +57,8 @@ def labels_of(source, labels, policy):
     if source.labels in ("soft", "multi_hot", "float"):
         if labels or (policy.label_smoothing and source.labels != "soft"):
             raise ValueError(
-                "Expected soft or several labels or regression targets without `labels` and without label smoothing. "
-                f"Received: labels={labels!r}, {policy}"
+                "Expected soft labels, multi-label data or regression targets without `labels` and without label "
+                f"smoothing. Received: labels={labels!r}, {policy}"
             )
         return source.labels
     return labels or ("one_hot" if policy.mixes else "int")
