@@ -1,0 +1,238 @@
+import itertools
+from types import SimpleNamespace
+
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.distribution.processes import num_processes
+from keras_vit.models.predictions import activation_of
+from keras_vit.models.wrapper import TrainingWrapper
+from keras_vit.semi_supervised.meta_teacher import MetaTeacher, cross_entropy
+
+# The released code's, of the moving mean of the feedback.
+_MOMENTUM = 0.99
+
+
+class MetaPseudoLabels(TrainingWrapper):
+    """Trains a student on a teacher's labels, and the teacher by how much they help the student on labelled images.
+
+    Compile this model with two optimizers, and fit it on batches of ((images, unlabelled, augmented), labels) as of
+    `keras_vit.data.with_unlabelled`: labelled images, images without labels, the same augmented, and the classes of the
+    labelled ones, integers (batch,). Each step:
+
+    1. The teacher draws a hard label for each augmented image, from its own probabilities.
+    2. The student takes a step on the cross-entropy with these labels.
+    3. The feedback h is the fall of the student's cross-entropy on the labelled images, before minus after its step: to
+       first order, the student's learning rate times the product of the gradients in the paper.
+    4. The teacher takes a step on `h * cross-entropy(drawn labels) + uda_weight * uda + supervised cross-entropy`. The
+       term uda is the cross-entropy of augmented images with the teacher's own softened probabilities of the same
+       images without augmentation, where those are confident.
+
+    `evaluate`, `predict` and calls use only the student. `plain_model` is the student; both models are trained in
+    place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student; `save_weights` and
+    `keras_vit.training.Resume` keep both models and both optimizers. Afterwards, the student can be fine-tuned on the
+    labelled images as any model: `student.compile(...)` and `student.fit(...)`.
+
+    In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are
+    `teacher_loss`, its parts `supervised_loss` and `uda_loss` (unweighted), and `feedback`, all of them means.
+
+    Args:
+        teacher, student: Built `keras.Model`s of any kinds from the same images to logits, (batch, num_classes).
+        label_smoothing: Float in [0, 1), for the teacher's supervised cross-entropy.
+        uda_weight: Float of at least 0.
+        uda_temperature: Float above 0, by which logits are divided to soften or sharpen the target.
+        uda_threshold: Float in [0, 1). Images whose target has no probability of at least this count 0.
+        uda_steps: Int of at least 0, the steps over which `uda_weight` grows linearly from 0.
+        baseline: Bool, subtract a moving mean from the feedback, as the released code does and the paper's equation
+            does not. It lowers the variance.
+        seed: Int, for drawing labels; None for a random one.
+        **kwargs: Other arguments of `keras.Model`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the models do not match or do not give logits.
+        RuntimeError: From `compile`, on several replicas of TensorFlow or processes of PyTorch, which would train
+            teachers apart.
+
+    Example:
+
+    >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
+    >>> student = keras_vit.ViT("Ti/16", **options)
+    >>> trainer = MetaPseudoLabels(keras_vit.ViT("Ti/16", **options), student, uda_steps=100)
+    >>> trainer.compile(keras_vit.training.sgd(0.1), keras_vit.training.sgd(0.05), metrics=["accuracy"])
+    >>> images = np.zeros((4, 32, 32, 3))
+    >>> history = trainer.fit((images, images, images), np.array([0, 1, 0, 1]), verbose=0)
+    >>> sorted(history.history)
+    ['accuracy', 'feedback', 'loss', 'supervised_loss', 'teacher_loss', 'uda_loss']
+
+    Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A; the defaults are those of
+    the released code for CIFAR-10 with 4,000 labels. The released code differs from the paper, and from this, in two
+    ways: its labels are the teacher's soft probabilities, with which the gradient of the feedback's term is
+    `softmax(z) - softmax(z) = 0`, so that the teacher learns nothing from the student, and its feedback has the other
+    sign, the loss after the step minus that before. Here labels are drawn in inference mode, and both losses of the
+    feedback are computed in inference mode, so that dropout does not outweigh the step.
+    """
+
+    def __init__(
+        self,
+        teacher: keras.Model,
+        student: keras.Model,
+        *,
+        label_smoothing: float = 0.15,
+        uda_weight: float = 8.0,
+        uda_temperature: float = 0.7,
+        uda_threshold: float = 0.6,
+        uda_steps: int = 5000,
+        baseline: bool = False,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        for name, model in (("teacher", teacher), ("student", student)):
+            if not isinstance(model, keras.Model) or not model.built or activation_of(model) != "softmax":
+                raise arguments.invalid(name, "a built keras.Model that gives the logits of classes", model)
+        if student is teacher or student.output_shape != teacher.output_shape:
+            expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"
+            raise arguments.invalid("student", expected, student)
+        # `compile` chooses loss scaling by the student's policy; the student casts its images itself.
+        super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
+        self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
+        trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
+        # Hidden from Keras, which would train the teacher by the student's optimizer.
+        self._hidden = SimpleNamespace(trainer=trainer)
+        self.student = student
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        with_baseline = arguments.boolean("baseline", baseline)
+        self.baseline = self.add_weight((), "zeros", trainable=False, name="baseline") if with_baseline else None
+        self.built = True
+
+    @property
+    def plain_model(self):
+        return self.student
+
+    @property
+    def teacher(self) -> keras.Model:
+        """The teacher, which is trained too."""
+        return self._hidden.trainer.model
+
+    @property
+    def teacher_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The teacher's optimizer; None before `compile`."""
+        return self._hidden.trainer.optimizer
+
+    @property
+    def variables(self):
+        """Includes the teacher's and its optimizer's, which belong to the state of a run."""
+        return [*super().variables, *itertools.chain(*self._hidden.trainer.state)]
+
+    @property
+    def trainable_variables(self):
+        return self.student.trainable_variables
+
+    @property
+    def non_trainable_variables(self):
+        trained = {id(v) for v in self.trainable_variables}
+        return [v for v in self.variables if id(v) not in trained]
+
+    def compile(self, optimizer, teacher_optimizer, **options):
+        """Configures training.
+
+        Args:
+            optimizer, teacher_optimizer: Keras optimizers, or their names, of the student and the teacher.
+            **options: Other arguments of `keras.Model.compile`, but `loss`, which is the cross-entropy.
+        """
+        if optimizer is teacher_optimizer and isinstance(optimizer, keras.optimizers.Optimizer):
+            raise arguments.invalid("teacher_optimizer", "another optimizer than the student's", teacher_optimizer)
+        strategy = getattr(self, "distribute_strategy", None)
+        backend = keras.backend.backend()
+        if (strategy and strategy.num_replicas_in_sync > 1) or (backend == "torch" and num_processes() > 1):
+            raise RuntimeError(f"Expected one device, or JAX (KERAS_BACKEND=jax) for several. Received: {backend}")
+        self._hidden.trainer.compile(teacher_optimizer)
+        self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
+        super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+
+    def call(self, inputs, training=None):
+        # Of a batch for training, the labelled images.
+        return self.student(inputs[0] if isinstance(inputs, (tuple, list)) else inputs, training=training)
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        self._hidden.trainer.reset_metrics()
+
+    def train_step(self, *args):
+        # On JAX, a step takes and returns the state.
+        state, data = args if len(args) == 2 else (None, *args)
+        inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
+            shapes = [getattr(part, "shape", None) for part in keras.tree.flatten((inputs, labels))]
+            raise ValueError(
+                "Expected batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels. "
+                f"Received: shapes {shapes}"
+            )
+        images, unlabelled, augmented = inputs
+        (drawn, before, growth), state = self._call(state, self._begin, images, labels, augmented)
+        logs, state = _step(super().train_step, state, (augmented, drawn))
+        feedback, state = self._call(state, self._feedback, images, labels, before)
+        batch = ops.concatenate([images, unlabelled, augmented]), (labels, drawn, feedback, growth)
+        teacher_logs, state = self._teach(state, batch)
+        logs = {**logs, **teacher_logs}
+        return logs if state is None else (logs, state)
+
+    def _begin(self, images, labels, augmented):
+        """Returns the drawn labels, the student's loss on labelled images, and the share of `uda_weight`."""
+        logits = ops.cast(self.teacher(augmented, training=False), "float32")
+        drawn = keras.random.categorical(ops.stop_gradient(logits), 1, dtype="int32", seed=self.seed_generator)
+        steps = ops.cast(self.teacher_optimizer.iterations, "float32")
+        growth = ops.minimum(steps / max(1, self.uda_steps), 1.0) if self.uda_steps else ops.ones(())
+        return drawn[:, 0], self._labelled_loss(images, labels), growth
+
+    def _feedback(self, images, labels, before):
+        feedback = before - self._labelled_loss(images, labels)
+        if self.baseline is not None:
+            self.baseline.assign(_MOMENTUM * self.baseline + (1 - _MOMENTUM) * feedback)
+            feedback = feedback - self.baseline
+        return feedback
+
+    def _labelled_loss(self, images, labels):
+        logits = self.student(images, training=False)
+        return ops.stop_gradient(ops.mean(cross_entropy(labels, logits)))
+
+    def _call(self, state, function, *args):
+        """Calls a function that changes variables; on JAX, those of a state that it also returns."""
+        if state is None:
+            return function(*args), None
+        weights, others, *rest = state
+        variables = self.non_trainable_variables
+        mapping = [*zip(self.trainable_variables, weights, strict=True), *zip(variables, others, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            result = function(*args)
+        return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
+
+    def _teach(self, state, batch):
+        """Trains the teacher, whose variables are the last of those that are not the student's."""
+        trainer = self._hidden.trainer
+        if state is None:
+            logs, _ = _step(trainer.train_step, None, batch)
+        else:
+            weights, others, *rest = state
+            own = len(others) - sum(map(len, trainer.state))
+            values = iter(others[own:])
+            taught = tuple([next(values) for _ in group] for group in trainer.state)
+            logs, taught = trainer.train_step(taught, batch)
+            state = (weights, [*others[:own], *itertools.chain(*taught)], *rest)
+        return {"teacher_loss" if name == "loss" else name: value for name, value in logs.items()}, state
+
+    # Keras does not save the state of random generators, so resumed runs would repeat their draws.
+    def save_own_variables(self, store):
+        store["seed_generator"] = ops.convert_to_numpy(self.seed_generator.state).astype("int64")
+        if self.baseline is not None:
+            store["baseline"] = ops.convert_to_numpy(self.baseline)
+
+    def load_own_variables(self, store):
+        state = self.seed_generator.state
+        state.assign(ops.cast(store["seed_generator"][:], state.dtype))
+        if self.baseline is not None:
+            self.baseline.assign(store["baseline"][()])
+
+
+def _step(step, state, data):
+    return (step(data), None) if state is None else step(state, data)

@@ -1,0 +1,265 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.semi_supervised import MetaPseudoLabels
+from keras_vit.semi_supervised.meta_teacher import cross_entropy
+from keras_vit.training import Resume, adamw, sgd
+from tests import tiny
+
+GRAPH = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(4, 3)).astype("float32"), np.array([0, 1, 2, 1])
+CLEAN, AUGMENTED = RNG.normal(size=(2, 6, 3)).astype("float32")
+
+
+def linear(scale=1.0, seed=0):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    rng = np.random.default_rng(seed)
+    model.set_weights([scale * rng.normal(size=w.shape) for w in model.get_weights()])
+    return model
+
+
+def trainer_of(teacher, student, rate=0.5, teacher_rate=1.0, compile=GRAPH, **options):
+    trainer = MetaPseudoLabels(teacher, student, **{"uda_weight": 0.0, "seed": 0, **options})
+    trainer.compile(keras.optimizers.SGD(rate), keras.optimizers.SGD(teacher_rate), **compile)
+    return trainer
+
+
+def step(trainer, clean=CLEAN, augmented=AUGMENTED):
+    return {k: float(v) for k, v in trainer.train_on_batch((X, clean, augmented), Y, return_dict=True).items()}
+
+
+def double(model):
+    return [w.astype("float64") for w in model.get_weights()]
+
+
+def probabilities(x, kernel, bias):
+    exponentials = np.exp(x @ kernel + bias)
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def loss(x, targets, weights):
+    return -(targets * np.log(probabilities(x, *weights))).sum(axis=1).mean()
+
+
+def gradient(x, targets, weights):
+    error = (probabilities(x, *weights) - targets) / len(x)
+    return [x.T @ error, error.sum(axis=0)]
+
+
+def moved(weights, gradients, rate):
+    return [w - rate * g for w, g in zip(weights, gradients, strict=True)]
+
+
+ONE_HOT = np.eye(3)[Y]
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_feedback_is_the_fall_of_the_labelled_loss(run_eagerly):
+    # So sure that it can draw but one label.
+    teacher, student = linear(scale=100), linear(seed=1)
+    start = double(student)
+    drawn = np.eye(3)[(AUGMENTED @ teacher.get_weights()[0] + teacher.get_weights()[1]).argmax(axis=1)]
+    after = moved(start, gradient(AUGMENTED, drawn, start), 0.5)
+    logs = step(trainer_of(teacher, student, compile={**GRAPH, "run_eagerly": run_eagerly}))
+    for found, expected in zip(student.get_weights(), after, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert logs["feedback"] == pytest.approx(loss(X, ONE_HOT, start) - loss(X, ONE_HOT, after), abs=1e-6)
+    assert logs["loss"] == pytest.approx(loss(AUGMENTED, drawn, start), rel=1e-5)
+    # A smaller step leaves the paper's product of gradients, and the closed form is that of finite differences.
+    errors = []
+    for rate in (0.2, 0.02):
+        teacher, student = linear(scale=100), linear(seed=1)
+        pseudo = gradient(AUGMENTED, drawn, start)
+        after = moved(start, pseudo, rate)
+        product = sum((a * b).sum() for a, b in zip(gradient(X, ONE_HOT, after), pseudo, strict=True))
+        errors.append(abs(step(trainer_of(teacher, student, rate))["feedback"] / rate - product))
+        h = 1e-6
+        finite = loss(X, ONE_HOT, moved(after, pseudo, -h)) - loss(X, ONE_HOT, moved(after, pseudo, h))
+        assert product == pytest.approx(finite / (2 * h), rel=1e-5)
+    assert errors[1] < errors[0] / 5
+
+
+def test_the_teachers_gradient_is_the_feedbacks():
+    teacher, student = linear(), linear(seed=1)
+    weights, before = double(teacher), double(student)
+    logs = step(trainer_of(teacher, student, label_smoothing=0.3), CLEAN[:1], AUGMENTED[:1])
+    # The student's step tells which label was drawn.
+    bias = (before[1] - student.get_weights()[1]) / 0.5
+    drawn = np.eye(3)[[(probabilities(AUGMENTED[:1], *before)[0] - bias).argmax()]]
+    feedback = loss(X, ONE_HOT, before) - loss(X, ONE_HOT, double(student))
+    supervised = gradient(X, ONE_HOT * 0.7 + 0.1, weights)
+    meta = gradient(AUGMENTED[:1], drawn, weights)
+    expected = [w - g - feedback * m for w, g, m in zip(weights, supervised, meta, strict=True)]
+    assert abs(feedback) > 1e-3
+    for a, b in zip(teacher.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    total = loss(X, ONE_HOT * 0.7 + 0.1, weights) + feedback * loss(AUGMENTED[:1], drawn, weights)
+    assert logs["teacher_loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_a_soft_label_of_its_own_would_teach_nothing():
+    logits = RNG.normal(size=(2, 3))
+
+    def slope(targets):
+        columns = []
+        for i in range(3):
+            moves = [logits + sign * 1e-2 * np.eye(3)[i] for sign in (1, -1)]
+            up, down = (keras.ops.convert_to_numpy(cross_entropy(targets, z)) for z in moves)
+            columns.append((up - down) / 2e-2)
+        return np.stack(columns, axis=1)
+
+    own = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(slope(keras.ops.convert_to_tensor(own, "float32")), 0, atol=1e-4)
+    np.testing.assert_allclose(slope(keras.ops.convert_to_tensor([2, 0])), own - np.eye(3)[[2, 0]], atol=1e-4)
+
+
+def test_without_feedback_the_teacher_learns_from_the_other_terms():
+    teacher, student = linear(), linear(seed=1)
+    trainer = trainer_of(
+        teacher,
+        student,
+        0.0,
+        0.5,
+        label_smoothing=0.1,
+        uda_weight=2.0,
+        uda_temperature=0.5,
+        uda_threshold=0.8,
+        uda_steps=2,
+    )
+    weights = double(teacher)
+    for growth in (0.0, 0.5, 1.0, 1.0):
+        logits = np.log(probabilities(CLEAN, *weights)) / 0.5
+        target = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        sure = target.max(axis=1, keepdims=True) >= 0.8
+        assert 0 < sure.sum() < 6
+        uda = -(sure * target * np.log(probabilities(AUGMENTED, *weights))).sum(axis=1).mean()
+        error = sure * (probabilities(AUGMENTED, *weights) - target) / 6
+        supervised = gradient(X, ONE_HOT * 0.9 + 0.1 / 3, weights)
+        trainer.reset_metrics()
+        logs = step(trainer)
+        assert (logs["feedback"], logs["uda_loss"]) == pytest.approx((0.0, uda), rel=1e-4, abs=1e-6)
+        parts = zip(weights, supervised, [AUGMENTED.T @ error, error.sum(axis=0)], strict=True)
+        weights = [w - 0.5 * (g + 2 * growth * u) for w, g, u in parts]
+        for a, b in zip(teacher.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_baseline_is_subtracted():
+    logs = [step(trainer_of(linear(scale=100), linear(seed=1), baseline=on)) for on in (False, True)]
+    assert logs[1]["feedback"] == pytest.approx(0.99 * logs[0]["feedback"], rel=1e-5)
+
+
+def test_labels_are_drawn_by_the_teachers_probabilities():
+    teacher, student = linear(scale=0.0), linear(seed=1)
+    teacher.layers[-1].bias.assign(np.log([0.6, 0.3, 0.1]))
+    before, rate = double(student), 1.0
+    many = np.zeros((2000, 3), "float32")
+    step(trainer_of(teacher, student, rate), many, many)
+    share = probabilities(many[:1], *before)[0] - (before[1] - student.get_weights()[1]) / rate
+    np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.04)
+
+
+def noisy():
+    return keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(5, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
+    )
+
+
+def trained(folder=None, callbacks=(), epochs=3):
+    keras.utils.set_random_seed(3)
+    trainer = MetaPseudoLabels(noisy(), noisy(), uda_steps=4, baseline=True, seed=1)
+    trainer.compile(adamw(0.05), sgd(0.1), metrics=["accuracy"], **GRAPH)
+    resume = [Resume(folder, every=2, callbacks=list(callbacks))] if folder else []
+    x = (np.tile(X, (3, 1)), np.concatenate([CLEAN] * 2), np.concatenate([AUGMENTED] * 2))
+    history = trainer.fit(x, np.tile(Y, 3), batch_size=4, epochs=epochs, callbacks=resume, verbose=0)
+    return trainer, history.history
+
+
+def values(trainer):
+    return [keras.ops.convert_to_numpy(v) for v in (*trainer.variables, *trainer.optimizer.variables)]
+
+
+def test_a_killed_run_ends_as_if_left_alone(tmp_path):
+    alone, expected = trained(tmp_path / "alone")
+    for at in (3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "parted", [tiny.Kill(at)])
+    parted, history = trained(tmp_path / "parted")
+    for name in expected:
+        np.testing.assert_array_equal(history[name], expected[name])
+    for a, b in zip(values(parted), values(alone), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert int(parted.teacher_optimizer.iterations) == 9
+
+
+def test_files_hold_the_student_and_weights_the_whole_run(tmp_path):
+    trainer, _ = trained()
+    trainer.save(tmp_path / "m.keras")
+    student = keras.saving.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(student.predict(X, verbose=0), trainer.predict(X, verbose=0), atol=1e-6)
+    trainer.save_weights(tmp_path / "m.weights.h5")
+    again, _ = trained(epochs=1)
+    again.load_weights(tmp_path / "m.weights.h5")
+    both = []
+    for each in (trainer, again):
+        optimizers = [*each.optimizer.variables, *each.teacher_optimizer.variables]
+        kept = [*each.student.weights, *each.teacher.weights, *optimizers, each.baseline, each.seed_generator.state]
+        both.append([keras.ops.convert_to_numpy(v) for v in kept])
+    assert int(again.teacher_optimizer.iterations) == int(again.optimizer.iterations) == 9
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert trainer.plain_model is trainer.student
+
+
+def test_a_vit_is_trained_evaluated_and_fine_tuned():
+    images, labels = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
+    teacher, student = tiny.build(num_layers=1, drop_path_rate=0.1), tiny.build(num_layers=1, dropout_rate=0.1)
+    before = [model.get_weights() for model in (teacher, student)]
+    trainer = MetaPseudoLabels(teacher, student, uda_threshold=0.0, uda_steps=0)
+    trainer.compile(sgd(0.1), sgd(0.1), metrics=["accuracy"], **GRAPH)
+    history = trainer.fit(
+        (images, images, images[:, ::-1]), labels, epochs=2, verbose=0, validation_data=(images, labels)
+    )
+    assert set(history.history) == {
+        *("loss", "accuracy", "teacher_loss", "supervised_loss", "uda_loss", "feedback", "val_loss", "val_accuracy")
+    }
+    for weights, model in zip(before, (teacher, student), strict=True):
+        assert any((a != b).any() for a, b in zip(weights, model.get_weights(), strict=True))
+    student.compile(sgd(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **GRAPH)
+    assert np.isfinite(student.fit(images, labels, verbose=0).history["loss"][0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"`label_smoothing`.*\[0, 1\)"),
+        ({"uda_weight": -1}, "`uda_weight`.*at least 0"),
+        ({"uda_temperature": 0}, "`uda_temperature`.*above 0"),
+        ({"uda_threshold": 1.0}, r"`uda_threshold`.*\[0, 1\)"),
+        ({"uda_steps": 0.5}, "`uda_steps`.*integer"),
+        ({"baseline": 1}, "`baseline`.*a bool"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
+        MetaPseudoLabels(linear(), linear(), **changes)
+
+
+def test_models_and_batches_that_do_not_fit():
+    model = linear()
+    with pytest.raises(ValueError, match="`student`.*another model"):
+        MetaPseudoLabels(model, model)
+    with pytest.raises(ValueError, match="`student`.*of its 3 classes"):
+        MetaPseudoLabels(model, keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    with pytest.raises(ValueError, match="`teacher`.*gives the logits"):
+        MetaPseudoLabels(keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")]), model)
+    trainer = trainer_of(model, linear(seed=1))
+    for x, y in ((X, Y), ((X, X), Y), ((X, X, X), ONE_HOT)):
+        with pytest.raises(ValueError, match=r"\(\(images, unlabelled, augmented\), labels\)"):
+            trainer.train_on_batch(x, y)
+    optimizer = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match="`teacher_optimizer`.*another optimizer"):
+        trainer.compile(optimizer, optimizer)
