@@ -93,7 +93,7 @@ def with_pseudo_labels(
     >>> data = keras_vit.data.with_pseudo_labels(labelled, soft, num_classes=2)
     >>> images, labels, weights = next(iter(data))
     >>> images.shape, weights.numpy().tolist()
-    (TensorShape([6, 8, 8, 3]), [3.0, 3.0, 1.5, 1.5, 1.5, 1.5])
+    ((6, 8, 8, 3), [3.0, 3.0, 1.5, 1.5, 1.5, 1.5])
 
     Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2, and the official code, whose student
     sees both kinds of images in one batch too.

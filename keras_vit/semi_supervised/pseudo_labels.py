@@ -16,8 +16,8 @@ from keras_vit.models.predictions import activation_of, classes_of
 from keras_vit.record import config_of
 
 _FORMAT = "keras_vit pseudo labels, version 1"
-# Probabilities are compared to this many decimals: other batch sizes round the last bits otherwise.
-_DECIMALS = 6
+# Probabilities are compared to this many decimals, since the last bits of float32 depend on an image's place in a batch.
+_DECIMALS = 4
 _ARRAYS = ("indices", "labels", "confidences")
 
 
@@ -102,8 +102,8 @@ def pseudo_labels(
     """Labels images with a teacher, and chooses those of which it is confident, as for Noisy Student.
 
     The teacher predicts in inference mode, without dropout or stochastic depth; give it clean images, without
-    augmentation. No seed or batch size changes the result. An image's confidence is its largest probability, to six
-    decimals, and its class the first with that probability.
+    augmentation. No seed or batch size changes the choice: an image's confidence is its largest probability, rounded to
+    four decimals, and its class the first with that probability.
 
     Args:
         teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).

@@ -34,7 +34,7 @@ def test_the_threshold_is_kept_itself():
     assert of(PROBABILITIES, threshold=0.601).indices.tolist() == [2, 4]
     labels = of(PROBABILITIES, threshold=0)
     assert labels.indices.tolist() == [0, 1, 2, 3, 4, 5] and len(labels) == 6
-    np.testing.assert_allclose(labels.confidences, np.max(PROBABILITIES, axis=1), atol=1e-6)
+    np.testing.assert_allclose(labels.confidences, np.max(PROBABILITIES, axis=1), atol=1e-4)
     with pytest.raises(ValueError, match=r"`threshold`.*at most the largest confidence, 0\.9"):
         of(PROBABILITIES, threshold=0.95)
 

@@ -1,0 +1,295 @@
+"""Accuracy with 1,000 labels and 59,000 images without: supervised, Noisy Student and Meta Pseudo Labels.
+
+The images are Fashion-MNIST, the model is the small ViT of pretraining.py, and accuracy is that of the 10,000 test
+images. Each student takes the same number of updates:
+
+    supervised      the labelled images alone, with dropout, stochastic depth and the strong augmentation
+    noisy_student   two rounds, the supervised model as the first teacher: soft labels, joint batches
+    meta            Meta Pseudo Labels, then nothing: the student never trains on the labels itself
+    meta_finetuned  the same student, fine-tuned on the labelled images for a tenth of the updates
+
+The weak augmentation is a random flip and shifts of up to 2 pixels; the strong one adds a black square of 12 pixels and
+a random contrast. Compute is stated as the images that all models of a method, teachers too, took forward and backward,
+and forward alone. `--validation` holds out the last 5,000 training images and scores these, to choose settings by.
+Results are written after each run, so an interrupted benchmark resumes. `--quick` tries it in a minute.
+
+    python benchmarks/semi_supervised.py --data-dir ~/tensorflow_datasets
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import keras
+import numpy as np
+from pretraining import describe, optimizer_for, read_images, write_json
+
+import keras_vit
+from keras_vit.files import replacing
+from keras_vit.semi_supervised import MetaPseudoLabels, noisy_student
+
+METHODS = ("supervised", "noisy_student", "meta", "meta_finetuned")
+QUICK = {"num_layers": 1, "updates": 8, "batch_size": 10, "unlabelled_factor": 2, "num_labels": 50, "threshold": 0.0}
+HELD_OUT = 5000
+
+
+def build_model(settings):
+    return keras_vit.ViT(
+        "Ti/16",
+        image_size=28,
+        patch_size=7,
+        in_channels=1,
+        num_classes=10,
+        hidden_dim=96,
+        num_layers=settings["num_layers"],
+        num_heads=3,
+        mlp_dim=192,
+        pooling="gap",
+        position_embedding="sincos2d",
+        include_preprocessing=True,
+        dropout_rate=settings["noise"],
+        drop_path_rate=settings["noise"],
+    )
+
+
+def augment(images, rng, strong):
+    """Flips and shifts images, (batch, height, width, 1); the strong augmentation also hides a square."""
+    count, side = images.shape[:2]
+    rows, columns = (np.clip(np.arange(side) + rng.integers(-2, 3, (count, 1)), 0, side - 1) for _ in range(2))
+    columns = np.where(rng.random((count, 1)) < 0.5, columns[:, ::-1], columns)
+    images = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]].astype("float32")
+    if strong:
+        images = np.clip(images * rng.uniform(0.5, 1.5, (count, 1, 1, 1)), 0, 255).astype("float32")
+        starts = rng.integers(-6, side - 6, (2, count, 1))
+        down, right = ((np.arange(side) >= start) & (np.arange(side) < start + 12) for start in starts)
+        images[down[:, :, None] & right[:, None, :]] = 0
+    return images
+
+
+class Steps(keras.utils.PyDataset):
+    """Batches that a function makes of a random generator; each step has its own."""
+
+    def __init__(self, make, steps, seed):
+        super().__init__()
+        self.make, self.steps, self.seed = make, steps, seed
+
+    def __len__(self):
+        return self.steps
+
+    def __getitem__(self, index):
+        return self.make(np.random.default_rng([self.seed, index]))
+
+
+class Run:
+    """One seed: the split of the images, and the methods."""
+
+    def __init__(self, data, settings, seed):
+        self.settings, self.seed = settings, seed
+        (images, classes), self.test = data["train"], data["test"]
+        rng = np.random.default_rng(seed)
+        per_class = settings["num_labels"] // 10
+        labelled = np.concatenate([rng.permutation(np.flatnonzero(classes == k))[:per_class] for k in range(10)])
+        self.images, self.classes = images[labelled], classes[labelled].astype("int32")
+        self.unlabelled = np.delete(images, labelled, axis=0)
+        self.size, self.more = settings["batch_size"], settings["batch_size"] * settings["unlabelled_factor"]
+
+    def draw(self, rng, strong=True):
+        """Returns a batch of augmented labelled images and their classes."""
+        chosen = rng.integers(len(self.images), size=self.size)
+        return augment(self.images[chosen], rng, strong), self.classes[chosen]
+
+    def fit(self, model, make, updates, loss):
+        model.compile(optimizer_for(self.settings["learning_rate"], updates), loss)
+        model.fit(Steps(make, updates, self.seed), verbose=0, shuffle=False)
+
+    def accuracy(self, model):
+        logits = model.predict(self.test[0].astype("float32"), batch_size=500, verbose=0)
+        return float((logits.argmax(axis=1) == self.test[1]).mean())
+
+    @functools.cached_property
+    def teacher(self):
+        keras.utils.set_random_seed(self.seed)
+        model = build_model(self.settings)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.fit(model, self.draw, self.settings["updates"], loss)
+        return model
+
+    def supervised(self):
+        return {"test_accuracy": self.accuracy(self.teacher)}
+
+    def noisy_student(self):
+        accuracies, smoothing = [], 0.1
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+
+        def train(student, labels, checkpoints):
+            def batch(rng):
+                images, classes = self.draw(rng)
+                chosen = rng.integers(len(labels), size=self.more)
+                pseudo = augment(self.unlabelled[labels.indices[chosen]], rng, strong=True)
+                smooth = np.eye(10, dtype="float32")[classes] * (1 - smoothing) + smoothing / 10
+                # As keras_vit.data.with_pseudo_labels does it: Keras divides by all rows.
+                rows = self.size + self.more
+                weights = np.repeat([rows / self.size, rows / self.more], [self.size, self.more]).astype("float32")
+                return np.concatenate([images, pseudo]), np.concatenate([smooth, labels.labels[chosen]]), weights
+
+            self.fit(student, batch, self.settings["updates"], loss)
+            accuracies.append(self.accuracy(student))
+
+        build = functools.partial(build_model, self.settings)
+        teacher, images = self.teacher, self.unlabelled.astype("float32")
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"threshold": self.settings["threshold"], "seed": self.seed, "batch_size": 500}
+            noisy_student(teacher, [build, build], images, train, folder, **options)
+        return {"test_accuracy": accuracies[-1], "first_round": accuracies[0], "teacher": self.accuracy(teacher)}
+
+    @functools.cached_property
+    def meta_models(self):
+        keras.utils.set_random_seed(self.seed)
+        teacher, student = (build_model(self.settings) for _ in range(2))
+        updates, rate = self.settings["updates"], self.settings["learning_rate"]
+        uda = {name: self.settings[name] for name in ("uda_weight", "uda_threshold", "uda_temperature")}
+        trainer = MetaPseudoLabels(teacher, student, uda_steps=updates // 6, seed=self.seed, **uda)
+        trainer.compile(optimizer_for(rate, updates), optimizer_for(rate, updates))
+
+        def batch(rng):
+            images, classes = self.draw(rng, strong=False)
+            chosen = self.unlabelled[rng.integers(len(self.unlabelled), size=self.more)]
+            return (images, augment(chosen, rng, False), augment(chosen, rng, True)), classes
+
+        trainer.fit(Steps(batch, updates, self.seed), verbose=0, shuffle=False)
+        return teacher, student
+
+    def meta(self):
+        teacher, student = self.meta_models
+        return {"test_accuracy": self.accuracy(student), "teacher": self.accuracy(teacher)}
+
+    def meta_finetuned(self):
+        student = keras.models.clone_model(self.meta_models[1])
+        student.set_weights(self.meta_models[1].get_weights())
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.fit(student, functools.partial(self.draw, strong=False), max(1, self.settings["updates"] // 10), loss)
+        return {"test_accuracy": self.accuracy(student)}
+
+
+def compute(settings, num_unlabelled):
+    """Returns the images taken forward and backward, and forward alone, by method; teachers included."""
+    updates, size = settings["updates"], settings["batch_size"]
+    more = size * settings["unlabelled_factor"]
+    supervised = updates * size
+    # The student's step, its labelled loss before and after, the teacher's draw, and the teacher's step on all.
+    meta = updates * (more + size + 2 * more), updates * (2 * size + more)
+    return {
+        "supervised": (supervised, 0),
+        "noisy_student": (supervised + 2 * updates * (size + more), 2 * num_unlabelled),
+        "meta": meta,
+        "meta_finetuned": (meta[0] + updates // 10 * size, meta[1]),
+    }
+
+
+def summarize(runs):
+    summary = {}
+    for method in METHODS:
+        values = [row["test_accuracy"] for key, row in runs.items() if key.startswith(f"{method}/")]
+        if values:
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            summary[method] = {"mean": statistics.mean(values), "standard_deviation": spread}
+    return summary
+
+
+def draw(runs, path):
+    """Plots each seed's test accuracy by method."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for key, row in runs.items():
+        axes.plot(METHODS.index(key.split("/")[0]), row["test_accuracy"], "o", color="C0", alpha=0.7)
+    axes.set_xticks(range(len(METHODS)), METHODS)
+    axes.set(ylabel="test accuracy", title="Fashion-MNIST, few labels")
+    axes.grid(alpha=0.3, axis="y")
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=110)
+
+
+def synthetic():
+    """Images in the place of Fashion-MNIST, to try the benchmark without it."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 200, (10, 28, 28, 1))
+    arrays = {}
+    for split, count in (("train", 600), ("test", 200)):
+        classes = np.arange(count) % 10
+        arrays[split] = (patterns[classes] + rng.integers(0, 56, (count, 28, 28, 1))).astype("uint8"), classes
+    return arrays
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data-dir", help="the folder of TFDS datasets, or an .npz file of {train,test}_{images,labels}")
+    add("--out", type=pathlib.Path, help="the JSON file; the plot is beside it (default: results/semi_supervised.json)")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    add("--validation", action="store_true", help="score held-out training images instead of the test images")
+    add("--quick", action="store_true", help="a few updates on made-up images, to try the script")
+    add("--num-layers", type=int, default=4)
+    add("--num-labels", type=int, default=1000)
+    add("--updates", type=int, default=6000, help="of each student")
+    add("--batch-size", type=int, default=50, help="labelled images a step")
+    add("--unlabelled-factor", type=int, default=7, help="unlabelled images a step for each labelled one")
+    add("--learning-rate", type=float, default=1e-3)
+    add("--noise", type=float, default=0.1, help="rate of dropout and of stochastic depth")
+    add("--threshold", type=float, default=0.3, help="Noisy Student's, of the confidence")
+    add("--uda-weight", type=float, default=8.0)
+    add("--uda-threshold", type=float, default=0.6)
+    add("--uda-temperature", type=float, default=0.7)
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.seeds = args.seeds[:1]
+    results = pathlib.Path(tempfile.mkdtemp()) if args.quick else pathlib.Path(__file__).parent / "results"
+    args.out = args.out or results / "semi_supervised.json"
+    return args
+
+
+def main(argv=None):
+    """Runs what is not yet in the results, and prints the table."""
+    args = parse_arguments(argv)
+    places = ("data_dir", "out", "methods", "seeds")
+    settings = {name: value for name, value in vars(args).items() if name not in places}
+    if args.quick:
+        settings |= QUICK
+    content = {**describe(), "settings": settings, "runs": {}}
+    if args.out.exists():
+        content = json.loads(args.out.read_text())
+        if content["settings"] != settings:
+            raise SystemExit(f"{args.out} holds runs of other settings, {content['settings']}. Give another --out.")
+    data = synthetic() if args.quick else read_images(args.data_dir)
+    if args.validation:
+        train, held_out = -HELD_OUT, data["train"]
+        data = {"train": tuple(a[:train] for a in held_out), "test": tuple(a[train:] for a in held_out)}
+    content["images"] = compute(settings, len(data["train"][0]) - settings["num_labels"])
+    for seed in args.seeds:
+        run = Run(data, settings, seed)
+        for method in args.methods:
+            if f"{method}/{seed}" in content["runs"]:
+                continue
+            start, cpu = time.perf_counter(), time.process_time()
+            row = getattr(run, method)()
+            # A method that an earlier one trained a model for has only the seconds of the rest.
+            row |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+            content["runs"][f"{method}/{seed}"] = row
+            print(f"{method:15} seed {seed}: {row['test_accuracy']:.4f} in {row['seconds']:.0f} s", flush=True)
+            content["summary"] = summarize(content["runs"])
+            write_json(args.out, content)
+            draw(content["runs"], args.out.with_suffix(".png"))
+    for method, row in summarize(content["runs"]).items():
+        spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.4f}"
+        trained, forward = content["images"][method]
+        print(f"{method:15} {row['mean']:.4f}{spread}   {trained:,} images forward and backward, {forward:,} forward")
+
+
+if __name__ == "__main__":
+    main()
