@@ -16,7 +16,7 @@ from keras_vit.models.predictions import activation_of, classes_of
 from keras_vit.record import config_of
 
 _FORMAT = "keras_vit pseudo labels, version 1"
-# Probabilities are compared to this many decimals, since the last bits of float32 depend on an image's place in a batch.
+# Probabilities are compared to this many decimals: the last bits of float32 depend on an image's place in a batch.
 _DECIMALS = 4
 _ARRAYS = ("indices", "labels", "confidences")
 

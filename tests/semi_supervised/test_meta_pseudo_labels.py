@@ -2,9 +2,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import data
 from keras_vit.semi_supervised import MetaPseudoLabels
 from keras_vit.semi_supervised.meta_teacher import cross_entropy
-from keras_vit.training import Resume, adamw, sgd
+from keras_vit.training import Resume, adamw, fit, sgd
 from tests import tiny
 
 GRAPH = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
@@ -229,6 +230,29 @@ def test_a_vit_is_trained_evaluated_and_fine_tuned():
         assert any((a != b).any() for a, b in zip(weights, model.get_weights(), strict=True))
     student.compile(sgd(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **GRAPH)
     assert np.isfinite(student.fit(images, labels, verbose=0).history["loss"][0])
+
+
+def test_datasets_of_changing_batches_resume_within_an_epoch(tmp_path):
+    tf = pytest.importorskip("tensorflow", reason="the batches are tf.data")
+
+    def epoch(number):
+        labelled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(4).batch(3).repeat()
+        unlabelled = tf.data.Dataset.from_tensor_slices(CLEAN).batch(4)
+        augmented = unlabelled.map(lambda x: x + tf.random.normal(tf.shape(x)))
+        return data.with_unlabelled(labelled, unlabelled, augmented)
+
+    def run(folder, callbacks=()):
+        keras.utils.set_random_seed(3)
+        trainer = MetaPseudoLabels(noisy(), noisy(), uda_steps=4, seed=1)
+        trainer.compile(sgd(0.1), adamw(0.05), **GRAPH)
+        fit(trainer, epoch, 2, resume=Resume(folder, every=1), callbacks=list(callbacks), verbose=0)
+        return values(trainer)
+
+    alone = run(tmp_path / "alone")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parted", [tiny.Kill(3)])
+    for a, b in zip(run(tmp_path / "parted"), alone, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
