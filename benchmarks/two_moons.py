@@ -10,7 +10,7 @@ points and, where it takes part, a random 128 of the 2,000 in each step. Accurac
 
 In results/two_moons.json, meta separates the moons from each of 5 seeds, and the other students do not. It is UDA that
 does it: the teacher without feedback is as good, and the feedback without UDA, of some 0.001 at this learning rate,
-changes nothing. The paper uses no augmentation here, and reports the feedback alone to suffice more often than not.
+changes nothing. So this does not reproduce the paper's claim for the feedback alone.
 
 Results are written after each run, so an interrupted benchmark resumes.
 
