@@ -21,7 +21,7 @@ TINY_CONFIG = keras_vit.ViTConfig.from_variant(
 def test_the_record_of_each_builder_reads_and_writes_json(name):
     parameters = inspect.signature(getattr(keras_vit, name)).parameters
     assert getattr(keras_vit, name).__name__ == name and "variant" not in parameters
-    sizes = {"num_layers": 1, "stages": (1,), "repeats": (1,) * 7}
+    sizes = {"num_layers": 1, "stages": (1,), "repeats": (1,) * 7, "depths": (1,) * 4}
     size = next(size for size in sizes if size in parameters)
     with keras.StatelessScope(initialize_variables=False):
         config = getattr(keras_vit, name)(**{size: sizes[size]}).config

@@ -98,11 +98,11 @@ def test_layers_are_flat_and_named():
 
 def test_stages_reduce_the_image_32_times():
     model = build(image_size=(225, 160), num_classes=0)
-    taps = keras_vit.features(model, blocks=(0, 2, 3, 4, 6, 7, 8), format="map")
+    taps = keras_vit.features(model)
     sides = [(113, 80), (57, 40), (29, 20), (15, 10), (15, 10), (8, 5), (8, 5)]
     assert [y.shape[1:] for y in taps.outputs] == [(*side, w) for side, w in zip(sides, WIDTHS[1:-1], strict=True)]
-    with pytest.raises(ValueError, match="`format`. Expected 'map' for an EfficientNet"):
-        keras_vit.features(model, blocks=(0,))
+    with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'"):
+        keras_vit.features(model, blocks=(0,), format="tokens")
 
 
 @pytest.mark.parametrize("padding", ["same", "symmetric"])
