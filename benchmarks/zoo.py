@@ -168,11 +168,11 @@ class TimmModel:
         self.timm, self.name, self.arguments, self.overlay = peer("timm"), name, {}, {}
         is_bit = name.startswith("resnetv2")
         is_efficientnet = "efficientnet" in name
-        if shallow and is_bit:
-            # Its depth has no argument.
+        if is_bit and (shallow or "x4" in name):
+            # Its depth has no argument, and the widest takes more than 16 GB for its own images.
             self.overlay = {"input_size": (3, 96, 96)}
         if is_efficientnet and (shallow or re.search("_(b[4-8]|l2)", name)):
-            # Neither has theirs, and what the larger ones keep of an image takes gigabytes.
+            # Nor has theirs, and what the larger ones keep of an image takes gigabytes.
             self.overlay = {"input_size": (3, 128, 161)}
         if not (is_bit or is_efficientnet):
             with torch.device("meta"):
