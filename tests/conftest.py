@@ -5,6 +5,7 @@
 import importlib.util
 import mmap
 import os
+import resource
 from pathlib import Path
 
 # Before Keras brings TensorFlow in, which reads it once.
@@ -85,6 +86,16 @@ hypothesis.settings.register_profile("default", **settings)
 # CI must not fail on a draw that nobody can see again.
 hypothesis.settings.register_profile("ci", **settings, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled():
+    """Frees what JAX compiled for a file, once it takes gigabytes, of which two workers would need too many."""
+    yield
+    if keras.backend.backend() == "jax" and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 3 * 1024**2:
+        import jax
+
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
