@@ -7,12 +7,11 @@ from typing import ClassVar
 from keras_vit import arguments
 from keras_vit.config import stage_sizes
 from keras_vit.interpolation import TABLE_METHODS
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, checked
+from keras_vit.model_config import DEFAULT_IMAGE_SIZE, PADDINGS, ModelConfig, checked
 
 EXPANDED_FROM = ("output", "input")
 DOWNSAMPLINGS = ("expansion", "depthwise", "pooling")
 POOL_TYPES = ("max2", "max3", "avg2")
-PADDINGS = ("same", "symmetric")
 NORMS = ("layer", "batch")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 # The hidden width of MBConv and MLP relative to what it is counted from.

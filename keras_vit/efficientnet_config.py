@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from keras_vit import arguments
 from keras_vit.config import MOST_LAYERS
-from keras_vit.model_config import ModelConfig, checked
+from keras_vit.model_config import PADDINGS, ModelConfig, checked
 
 
 class Stage(NamedTuple):
@@ -53,7 +53,6 @@ SCALES = {
     "B8": Scale(2.2, 3.6, 672, 0.5),
     "L2": Scale(4.3, 5.3, 800, 0.5),
 }
-PADDINGS = ("same", "symmetric")
 
 
 def decode_efficientnet(variant):

@@ -12,6 +12,9 @@ DEFAULT_IMAGE_SIZE = 224
 # More classes than any model has.
 MOST_CLASSES = 2**20
 
+# Of convolutions with strides: TensorFlow's, and the same number of zeros on all sides, as in PyTorch.
+PADDINGS = ("same", "symmetric")
+
 # (field, dependent field that `replace` derives again unless it is passed too).
 _FOLLOWS = (
     ("hidden_dim", "head_dim"),

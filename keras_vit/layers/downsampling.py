@@ -1,11 +1,9 @@
-"""How CoAtNet halves feature maps: pooling, and strided convolutions whose padding is TensorFlow's or PyTorch's."""
-
-import math
+"""How feature maps are halved: pooling, and strided convolutions whose padding is TensorFlow's or PyTorch's."""
 
 import keras
 from keras import ops
 
-from keras_vit.layers import initializers
+from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 
 
@@ -20,13 +18,17 @@ def pooling(pool_type, padding, name, dtype):
 
 
 def conv(kind, kernel_size, strides, padding, **options):
-    """Returns a convolution or depthwise convolution, `kind`, to be called by `convolve`."""
+    """Returns a convolution or depthwise convolution without bias, `kind`, to be called by `convolve`."""
+    depthwise = kind is keras.layers.DepthwiseConv2D
+    initializer = {f"{'depthwise' if depthwise else 'kernel'}_initializer": FanOutNormal()}
     symmetric = strides > 1 and padding == "symmetric"
     return kind(
         kernel_size=kernel_size,
         strides=strides,
         padding="valid" if symmetric else "same",
         data_format="channels_last",
+        use_bias=False,
+        **initializer,
         **options,
     )
 
@@ -37,8 +39,3 @@ def convolve(layer, images):
         side = (layer.kernel_size[0] // 2,) * 2
         images = ops.pad(images, ((0, 0), side, side, (0, 0)))
     return layer(images)
-
-
-def fan_out_normal(fan_out):
-    """Returns the initializer of convolutions: normal, with variance 2 / fan_out."""
-    return initializers.RandomNormal(stddev=math.sqrt(2 / fan_out))

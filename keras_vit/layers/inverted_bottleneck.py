@@ -4,11 +4,12 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.efficientnet_config import PADDINGS
 from keras_vit.layers.base import Layer
+from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
+from keras_vit.model_config import PADDINGS
 
 # That of the running means and variances.
 MOMENTUM = 0.99
@@ -17,12 +18,6 @@ MOMENTUM = 0.99
 def batch_norm(name, epsilon, **kwargs):
     """Returns a batch normalization of channels with EfficientNet's momentum."""
     return keras.layers.BatchNormalization(axis=-1, momentum=MOMENTUM, epsilon=epsilon, name=name, **kwargs)
-
-
-def pad_symmetrically(images, kernel_size):
-    """Pads `kernel_size // 2` zeros on each side of images, (batch, height, width, channels)."""
-    side = (kernel_size // 2,) * 2
-    return ops.pad(images, ((0, 0), side, side, (0, 0)))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -85,14 +80,8 @@ class InvertedBottleneck(Layer):
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, name="drop_path", **self.inherited)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    @property
-    def pads(self):
-        """Whether images are padded before the depthwise convolution, which then adds no padding."""
-        return self.padding == "symmetric" and self.strides > 1
-
     def _pointwise(self, name, filters):
-        options = {"use_bias": False, "kernel_initializer": FanOutNormal(), "data_format": "channels_last"}
-        return keras.layers.Conv2D(filters, 1, name=name, **options, **self.inherited)
+        return conv(keras.layers.Conv2D, 1, 1, "same", filters=filters, name=name, **self.inherited)
 
     def build(self, images_shape):
         channels = images_shape[-1]
@@ -105,15 +94,9 @@ class InvertedBottleneck(Layer):
             self.expand_conv.build(shape)
             shape = (None, None, None, inside)
             self.expand_norm.build(shape)
-        self.depthwise_conv = keras.layers.DepthwiseConv2D(
-            self.kernel_size,
-            self.strides,
-            padding="valid" if self.pads else "same",
-            depthwise_initializer=FanOutNormal(),
-            use_bias=False,
-            data_format="channels_last",
-            name="depthwise_conv",
-            **self.inherited,
+        options = {"name": "depthwise_conv", **self.inherited}
+        self.depthwise_conv = conv(
+            keras.layers.DepthwiseConv2D, self.kernel_size, self.strides, self.padding, **options
         )
         self.depthwise_norm = batch_norm("depthwise_norm", self.epsilon, **self.inherited)
         self.squeeze_excitation = SqueezeExcitation(
@@ -130,9 +113,7 @@ class InvertedBottleneck(Layer):
         x = images
         if self.expand_conv is not None:
             x = ops.silu(self.expand_norm(self.expand_conv(x), training=training))
-        if self.pads:
-            x = pad_symmetrically(x, self.kernel_size)
-        x = ops.silu(self.depthwise_norm(self.depthwise_conv(x), training=training))
+        x = ops.silu(self.depthwise_norm(convolve(self.depthwise_conv, x), training=training))
         x = self.project_conv(self.squeeze_excitation(x))
         x = self.project_norm(x, training=training)
         if self.strides > 1 or self.filters != images.shape[-1]:

@@ -1,12 +1,14 @@
 import keras
 
 from keras_vit import activations, arguments
-from keras_vit.coatnet_config import DOWNSAMPLINGS, PADDINGS, POOL_TYPES
+from keras_vit.coatnet_config import DOWNSAMPLINGS, POOL_TYPES
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.downsampling import conv, convolve, fan_out_normal, pooling
+from keras_vit.layers.downsampling import conv, convolve, pooling
 from keras_vit.layers.drop_path import DropPath
+from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
+from keras_vit.model_config import PADDINGS
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -90,8 +92,6 @@ class MBConv(CompositeLayer):
             3,
             strides if downsampling == "depthwise" else 1,
             padding,
-            use_bias=False,
-            depthwise_initializer=fan_out_normal(9),
             name="depthwise",
             **self.inherited,
         )
@@ -107,7 +107,7 @@ class MBConv(CompositeLayer):
 
     def _dense(self, name, units, use_bias):
         # A dense layer, which LoRA and quantization know, is a convolution of 1 x 1.
-        return Dense(units, use_bias=use_bias, kernel_initializer=fan_out_normal(units), name=name, **self.inherited)
+        return Dense(units, use_bias=use_bias, kernel_initializer=FanOutNormal(), name=name, **self.inherited)
 
     def build(self, images_shape):
         channels = images_shape[-1]

@@ -1,7 +1,7 @@
 import keras
 
 from keras_vit import arguments
-from keras_vit.coatnet_config import EXPANSION, NORMS, PADDINGS, POOL_TYPES
+from keras_vit.coatnet_config import EXPANSION, NORMS, POOL_TYPES
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
@@ -10,6 +10,7 @@ from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.relative_attention import RelativeAttention
+from keras_vit.model_config import PADDINGS
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -1,13 +1,11 @@
-import math
-
 import keras
 from keras import ops
 
 from keras_vit import arguments
 from keras_vit.activations import relu_with_nan
 from keras_vit.layers.base import Layer
+from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
-from keras_vit.layers.initializers import RandomNormal
 
 # PyTorch's momentum of 0.1 is the share of the new batch.
 NORM = {"momentum": 0.9, "epsilon": 1e-5}
@@ -52,11 +50,15 @@ class ResNetBlock(Layer):
         sizes = [(width, 3, strides), (width, 3, 1)]
         if self.bottleneck:
             sizes = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]
-        self.convs = [conv(*size, name=f"conv_{i}", **self.inherited) for i, size in enumerate(sizes, start=1)]
+        self.convs = [self._conv(f"conv_{i}", *size) for i, size in enumerate(sizes, start=1)]
         self.norms = [self._norm(f"norm_{i}") for i in range(1, len(sizes) + 1)]
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, dtype=self.dtype_policy, name="drop_path")
         self.conv_proj = self.norm_proj = None
         self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def _conv(self, name, filters, kernel_size, strides):
+        options = {"filters": filters, "name": name, **self.inherited}
+        return conv(keras.layers.Conv2D, kernel_size, strides, "symmetric", **options)
 
     def _norm(self, name):
         return keras.layers.BatchNormalization(name=name, **NORM, **self.inherited)
@@ -68,7 +70,7 @@ class ResNetBlock(Layer):
             shape = (*shape[:3], layer.filters)
             norm.build(shape)
         if self.strides > 1 or images_shape[-1] != shape[-1]:
-            self.conv_proj = conv(shape[-1], 1, self.strides, name="conv_proj", **self.inherited)
+            self.conv_proj = self._conv("conv_proj", shape[-1], 1, self.strides)
             self.conv_proj.build(images_shape)
             self.norm_proj = self._norm("norm_proj")
             self.norm_proj.build(shape)
@@ -77,29 +79,13 @@ class ResNetBlock(Layer):
         x = images
         for layer, norm in zip(self.convs, self.norms, strict=True):
             x = ops.relu(x) if layer is not self.convs[0] else x
-            if layer.padding == "valid":
-                side = (layer.kernel_size[0] // 2,) * 2
-                x = ops.pad(x, ((0, 0), side, side, (0, 0)))
-            x = norm(layer(x), training=training)
-        if self.drop_path_rate:
-            _, *sides, channels = ops.shape(x)
-            x = self.drop_path(ops.reshape(x, (-1, sides[0] * sides[1], channels)), training=training)
-            x = ops.reshape(x, (-1, *sides, channels))
+            x = norm(convolve(layer, x), training=training)
         shortcut = images
         if self.conv_proj is not None:
             shortcut = self.norm_proj(self.conv_proj(images), training=training)
-        return relu_with_nan(shortcut + x)
+        return relu_with_nan(shortcut + self.drop_path(x, training=training))
 
     def compute_output_shape(self, images_shape):
         batch, *sides, _ = images_shape
         sides = (None if side is None else -(-side // self.strides) for side in sides)
         return batch, *sides, self.convs[-1].filters
-
-
-def conv(filters, kernel_size, strides, **options):
-    """Returns a convolution without bias; if it is strided, its input has to be padded."""
-    # By the same number on all sides, unlike Keras' padding with strides.
-    padding = "valid" if strides > 1 else "same"
-    kernel = RandomNormal(stddev=math.sqrt(2 / (filters * kernel_size**2)))
-    options = {"data_format": "channels_last", "use_bias": False, "kernel_initializer": kernel, **options}
-    return keras.layers.Conv2D(filters, kernel_size, strides, padding=padding, **options)

@@ -8,7 +8,7 @@ import keras
 from keras_vit import activations, arguments, layers
 from keras_vit.coatnet_config import EXPANSION, CoAtNetConfig, image_size_of
 from keras_vit.layers import initializers
-from keras_vit.layers.downsampling import conv, fan_out_normal
+from keras_vit.layers.downsampling import conv
 from keras_vit.layers.relative_transformer_block import norm_layer
 from keras_vit.models.recorded import RecordedModel, fields_from, with_dtype
 from keras_vit.preprocessing import Preprocessing
@@ -170,8 +170,7 @@ def _stem(x, config):
 
 
 def _stem_conv(filters, strides, padding, name):
-    options = {"filters": filters, "use_bias": False, "kernel_initializer": fan_out_normal(9 * filters), "name": name}
-    return conv(keras.layers.Conv2D, 3, strides, padding, **options)
+    return conv(keras.layers.Conv2D, 3, strides, padding, filters=filters, name=name)
 
 
 def _layer(config, block, drop_path_rate):

@@ -7,7 +7,7 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.efficientnet_config import EfficientNetConfig, decode_efficientnet, efficientnet_of
-from keras_vit.layers.initializers import FanOutNormal
+from keras_vit.layers.downsampling import conv
 from keras_vit.layers.inverted_bottleneck import batch_norm
 from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, known_settings, with_dtype
 from keras_vit.preprocessing import Preprocessing
@@ -100,12 +100,11 @@ def EfficientNet(
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     if config.padding == "symmetric":
         x = keras.layers.ZeroPadding2D(1, data_format="channels_last", name="stem_pad")(x)
-    stem = {"strides": 2, "padding": "valid" if config.padding == "symmetric" else "same"}
-    x = _conv("stem_conv", config.widths[0], 3, **stem)(x)
+    x = conv(keras.layers.Conv2D, 3, 2, config.padding, filters=config.widths[0], name="stem_conv")(x)
     x = batch_norm("stem_norm", config.batch_norm_epsilon)(x)
     x = keras.layers.Activation("silu", name="stem_activation")(x)
     x = _blocks(x, config, drop_path_rate)
-    x = _conv("top_conv", config.widths[-1], 1)(x)
+    x = conv(keras.layers.Conv2D, 1, 1, "same", filters=config.widths[-1], name="top_conv")(x)
     x = batch_norm("top_norm", config.batch_norm_epsilon)(x)
     x = keras.layers.Activation("silu", name="top_activation")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
@@ -119,11 +118,6 @@ def EfficientNet(
     if checkpoint is not None:
         load_checkpoint(model, checkpoint, allow=given_settings(given)).log()
     return model
-
-
-def _conv(name, filters, kernel_size, **kwargs):
-    options = {"use_bias": False, "kernel_initializer": FanOutNormal(), "data_format": "channels_last"}
-    return keras.layers.Conv2D(filters, kernel_size, name=name, **options, **kwargs)
 
 
 def _check_settings(checkpoint, given):

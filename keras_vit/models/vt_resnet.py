@@ -6,7 +6,8 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.activations import relu_with_nan
-from keras_vit.layers.resnet_block import NORM, conv
+from keras_vit.layers.downsampling import conv
+from keras_vit.layers.resnet_block import NORM
 from keras_vit.models.recorded import RecordedModel, fields_from, with_dtype
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.vt_resnet_config import VTResNetConfig
@@ -96,7 +97,7 @@ def VTResNet(
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(x)
-    x = conv(config.width, 7, 2, name="root_conv")(x)
+    x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
     x = keras.layers.Activation(relu_with_nan, name="root_relu")(x)
     x = layers.SymmetricMaxPooling2D(3, 2, name="root_pool")(x)

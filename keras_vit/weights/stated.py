@@ -113,7 +113,7 @@ def _add_arrays_of_vit(checkpoint, fields):
 def _add_preprocessing(checkpoint, found):
     source = checkpoint.source.name
     # Among timm's models only DeiT's have a distillation token.
-    one_kind = source not in ("keras", "timm", "timm_bit", "timm_coatnet", "open_clip_timm") or (
+    one_kind = source not in ("keras", "timm", "timm_bit", "open_clip_timm") or (
         source == "timm" and "distillation_token/tokens" in checkpoint.weights
     )
     if checkpoint.config.get("model_type") in ("ijepa", "vit_msn"):
