@@ -13,6 +13,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
+from tests.models import test_efficientnet as efficientnet
 from tests.models import test_vt_resnet as vt_resnet
 from tests.models.test_vit import KINDS
 from tests.tiny import build, randomize
@@ -36,6 +37,7 @@ MODELS["patches"] = patches
 MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
 MODELS["vt_resnet"] = vt_resnet.build
+MODELS["efficientnet"] = efficientnet.build
 MODELS["coatnet"] = lambda: keras_vit.CoAtNet(
     "rmlp_0_rw", depths=(1, 1, 1, 1), widths=(8, 8, 8, 16), stem_widths=(4, 8), head_dim=8, image_size=32, num_classes=3
 )
