@@ -2,7 +2,6 @@
 
 import functools
 import os
-from pathlib import Path
 
 import keras
 from keras import ops
@@ -12,9 +11,6 @@ from keras_vit.activations import gelu_tanh
 ENABLED = os.environ.get("KERAS_VIT_CPU_TRICKS") != "0"
 # The MLP width of Ti/16. A narrower GELU is not worth compiling.
 COMPILED_WIDTH = 768
-# oneDNN parallelizes small products badly: 197 x 192 outputs, as in Ti/16, take up to 1.8 times as long.
-MIN_OUTPUTS = 2**16
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @functools.cache
@@ -38,8 +34,7 @@ def dense(x, kernel, bias, activation=None, training=False):
     if keras.backend.backend() == "torch":
         x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
         if x.dtype == kernel.dtype:
-            x = _linear_on_torch(x, kernel, None if bias is None else ops.convert_to_tensor(bias))
-            return x if activation is None else activation(x)
+            return _dense_on_torch(x, kernel, None if bias is None else ops.convert_to_tensor(bias), activation)
     # With one row per token, TensorFlow fuses matmul, bias and GELU, and gradients are faster.
     shape = ops.shape(x)
     by_rows = ENABLED and len(shape) > 2 and 0 not in x.shape[1:]
@@ -53,88 +48,87 @@ def dense(x, kernel, bias, activation=None, training=False):
     return ops.reshape(x, (-1, *shape[1:-1], x.shape[-1])) if by_rows else x
 
 
-def _linear_on_torch(x, kernel, bias):
+def _dense_on_torch(x, kernel, bias, activation=None):
     import torch
     from torch.nn import functional
 
-    # A traced program would be tied to the example's sizes.
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if ENABLED and x.device.type == "cpu" and not traced:
-        rows, units = x.numel() // x.shape[-1], kernel.shape[-1]
-        fewest_rows = min_rows().get(keras.backend.standardize_dtype(x.dtype))
-        if fewest_rows and rows >= fewest_rows and rows * units >= MIN_OUTPUTS:
-            convolution = _convolution()
-            # Even without gradients, `apply` takes a tenth of a small model's time.
-            run = convolution.apply if torch.is_grad_enabled() else convolution.forward
-            outputs = run(x.reshape(rows, x.shape[-1]), kernel, bias)
-            return outputs.reshape(*x.shape[:-1], units)
-    return functional.linear(x, kernel.T, bias)
+    if not _onednn_takes(x):
+        x = functional.linear(x, kernel.T, bias)
+    elif torch.is_grad_enabled():
+        x = _onednn_linear().apply(x, kernel, bias)
+    elif activation in _GELUS:
+        return _onednn(x, kernel.T, bias, "gelu", _GELUS[activation])
+    else:
+        x = _onednn(x, kernel.T, bias)
+    return x if activation is None else activation(x)
+
+
+def _onednn_takes(x):
+    """Whether oneDNN computes the products of a tensor. MKL, PyTorch's default, is slower, above all on AMD."""
+    import torch
+
+    return (
+        ENABLED
+        # Whatever changes or reads the operations knows only the public ones.
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch.autograd.forward_ad._current_level < 0
+        and type(x) is torch.Tensor
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and 0 not in x.shape
+        and _has_onednn()
+    )
 
 
 @functools.cache
-def min_rows():
-    """Maps dtypes to the number of rows from which a 1 x 1 convolution beats matmul: PyTorch on AMD processors."""
+def _has_onednn():
     import torch
 
-    # PyTorch's float32 matmul uses MKL, up to twice as slow on AMD; its convolutions use oneDNN.
-    try:
-        info = CPU_INFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        info = ""
-    if "AuthenticAMD" not in info or not torch.backends.mkldnn.is_available():
-        return {}
-    return {"float32": 64, "bfloat16": 1024} if "avx512_bf16" in info else {"float32": 64}
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+# oneDNN's names. Within the product they cost nothing, where PyTorch's own tanh GELU takes longer than the exact one.
+_GELUS = {gelu_tanh: "tanh", keras.activations.gelu: "none"}
+
+
+def _onednn(x, weight, bias=None, activation="none", algorithm=""):
+    """Returns `activation(x @ weight.T + bias)`, without a gradient."""
+    import torch
+
+    # It would take every number of memory for a strided bias.
+    bias = None if bias is None else bias.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
 
 
 @functools.cache
-def _convolution():
-    """A torch autograd function for `x @ kernel + bias` as a convolution, with faster gradients than PyTorch's own."""
+def _onednn_linear():
+    """A torch autograd function for `x @ kernel + bias`."""
     import torch
-    from torch.nn import functional
 
-    def pixels(rows):
-        return rows[None, :, None].permute(0, 3, 1, 2)
-
-    def rows(pixels):
-        return pixels.permute(0, 2, 3, 1)[0, :, 0]
-
-    def product(x, kernel, bias=None):
-        return rows(functional.conv_transpose2d(pixels(x), kernel[:, :, None, None], bias))
-
-    class Convolution(torch.autograd.Function):
-        generate_vmap_rule = True
-
+    class Linear(torch.autograd.Function):
         @staticmethod
-        def forward(x, kernel, bias):
-            return product(x, kernel, bias)
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            x, kernel, _ = inputs
+        def forward(ctx, x, kernel, bias):
             of_x, of_kernel, _ = ctx.needs_input_grad
             ctx.save_for_backward(x if of_kernel else None, kernel if of_x else None)
-            ctx.save_for_forward(x, kernel)
+            return _onednn(x, kernel.T, bias)
 
         @staticmethod
         def backward(ctx, gradient):
             x, kernel = ctx.saved_tensors
             of_x, of_kernel, of_bias = ctx.needs_input_grad
-            # Under autocast the gradient's dtype differs.
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            # With a gradient of their own, if that is asked for.
             return (
-                rows(functional.conv2d(pixels(gradient.to(kernel.dtype)), kernel[:, :, None, None])) if of_x else None,
-                product(x.T.contiguous(), gradient.to(x.dtype)) if of_kernel else None,
-                gradient.sum(0) if of_bias else None,
+                _dense_on_torch(gradient, kernel.T, None) if of_x else None,
+                _dense_on_torch(x.reshape(-1, x.shape[-1]).T.contiguous(), rows, None) if of_kernel else None,
+                rows.sum(0) if of_bias else None,
             )
 
-        @staticmethod
-        def jvp(ctx, of_x, of_kernel, of_bias):
-            x, kernel = ctx.saved_tensors
-            parts = [] if of_x is None else [product(of_x, kernel)]
-            parts += [] if of_kernel is None else [product(x, of_kernel)]
-            parts += [] if of_bias is None else [of_bias.expand(len(x), -1)]
-            return sum(parts[1:], parts[0])
-
-    return Convolution
+    return Linear
 
 
 def activate(activation, x, training=False):

@@ -3,121 +3,122 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_vit.activations import gelu_tanh
 from keras_vit.layers import Dense, cpu
 
 
-@pytest.fixture(params=[False, True], ids=["linear", "convolution"])
-def by_convolution(request, monkeypatch):
-    """As on a processor of each make; on TensorFlow and JAX that is the same."""
-    monkeypatch.setattr(cpu, "min_rows", lambda: {"float32": 1, "bfloat16": 1} if request.param else {})
-    monkeypatch.setattr(cpu, "MIN_OUTPUTS", 1)
+@pytest.fixture(params=[False, True], ids=["plain", "tricks"])
+def tricks(request, monkeypatch):
+    monkeypatch.setattr(cpu, "ENABLED", request.param)
     return request.param
 
 
 on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
 
 
-@on_torch
-@pytest.mark.parametrize(
-    "processor, expected",
-    [
-        ("GenuineIntel avx512_bf16", {}),
-        ("AuthenticAMD avx2", {"float32": 64}),
-        ("AuthenticAMD avx512_bf16", {"float32": 64, "bfloat16": 1024}),
-        (None, {}),
-    ],
-)
-def test_processors_that_take_convolutions(processor, expected, monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
-    if processor:
-        (tmp_path / "cpuinfo").write_text(processor)
-    assert cpu.min_rows.__wrapped__() == expected
-
-
-@on_torch
-def test_few_rows_or_outputs_traced_ones_and_no_tricks_are_no_convolutions(monkeypatch):
+def tensors(*shapes):
     import torch
 
-    called = []
-    monkeypatch.setattr(cpu, "_convolution", lambda original=cpu._convolution: called.append(1) or original())
-    monkeypatch.setattr(cpu, "min_rows", lambda: {"float32": 65})
-    monkeypatch.setattr(cpu, "MIN_OUTPUTS", 390)
-    for rows, units, expected in ((97, 4, 0), (64, 7, 0), (65, 6, 1)):
-        layer = Dense(units)
-        layer(np.ones((rows, 8), "float32"))
-        assert len(called) == expected
-    layer.trainable = False
-    with torch.no_grad():
-        torch.jit.trace(lambda x: layer(x), torch.ones(65, 8), check_trace=False)
-        monkeypatch.setattr(cpu, "ENABLED", False)
-        layer(torch.ones(65, 8))
-    assert len(called) == 1
-
-
-@on_torch
-def test_values_are_the_same_where_no_gradient_is_asked_for(by_convolution, monkeypatch):
-    import torch
-
-    layer = Dense(3, bias_initializer="normal")
-    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
-    convolution, applied = cpu._convolution(), []
-    layer.build(x.shape)
-    expected = layer(x)
-    monkeypatch.setattr(convolution, "apply", applied.append)
-    with torch.no_grad():
-        outputs = layer(x)
-    assert not applied and not outputs.requires_grad and expected.requires_grad
-    np.testing.assert_array_equal(outputs, expected.detach())
-
-
-@on_torch
-def test_every_derivative_is_the_products(by_convolution):
-    import torch
-    from torch.func import grad, hessian, jacfwd, jacrev, vmap
-
-    layer = Dense(3)
-    layer.build((None, 4))
     rng = np.random.default_rng(0)
-    x = torch.tensor(rng.normal(size=(5, 4)).astype("float32"))
-    weights = [torch.tensor(rng.normal(size=size).astype("float32")) for size in ((4, 3), (3,))]
+    return [torch.tensor(rng.normal(size=shape).astype("float32")) for shape in shapes]
 
-    def loss(product, x, kernel, bias):
-        return (torch.tanh(product(x, kernel, bias)) ** 2).sum()
+
+@on_torch
+@pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
+def test_onednn_computes_the_same_without_a_gradient(activation, monkeypatch):
+    import torch
+
+    calls = []
+    monkeypatch.setattr(cpu, "_onednn", lambda *args, f=cpu._onednn: calls.append(args) or f(*args))
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (12,))
+    with torch.no_grad():
+        # Among them layouts that are not a matrix's.
+        for inputs in (x, x.transpose(0, 1), x[:, ::2], x[0, 0], x[:, :1].expand(2, 5, 8), x[:0]):
+            for each in (None, bias[:6], bias[::2]):
+                exact = inputs.double() @ kernel.double()
+                exact = exact if each is None else exact + each.double()
+                exact = exact if activation is None else activation(exact)
+                outputs = cpu.dense(inputs, kernel, each, activation)
+                np.testing.assert_allclose(outputs, exact, rtol=1e-6, atol=2e-6)
+    assert len(calls) == 15
+
+
+@on_torch
+def test_what_changes_or_reads_operations_meets_public_ones(monkeypatch):
+    import torch
+    from torch.autograd import forward_ad
+    from torch.utils.flop_counter import FlopCounterMode
+
+    calls = []
+    monkeypatch.setattr(cpu, "_onednn", lambda *args, f=cpu._onednn: calls.append(args) or f(*args))
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+
+    def product(x):
+        return cpu.dense(x, kernel, bias)
+
+    with torch.no_grad():
+        torch.jit.trace(product, x, check_trace=False)
+        torch.export.export(module_of(product), (x,))
+        torch.compile(product, backend="eager", fullgraph=True)(x)
+        torch.func.vmap(product)(x)
+        with FlopCounterMode(display=False) as counter:
+            product(x)
+        assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 6
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(product(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        torch.testing.assert_close(tangent, torch.ones_like(x) @ kernel)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert product(x).dtype == torch.bfloat16
+        assert not calls
+        product(x)
+    assert len(calls) == 1
+
+
+def module_of(function):
+    import torch
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return Module()
+
+
+@on_torch
+def test_every_derivative_is_the_products(tricks):
+    import torch
+    from torch.autograd.functional import hessian, jacobian
+
+    arguments = tuple(tensors((2, 5, 4), (4, 3), (3,)))
+
+    def loss(product, *arguments):
+        return (torch.tanh(product(*arguments)) ** 2).sum()
 
     def linear(x, kernel, bias):
         return torch.nn.functional.linear(x, kernel.T, bias)
 
-    for transform in (jacfwd, jacrev, hessian, grad):
-        for argument in range(3):
-            actual, expected = (
-                transform(lambda *args, p=product: loss(p, *args), argnums=argument)(x, *weights)
-                for product in (cpu._linear_on_torch, linear)
-            )
-            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    # Of each row by itself, of which the rest are not the rows of one matrix.
-    strided = torch.stack([x, 2 * x], dim=2)
-    actual, expected = (
-        vmap(grad(lambda x, p=product: loss(p, x, *weights)), in_dims=2)(strided)
-        for product in (cpu._linear_on_torch, linear)
-    )
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    for derivative in (jacobian, hessian):
+        actual, expected = (
+            derivative(lambda *arguments, p=product: loss(p, *arguments), arguments) for product in (cpu.dense, linear)
+        )
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @on_torch
 @pytest.mark.parametrize("frozen", ["x", "kernel"])
-def test_what_no_gradient_needs_is_not_kept(by_convolution, frozen):
+def test_what_no_gradient_needs_is_not_kept(tricks, frozen):
     import torch
 
     x, kernel = torch.ones(5, 4, requires_grad=frozen != "x"), torch.ones(4, 3, requires_grad=frozen != "kernel")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        y = cpu._linear_on_torch(x, kernel, torch.ones(3))
+        y = cpu.dense(x, kernel, torch.ones(3))
     y.sum().backward()
     assert sorted(map(tuple, kept)) in ([(4, 3)] if frozen == "kernel" else [(5, 4)], [(3, 4)])
 
 
 @on_torch
-def test_gradients_under_autocast_and_in_bfloat16(by_convolution):
+def test_gradients_under_autocast_and_in_bfloat16(tricks):
     import torch
 
     rng = np.random.default_rng(0)
@@ -128,17 +129,17 @@ def test_gradients_under_autocast_and_in_bfloat16(by_convolution):
         np.full(6, 70),
     ]
     for dtype, autocast in ((torch.float32, True), (torch.bfloat16, False)):
-        tensors = [torch.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
+        parts = [torch.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            y = cpu._linear_on_torch(*tensors)
+            y = cpu.dense(*parts)
         y.sum().backward()
-        for tensor, value in zip(tensors, expected, strict=True):
+        for tensor, value in zip(parts, expected, strict=True):
             assert tensor.grad.dtype == dtype
             np.testing.assert_allclose(tensor.grad.float().numpy(), value, rtol=0.02, atol=0.3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_it_reloads_and_keeps_its_dtype(by_convolution, dtype, tmp_path):
+def test_it_reloads_and_keeps_its_dtype(tricks, dtype, tmp_path):
     layer = Dense(6, activation="tanh", dtype=dtype)
     model = keras.Sequential([keras.Input((5, 8)), layer])
     x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
@@ -151,7 +152,7 @@ def test_it_reloads_and_keeps_its_dtype(by_convolution, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
-def test_it_is_what_keras_computes(by_convolution, shape):
+def test_it_is_what_keras_computes(tricks, shape):
     layer, keras_layer = Dense(6), keras.layers.Dense(6)
     rng = np.random.default_rng(0)
     for each in (layer, keras_layer):
@@ -165,7 +166,7 @@ def test_it_is_what_keras_computes(by_convolution, shape):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_inputs_of_another_dtype_are_promoted(by_convolution):
+def test_inputs_of_another_dtype_are_promoted(tricks):
     layer = Dense(6)
     layer.build((None, 8))
     x = np.arange(16).reshape(2, 8)
@@ -195,7 +196,7 @@ def test_a_subclass_of_another_call_is_not_quantized():
         layers[1].quantize("int8")
 
 
-def test_gradients_are_those_of_the_product(by_convolution):
+def test_gradients_are_those_of_the_product(tricks):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 6)).astype("float32")
     weights = [rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=6).astype("float32")]
@@ -212,7 +213,7 @@ def test_gradients_are_those_of_the_product(by_convolution):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_gradients_go_through_to_the_layer_before(by_convolution, frozen):
+def test_gradients_go_through_to_the_layer_before(tricks, frozen):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 3)).astype("float32")
     first, second = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(6, 3)).astype("float32")
@@ -254,7 +255,7 @@ def test_a_quantized_layer_without_lora_refuses_weights_with_it():
         layers[1].load_own_variables(state)
 
 
-def test_lora_acts_and_trains(by_convolution):
+def test_lora_acts_and_trains(tricks):
     layer = Dense(6)
     layer.build((None, 5, 8))
     layer.enable_lora(2)
