@@ -158,7 +158,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             x, scores = attend_unfused(query, key, value, bias, drop)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
-        x = self.out(self.norm(x) if self.output_norm else x)
+        x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
         outputs = [x]
         if return_attention_scores:
             outputs.append(scores)
@@ -169,7 +169,7 @@ class MultiHeadSelfAttention(CompositeLayer):
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
         if layout_of("heads of a kernel") is None or self.quantization_mode:
-            qkv = ops.reshape(self.qkv(tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
+            qkv = ops.reshape(self.run(self.qkv, tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
             # One transpose, then views: the gradient of a split copies more.
             qkv = ops.transpose(qkv, (2, 0, 3, 1, 4))
         else:
@@ -177,7 +177,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         query, key, value = ops.unstack(qkv, 3, axis=0)
         if self.qk_norm:
             # The norms may have another dtype policy.
-            query, key = (ops.cast(x, value.dtype) for x in (self.query_norm(query), self.key_norm(key)))
+            query, key = self.run(self.query_norm, query), self.run(self.key_norm, key)
+            query, key = (ops.cast(x, value.dtype) for x in (query, key))
         return query, key, value
 
     def _project_by_heads(self, tokens):

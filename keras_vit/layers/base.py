@@ -3,6 +3,7 @@ import inspect
 import keras
 
 from keras_vit import activations
+from keras_vit.layers.direct import is_direct
 
 
 class Layer(keras.layers.Layer):
@@ -12,6 +13,10 @@ class Layer(keras.layers.Layer):
     def inherited(self):
         """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
+
+    def run(self, layer, *args, **kwargs):
+        """Calls an inner layer, without Keras' bookkeeping where that changes nothing."""
+        return (layer.call if is_direct(layer, self.dtype_policy) else layer)(*args, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
         """The shape of the first input; overridden if the output has another."""

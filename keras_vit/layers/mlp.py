@@ -83,14 +83,14 @@ class MLP(CompositeLayer):
         return Dense(units, name=name, **options, **kwargs)
 
     def call(self, tokens, training=None):
-        x = self.dense_1(tokens)
+        x = self.run(self.dense_1, tokens)
         if self.gated:
             gate, x = ops.split(x, 2, axis=-1)
             x = self.activation(gate) * x
         if self.inner_norm:
-            x = self.norm(x)
+            x = self.run(self.norm, x)
         # Calling a no-op layer costs time on PyTorch.
         if not self.dropout_rate:
-            return self.dense_2(x)
-        x = self.dropout_1(x, training=training)
-        return self.dropout_2(self.dense_2(x), training=training)
+            return self.run(self.dense_2, x)
+        x = self.run(self.dropout_1, x, training=training)
+        return self.run(self.dropout_2, self.run(self.dense_2, x), training=training)

@@ -168,8 +168,9 @@ class TransformerBlock(CompositeLayer):
         return outputs
 
     def _run(self, tokens, sizes, rotary, training, return_attention_scores):
-        x = self.attention(
-            self.norm_1(tokens),
+        x = self.run(
+            self.attention,
+            self.run(self.norm_1, tokens),
             sizes=sizes,
             rotary=rotary,
             training=training,
@@ -191,18 +192,18 @@ class TransformerBlock(CompositeLayer):
         if self.num_outputs:
             attended, tokens = attended[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
-            attended = self.dropout(attended, training=training)
+            attended = self.run(self.dropout, attended, training=training)
         return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
 
     def add_mlp(self, tokens, training=None):
         """Adds the output of the MLP to the tokens; returns the block's output."""
-        x = self.mlp(self.norm_2(tokens), training=training)
+        x = self.run(self.mlp, self.run(self.norm_2, tokens), training=training)
         return tokens + self._branch(x, self.layer_scale_2, self.drop_path_2, training)
 
     def _branch(self, x, layer_scale, drop_path, training):
         if layer_scale is not None:
-            x = layer_scale(x)
-        return drop_path(x, training=training) if drop_path.rate else x
+            x = self.run(layer_scale, x)
+        return self.run(drop_path, x, training=training) if drop_path.rate else x
 
     def _merge(self, tokens, sizes, keys):
         length = ops.shape(tokens)[1]

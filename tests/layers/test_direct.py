@@ -1,0 +1,93 @@
+"""Only PyTorch's layers are called directly; what is asserted of calls holds on each backend."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.layers import TransformerBlock
+from keras_vit.layers.direct import is_direct
+
+on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
+TOKENS = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+
+
+def inner_layers(block):
+    return [block.norm_1, block.attention, block.norm_2, block.mlp, *block.dense_layers()]
+
+
+@pytest.fixture
+def block():
+    block = TransformerBlock(2, 16, dtype="float32")
+    block.build(TOKENS.shape)
+    return block
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the layers that were called, not only their `call`."""
+    names = []
+    call = keras.Layer.__call__
+    monkeypatch.setattr(keras.Layer, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
+    return names
+
+
+def test_all_inner_layers_of_a_block_on_pytorch_alone(block, called):
+    block(TOKENS)
+    expected = [] if keras.backend.backend() == "torch" else ["norm_1", "attention", "qkv", "out", "norm_2", "mlp"]
+    assert called == [block.name, *expected, *(["dense_1", "dense_2"] if expected else [])]
+
+
+@on_torch
+def test_hooks_of_modules_are_called(block):
+    import torch
+
+    seen, gradients = [], []
+    for layer in inner_layers(block):
+        layer.register_forward_hook(lambda layer, inputs, output: seen.append(layer.name))
+        layer.register_full_backward_hook(lambda layer, inputs, outputs: gradients.append(layer.name))
+    block(torch.tensor(TOKENS, requires_grad=True)).sum().backward()
+    names = ["norm_1", "qkv", "out", "attention", "norm_2", "dense_1", "dense_2", "mlp"]
+    assert seen == names and sorted(gradients) == sorted(names)
+
+
+@on_torch
+def test_hooks_of_all_modules_are_called(block):
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    seen = []
+    handle = register_module_forward_pre_hook(lambda module, inputs: seen.append(module.name))
+    try:
+        block(TOKENS)
+    finally:
+        handle.remove()
+    assert seen[1:] == ["norm_1", "attention", "qkv", "out", "norm_2", "mlp", "dense_1", "dense_2"]
+
+
+@on_torch
+def test_autocast_and_dtypes_are_those_of_calls(block, called):
+    import torch
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = block(TOKENS)
+    assert outputs.dtype == torch.float32 and len(called) == 9
+    mixed = TransformerBlock(2, 16, dtype="mixed_bfloat16")
+    assert mixed(TOKENS).dtype == torch.bfloat16
+    assert is_direct(mixed.mlp, mixed.dtype_policy) and not is_direct(mixed.mlp, block.dtype_policy)
+
+
+def test_quantized_layers_compute_as_quantized(block, called):
+    expected = keras.ops.convert_to_numpy(block(TOKENS))
+    for layer in block.dense_layers():
+        layer.quantize("int8")
+    called.clear()
+    outputs = keras.ops.convert_to_numpy(block(TOKENS))
+    assert set(called) >= {"qkv", "out", "dense_1", "dense_2"}
+    assert 0 < np.abs(outputs - expected).max() < 0.1
+
+
+def test_lora_acts(block):
+    expected = keras.ops.convert_to_numpy(block(TOKENS))
+    layer = block.dense_layers()[0]
+    layer.enable_lora(2)
+    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+    assert np.abs(keras.ops.convert_to_numpy(block(TOKENS)) - expected).max() > 0.01
