@@ -4,6 +4,7 @@ from keras_vit.export.formats import litert, onnx, openvino, torch_export
 from keras_vit.export.parity import ExportReport, ParityError
 from keras_vit.export.saved_files import describe
 from keras_vit.export.serving import saved_model
+from keras_vit.export.torch_formats import torch_module
 
 __all__ = [
     "ExportReport",
@@ -14,4 +15,5 @@ __all__ = [
     "openvino",
     "saved_model",
     "torch_export",
+    "torch_module",
 ]

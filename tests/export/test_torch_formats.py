@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit import export
 from keras_vit.export.parity import outputs_of
 from tests import tiny
@@ -118,3 +119,53 @@ def test_a_program_is_not_tied_to_the_sizes_that_it_was_made_with(changes, sizes
         expected = model.predict(images, verbose=0)
         tolerance = 0.05 if "dtype" in changes else 1e-5
         np.testing.assert_allclose(keras.tree.flatten(answer)[0].numpy(), expected, atol=tolerance)
+
+
+@here
+@pytest.mark.parametrize("changes", [{}, {"image_size": (None, None), "patch_size": 8}, {"dtype": "mixed_bfloat16"}])
+def test_a_module_computes_with_the_weights_of_its_model(changes):
+    import torch
+
+    model = tiny.build(**changes)
+    module = export.torch_module(model)
+    assert not any(isinstance(part, keras.Layer) for part in module.modules())
+    for count in (1, 5):
+        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
+        for _ in range(2):
+            expected = model.predict(images, verbose=0)
+            with torch.inference_mode():
+                outputs = module(torch.tensor(images)).float()
+                compiled = torch.compile(module, backend="eager", fullgraph=True)(torch.tensor(images)).float()
+            np.testing.assert_allclose(outputs, expected, atol=0.05 if "dtype" in changes else 1e-5)
+            torch.testing.assert_close(compiled, outputs)
+            tiny.randomize(model, seed=count, scale=0.1)
+
+
+@here
+def test_a_module_has_no_operation_that_changes_nothing():
+    import torch
+
+    targets = [str(node.target) for node in export.torch_module(tiny.build(num_layers=1)).graph.nodes]
+    assert targets.count("aten.linear.default") == 4
+    assert not [name for name in targets if "_assert_tensor_metadata" in name or name.startswith("aten.to.")]
+    # Where numbers change their type it stays.
+    mixed = export.torch_module(tiny.build(num_layers=1, dtype="mixed_bfloat16"))
+    assert any(str(node.target).startswith("aten.to.") for node in mixed.graph.nodes)
+    assert mixed(torch.zeros(1, 16, 16, 3)).shape == (1, 5)
+
+
+@here
+def test_a_module_of_several_outputs_returns_a_tuple():
+    import torch
+
+    model = keras_vit.features(tiny.build(), blocks=(0, 1))
+    outputs = export.torch_module(model)(torch.zeros(2, 16, 16, 3))
+    assert [tuple(y.shape) for y in outputs] == [
+        tuple(y.shape) for y in keras.tree.flatten(model(np.zeros((2, 16, 16, 3))))
+    ]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="There it is a module")
+def test_a_module_is_made_on_pytorch_alone():
+    with pytest.raises(ValueError, match="Expected a model built on PyTorch.*torch_export"):
+        export.torch_module(tiny.build())
