@@ -11,7 +11,7 @@ import types
 
 import keras
 import numpy as np
-from sides import FlaxSide, KerasSide, TorchSide
+from sides import FlaxSide, KerasSide, ModuleSide, TorchSide
 
 import keras_vit
 from keras_vit.activations import gelu_tanh
@@ -46,6 +46,7 @@ def read_big_vision(path, activation):
 def our_side(entrant, case, task, weights):
     """Builds our side."""
     options = dict(entrant.options)
+    module = options.pop("torch_module", None)
     jit_compile = options.pop("jit_compile", True if entrant.compiled else case.jit_compile)
     model = keras_vit.ViT(
         case.variant,
@@ -59,7 +60,7 @@ def our_side(entrant, case, task, weights):
     )
     if weights is not None:
         model.set_weights(weights)
-    return KerasSide(model, case, jit_compile)
+    return KerasSide(model, case, jit_compile) if module is None else ModuleSide(model, module == "compiled")
 
 
 def keras_hub_side(entrant, case, task, weights):

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
+import keras_vit
 from keras_vit.variants import decode_variant
 
 
@@ -45,7 +46,8 @@ class Entrant:
     """A model implementation and its options.
 
     `peer` is a key of `MAKERS` in peers.py. `compiled` is for torch.compile, directly or by Keras' `jit_compile=True`.
-    `options` are (name, value) pairs for our builder, except `jit_compile`, which is for `model.compile`.
+    `options` are (name, value) pairs for our builder, except `jit_compile`, which is for `model.compile`, and
+    `torch_module`, "eager" or "compiled", which is for `export.torch_module`.
     """
 
     peer: str
@@ -90,6 +92,25 @@ class KerasSide:
     def train(self, images, labels):
         # A NumPy number: the step has finished.
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
+
+
+class ModuleSide:
+    """The forward pass of our model as the module of `export.torch_module`."""
+
+    def __init__(self, model, compiled):
+        import torch
+
+        self.torch = torch
+        self.num_parameters = model.count_params()
+        module = keras_vit.export.torch_module(model)
+        self.call = torch.compile(module, dynamic=False) if compiled else module
+
+    def prepare(self, images, labels):
+        return self.torch.tensor(images), self.torch.tensor(labels)
+
+    def forward(self, images, labels):
+        with self.torch.inference_mode():
+            return self.call(images).float().numpy()
 
 
 class TorchSide:

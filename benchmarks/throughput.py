@@ -15,6 +15,7 @@ results/throughput_<backend>.json are replaced as a whole when measured again.
 
     KERAS_BACKEND=torch python benchmarks/throughput.py --gemm-all
     KERAS_BACKEND=jax python benchmarks/throughput.py --tasks forward train --ours-option token_merging=8
+    KERAS_BACKEND=torch python benchmarks/throughput.py --tasks forward --ours-option "torch_module='eager'"
 """
 
 import argparse
