@@ -2,8 +2,10 @@
 
 30 steps of AdamW on 32 x 32 pictures, cropped and flipped at random, all by `keras_vit.training.run`; the devices are
 simulated on the CPU. Each run is a process of its own (or several); finished runs are kept. A row has the largest
-relative difference of a step's loss from that of one device. With dropout, TensorFlow's and PyTorch's devices draw
-different masks: there the mean of 5 seeds is compared with the spread of those of one device.
+relative difference of a step's loss from that of one device. The loss falls over all 30 steps, from 4.3 to 0.001; at
+ten times the learning rate it is 1e-5 after 5 steps, and a relative difference is one of rounding. With dropout,
+TensorFlow's and PyTorch's devices draw different masks: there the mean of 5 seeds is compared with the spread of those
+of one device.
 
     PYTHONPATH=. python benchmarks/distributed_curves.py                          all backends
     PYTHONPATH=. python benchmarks/distributed_curves.py --backends jax torch
@@ -71,7 +73,7 @@ def child(spec):
         "warmup_percent": 10.0,
         "crop": "pretrain",
         "optimizer": "adamw",
-        "learning_rate": 3e-4,
+        "learning_rate": 2e-5,
         "weight_decay": 0.1,
         "dtype": spec["dtype"],
         **{f"model.{name}": value for name, value in spec["model"].items()},

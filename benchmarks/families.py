@@ -11,7 +11,6 @@ with the models that are not finished.
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from cifar10 import Batches, read
+from measure import processor
 
 import keras_vit
 from keras_vit.files import replacing
@@ -102,11 +102,12 @@ def main():
     parser.add_argument("--data", type=Path, required=True, help="an .npz file, or a folder of TFDS datasets")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--families", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--train-images", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    facts = {"backend": keras.backend.backend(), "keras": keras.__version__, "processor": platform.processor()}
+    facts = {"backend": keras.backend.backend(), "keras": keras.__version__, "processor": processor()}
+    facts |= {"cores": len(os.sched_getaffinity(0))}
     facts |= {"epochs": args.epochs, "train_images": args.train_images, **SETTINGS}
     found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {**facts, "rows": []}
     if different := {name for name, value in facts.items() if found[name] != value}:
