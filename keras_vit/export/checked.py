@@ -14,12 +14,15 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.child import custom_objects, run_in_child
-from keras_vit.export.precision import PRECISIONS, accuracy_change, with_precision
+from keras_vit.export.precision import PRECISIONS, STATIC, accuracy_change, with_precision
 from keras_vit.files import draft_folder
 
 
 class Format(NamedTuple):
-    """A format: `write(model, path, precision)` needs `backend`; `run(path, batches, names)` returns the outputs."""
+    """A format: `write(model, path, precision)` needs `backend`; `run(path, batches, names)` returns the outputs.
+
+    `calibrate(path, batches)` quantizes a written file for the precision "int8_static".
+    """
 
     suffix: str
     backend: str
@@ -28,6 +31,7 @@ class Format(NamedTuple):
     run: Callable
     precisions: tuple = PRECISIONS
     tolerances: dict = {}
+    calibrate: Callable | None = None
 
 
 def write_checked(
@@ -43,19 +47,27 @@ def write_checked(
     arguments.one_of("precision", precision, fmt.precisions)
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
+    static = precision == STATIC
+    if static and images is None:
+        raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: images=None")
+    if static and importlib.util.find_spec("nncf") is None:
+        raise ImportError(f"precision={STATIC!r} needs a package that is not installed: pip install nncf")
+    stored = "float32" if static else precision
     batches = parity.probes(model)
     # A traced torch program keeps the device that it was traced on.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
     with _draft(path, overwrite) as draft:
-        reduced = with_precision(model, precision)
+        reduced = with_precision(model, stored)
         given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
         wanted = [parity.outputs_of(reduced, batch) for batch in batches + given]
         if here:
-            fmt.write(reduced, draft, precision)
+            fmt.write(reduced, draft, stored)
         else:
-            _write_elsewhere(fmt, model, reduced, draft, precision, custom_module)
+            _write_elsewhere(fmt, model, reduced, draft, stored, custom_module)
+        if static:
+            fmt.calibrate(draft, given)
         received = fmt.run(draft, batches + given, parity.output_names(reduced))
         difference = parity.largest_difference(wanted, received)
         if tolerance is None:

@@ -7,6 +7,8 @@ import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
 
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+# int8 weights and activations, with ranges from the user's images.
+STATIC = "int8_static"
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:

@@ -1,6 +1,8 @@
 """LiteRT and OpenVINO files, converted from a plain SavedModel on TensorFlow."""
 
+import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -38,8 +40,7 @@ def run_litert(path, batches, names):
 
 def write_openvino(model, path, precision):
     """Writes OpenVINO's .xml and .bin; weights that `precision` represents exactly are stored in it."""
-    import openvino
-
+    openvino = _openvino()
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
         _save_plain(model, folder)
         converted = openvino.convert_model(folder)
@@ -50,14 +51,52 @@ def write_openvino(model, path, precision):
 
 def run_openvino(path, batches, names):
     """Runs OpenVINO's files on the CPU in float32."""
-    import openvino
-
+    openvino = _openvino()
     compiled = openvino.Core().compile_model(os.fspath(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     received = []
     for batch in batches:
         outputs = compiled(batch)
         received.append([np.array(outputs[name], "float32") for name in names])
     return received
+
+
+def calibrate_openvino(path, batches):
+    """Quantizes OpenVINO's files, and what flows between their operations by its range on the images, to int8."""
+    with _without_telemetry():
+        import nncf
+    openvino = _openvino()
+    images = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
+    quantized = nncf.quantize(
+        openvino.Core().read_model(os.fspath(path)),
+        nncf.Dataset(images),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(images),
+    )
+    # The model that was read keeps its file of weights open.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        openvino.save_model(quantized, os.path.join(folder, path.name), compress_to_fp16=False)
+        del quantized
+        for file in Path(folder).iterdir():
+            os.replace(file, path.with_name(file.name))
+
+
+def _openvino():
+    with _without_telemetry():
+        import openvino
+    return openvino
+
+
+@contextlib.contextmanager
+def _without_telemetry():
+    """Imports within it find no `openvino_telemetry`, which OpenVINO and NNCF would report the use of themselves to."""
+    if "openvino_telemetry" in sys.modules:
+        yield
+        return
+    sys.modules["openvino_telemetry"] = None
+    try:
+        yield
+    finally:
+        del sys.modules["openvino_telemetry"]
 
 
 def _save_plain(model, folder):

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -76,3 +79,35 @@ def test_smaller_weights_make_smaller_litert_files(tmp_path, precision, share, i
 def test_litert_refuses_bfloat16(tmp_path):
     with pytest.raises(ValueError, match="`precision`. Expected one of 'float32', 'float16', 'int8'. Received"):
         export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
+
+
+@here
+def test_static_int8_computes_in_int8_and_keeps_the_classes(tmp_path):
+    pytest.importorskip("nncf")
+    model = tiny.build(hidden_dim=96, mlp_dim=192, num_layers=1, head_init="glorot_uniform")
+    images = np.random.default_rng(0).uniform(-1, 1, (24, 16, 16, 3)).astype("float32")
+    report = export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
+    assert report.change.num_images == 24 and report.change.same_top1 >= 20
+    assert report.change.largest > 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
+    kinds = [op.get_type_name() for op in openvino.Core().read_model(tmp_path / "vit.xml").get_ops()]
+    # Of the tokens and of the four kernels of a block.
+    assert kinds.count("FakeQuantize") >= 4
+    for count in (1, 5):
+        assert compiled(tmp_path / "vit.xml")(images[:count])["outputs"].shape == (count, 5)
+
+
+def test_static_int8_needs_images(tmp_path):
+    with pytest.raises(ValueError, match="Expected `images` to calibrate with for precision='int8_static'"):
+        export.openvino(tiny.build(), tmp_path / "vit.xml", precision="int8_static")
+    with pytest.raises(ValueError, match="`precision`. Expected one of"):
+        export.onnx(tiny.build(), tmp_path / "vit.onnx", precision="int8_static")
+    assert not list(tmp_path.iterdir())
+
+
+def test_openvino_reports_to_nobody():
+    script = (
+        "import sys\nfrom keras_vit.export import tensorflow_formats\nopenvino = tensorflow_formats._openvino()\n"
+        "assert 'openvino_telemetry' not in sys.modules, 'imported'\nimport openvino_telemetry"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
