@@ -8,13 +8,14 @@ import keras
 def is_direct(layer, dtype_policy):
     """Whether `layer.call` does all that calling the layer does, within the call of a layer of this dtype policy.
 
-    The outer call has converted the inputs, set the dtype of the variables, and dealt with masks. TensorFlow and JAX
-    trace a model once, so that nothing is gained there. Hooks, PyTorch's autocast, quantization and rematerialization
-    need the layer's own call.
+    The outer call has converted the inputs and dealt with masks. TensorFlow and JAX trace a model once, so that nothing
+    is gained there. Hooks, mixed precision, PyTorch's autocast, quantization and Keras' rematerialization need the
+    layer's own call.
     """
     return (
         keras.backend.backend() == "torch"
         and layer.dtype_policy is dtype_policy
+        and dtype_policy.compute_dtype == dtype_policy.variable_dtype
         and layer.built
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
         and getattr(layer, "_remat_mode", None) is None

@@ -70,9 +70,12 @@ def test_autocast_and_dtypes_are_those_of_calls(block, called):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = block(TOKENS)
     assert outputs.dtype == torch.float32 and len(called) == 9
+    # Outside of the block's call, too, as for gradients of recomputed activations.
     mixed = TransformerBlock(2, 16, dtype="mixed_bfloat16")
-    assert mixed(TOKENS).dtype == torch.bfloat16
-    assert is_direct(mixed.mlp, mixed.dtype_policy) and not is_direct(mixed.mlp, block.dtype_policy)
+    assert mixed(TOKENS).dtype == mixed.add_mlp(torch.ones(2, 5, 8).bfloat16()).dtype == torch.bfloat16
+    half = TransformerBlock(2, 16, dtype="bfloat16")
+    assert half(TOKENS).dtype == torch.bfloat16
+    assert is_direct(half.mlp, half.dtype_policy) and not is_direct(half.mlp, block.dtype_policy)
 
 
 def test_quantized_layers_compute_as_quantized(block, called):
