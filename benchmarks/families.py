@@ -110,7 +110,7 @@ def main():
     facts |= {"cores": len(os.sched_getaffinity(0))}
     facts |= {"epochs": args.epochs, "train_images": args.train_images, **SETTINGS}
     found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {**facts, "rows": []}
-    if different := {name for name, value in facts.items() if found[name] != value}:
+    if different := {name for name, value in facts.items() if found.get(name) != value}:
         raise SystemExit(f"Expected the settings of {args.out}. Received others: {', '.join(sorted(different))}")
     data = read(args.data)
     for family in args.families:

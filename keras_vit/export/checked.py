@@ -48,8 +48,8 @@ def write_checked(
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
     static = precision == STATIC
-    if static and images is None:
-        raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: images=None")
+    if static and (images is None or not len(images)):
+        raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
     if static and importlib.util.find_spec("nncf") is None:
         raise ImportError(f"precision={STATIC!r} needs a package that is not installed: pip install nncf")
     stored = "float32" if static else precision

@@ -88,7 +88,7 @@ def _openvino():
 
 @contextlib.contextmanager
 def _without_telemetry():
-    """Imports within it find no `openvino_telemetry`, which OpenVINO and NNCF would report the use of themselves to."""
+    """The first imports of OpenVINO and NNCF within it do not find `openvino_telemetry`, and so report to nobody."""
     if "openvino_telemetry" in sys.modules:
         yield
         return
@@ -96,7 +96,7 @@ def _without_telemetry():
     try:
         yield
     finally:
-        del sys.modules["openvino_telemetry"]
+        sys.modules.pop("openvino_telemetry", None)
 
 
 def _save_plain(model, folder):

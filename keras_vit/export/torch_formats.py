@@ -16,6 +16,7 @@ def torch_module(model: keras.Model):
     on one image; `torch.compile` takes it too. Its weights are the model's own tensors, as buffers: a change of the
     model's weights changes the module. It takes images on the model's device, (batch, height, width, channels), with
     any batch size, and any image size if the model allows it, and returns the model's output, or a tuple of them.
+    `train()` changes nothing. To save it, use `torch_export`.
 
     Args:
         model: A `keras.Model` with one input, built on PyTorch.
@@ -34,7 +35,25 @@ def torch_module(model: keras.Model):
             "Expected a model built on PyTorch, KERAS_BACKEND=torch. Received: the backend "
             f"{keras.backend.backend()!r}. `export.torch_export` writes a PyTorch program on any backend."
         )
-    return _traced(model, "float32", single=True).module()
+    import torch
+
+    class Inference(torch.nn.Module):
+        """A program, which has no other mode than inference."""
+
+        def __init__(self, program):
+            super().__init__()
+            self.program = program
+            self.train(False)
+
+        def forward(self, images):
+            return self.program(images)
+
+        def train(self, mode=True):
+            # The program's own method raises an error.
+            self.training = mode
+            return self
+
+    return Inference(_traced(model, "float32", single=True).module())
 
 
 def write_torch_export(model, path, precision):
@@ -129,12 +148,15 @@ def _without_conversions(program):
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
-            graph.erase_node(node)
+            # What a user passes is still checked.
+            if node.args[0].name != "images":
+                graph.erase_node(node)
         elif node.target in (aten.to.dtype, aten.to.dtype_layout):
             tensor, converted = node.args[0].meta["val"], node.meta["val"]
-            same = tensor.dtype == converted.dtype and tensor.device == converted.device
+            same = all(getattr(tensor, name) == getattr(converted, name) for name in ("dtype", "device", "layout"))
+            copies = len(node.args) > 2 or node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None
             # The program's signature names its outputs.
-            if same and all(user.op != "output" for user in node.users):
+            if same and not copies and all(user.op != "output" for user in node.users):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
     program.graph_module.recompile()

@@ -14,9 +14,9 @@ class Layer(keras.layers.Layer):
         """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
-    def run(self, layer, *args, **kwargs):
+    def run(self, layer, x, **kwargs):
         """Calls an inner layer, without Keras' bookkeeping where that changes nothing."""
-        return (layer.call if is_direct(layer, self.dtype_policy) else layer)(*args, **kwargs)
+        return (layer.call if is_direct(layer, x, self.dtype_policy) else layer)(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
         """The shape of the first input; overridden if the output has another."""

@@ -52,25 +52,28 @@ def _dense_on_torch(x, kernel, bias, activation=None):
     import torch
     from torch.nn import functional
 
-    if not _onednn_takes(x):
+    if not _onednn_takes(x, kernel, bias):
         x = functional.linear(x, kernel.T, bias)
     elif torch.is_grad_enabled():
         x = _onednn_linear().apply(x, kernel, bias)
-    elif activation in _GELUS:
-        return _onednn(x, kernel.T, bias, "gelu", _GELUS[activation])
+    elif activation is gelu_tanh or activation is keras.activations.gelu:
+        # Within the product a GELU costs nothing, where PyTorch's own tanh GELU takes longer than the exact one.
+        return _onednn(x, kernel.T, bias, "gelu", "tanh" if activation is gelu_tanh else "none")
     else:
         x = _onednn(x, kernel.T, bias)
     return x if activation is None else activation(x)
 
 
-def _onednn_takes(x):
-    """Whether oneDNN computes the products of a tensor. MKL, PyTorch's default, is slower, above all on AMD."""
+def _onednn_takes(x, kernel, bias):
+    """Whether oneDNN computes a product. MKL, PyTorch's default, is slower, above all on AMD."""
     import torch
 
     return (
         ENABLED
         # Whatever changes or reads the operations knows only the public ones.
         and not torch.compiler.is_compiling()
+        and _has_onednn()
+        and torch.backends.mkldnn.enabled
         and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
@@ -80,7 +83,9 @@ def _onednn_takes(x):
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and 0 not in x.shape
-        and _has_onednn()
+        # PyTorch explains other shapes.
+        and x.shape[-1] == kernel.shape[0]
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == kernel.shape[1:]))
     )
 
 
@@ -88,11 +93,10 @@ def _onednn_takes(x):
 def _has_onednn():
     import torch
 
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-# oneDNN's names. Within the product they cost nothing, where PyTorch's own tanh GELU takes longer than the exact one.
-_GELUS = {gelu_tanh: "tanh", keras.activations.gelu: "none"}
+    # None of this is public.
+    names = ("_are_functorch_transforms_active", "_len_torch_dispatch_stack")
+    there = all(hasattr(torch._C, name) for name in names) and hasattr(torch.autograd.forward_ad, "_current_level")
+    return there and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _onednn(x, weight, bias=None, activation="none", algorithm=""):

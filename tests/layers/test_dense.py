@@ -41,6 +41,8 @@ def test_onednn_computes_the_same_without_a_gradient(activation, monkeypatch):
                 outputs = cpu.dense(inputs, kernel, each, activation)
                 np.testing.assert_allclose(outputs, exact, rtol=1e-6, atol=2e-6)
     assert len(calls) == 15
+    gelus = {gelu_tanh: ("gelu", "tanh"), keras.activations.gelu: ("gelu", "none")}
+    assert {tuple(args[3:]) for args in calls} == {gelus.get(activation, ())}
 
 
 @on_torch
@@ -263,3 +265,11 @@ def test_lora_acts_and_trains(tricks):
     x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
     kernel = ops.convert_to_numpy(layer.kernel)
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x @ kernel, rtol=1e-5, atol=1e-5)
+
+
+@on_torch
+def test_a_wrong_width_is_told_in_shapes(tricks):
+    import torch
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied.*9.*8x6"):
+        cpu.dense(*tensors((5, 9), (8, 6), (6,)))
