@@ -46,14 +46,15 @@ def torch_module(model: keras.Model):
             self.train(False)
 
         def forward(self, images):
-            return self.program(images)
+            outputs = self.program(images)
+            return outputs[0] if len(outputs) == 1 else outputs
 
         def train(self, mode=True):
             # The program's own method raises an error.
             self.training = mode
             return self
 
-    return Inference(_traced(model, "float32", single=True).module())
+    return Inference(_traced(model, "float32").module())
 
 
 def write_torch_export(model, path, precision):
@@ -99,11 +100,8 @@ def run_onnx(path, batches, names):
     return [[np.asarray(y, "float32") for y in session.run(names, {"images": batch})] for batch in batches]
 
 
-def _traced(model, precision, single=False):
-    """Traces a model to a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs.
-
-    With `single`, an only output is not in a tuple.
-    """
+def _traced(model, precision):
+    """Traces a model to a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs."""
     import torch
 
     class Program(torch.nn.Module):
@@ -126,8 +124,7 @@ def _traced(model, precision, single=False):
                 images,
                 training=False,
             )
-            outputs = tuple(keras.tree.flatten(outputs))
-            return outputs[0] if single and len(outputs) == 1 else outputs
+            return tuple(keras.tree.flatten(outputs))
 
     example = torch.from_numpy(parity.probes(model)[0]).to(_device(model))
     free = [axis for axis, side in enumerate(model.inputs[0].shape) if side is None]

@@ -89,6 +89,7 @@ def module_of(function):
 @on_torch
 def test_every_derivative_is_the_products(tricks):
     import torch
+    from torch import func
     from torch.autograd.functional import hessian, jacobian
 
     arguments = tuple(tensors((2, 5, 4), (4, 3), (3,)))
@@ -104,6 +105,21 @@ def test_every_derivative_is_the_products(tricks):
             derivative(lambda *arguments, p=product: loss(p, *arguments), arguments) for product in (cpu.dense, linear)
         )
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    for transform in (func.jacfwd, func.jacrev, func.hessian, func.grad):
+        for argument in range(3):
+            actual, expected = (
+                transform(lambda *args, p=product: loss(p, *args), argnums=argument)(*arguments)
+                for product in (cpu.dense, linear)
+            )
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    # Of each row by itself, of which the rest are not the rows of one matrix.
+    x, *weights = arguments
+    strided = torch.stack([x, 2 * x], dim=3)
+    actual, expected = (
+        func.vmap(func.grad(lambda x, p=product: loss(p, x, *weights)), in_dims=3)(strided)
+        for product in (cpu.dense, linear)
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @on_torch
