@@ -10,8 +10,9 @@ images. Each student takes the same number of updates:
 
 The weak augmentation is a random flip and shifts of up to 2 pixels; the strong one adds a black square and a random
 contrast. Compute is stated as the images that all models of a method, teachers too, took forward and backward,
-and forward alone. `--validation` holds out the last 5,000 training images and scores these, to choose settings by.
-Results are written after each run, so an interrupted benchmark resumes. `--quick` tries it in a minute.
+and forward alone. The curves are of the first 2,000 test images, ten times a run; the accuracy after the last update
+is the result, of all of them. `--validation` holds out the last 5,000 training images and scores these, to choose
+settings by. Results are written after each run, so an interrupted benchmark resumes. `--quick` tries it in a minute.
 
     python benchmarks/semi_supervised.py --data-dir ~/tensorflow_datasets
 """
@@ -35,6 +36,7 @@ from keras_vit.semi_supervised import MetaPseudoLabels, noisy_student
 METHODS = ("supervised", "noisy_student", "meta", "meta_finetuned")
 QUICK = {"num_layers": 1, "updates": 8, "batch_size": 10, "unlabelled_factor": 2, "num_labels": 50, "threshold": 0.0}
 HELD_OUT = 5000
+CURVE_IMAGES, CURVE_POINTS = 2000, 10
 
 
 def build_model(settings, noise=0.0):
@@ -84,6 +86,26 @@ class Steps(keras.utils.PyDataset):
         return self.make(np.random.default_rng([self.seed, index]))
 
 
+class Curve(keras.callbacks.Callback):
+    """Collects `points`, (updates, accuracy) of a model on some images while a trainer is fitted."""
+
+    def __init__(self, model, images, classes, updates):
+        super().__init__()
+        self.watched, self.images, self.classes = model, images, classes
+        self.every, self.points = max(1, updates // CURVE_POINTS), []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self.every == 0:
+            _ = self.model  # On JAX, asking for it writes the state of training into the variables.
+            self.points.append((batch + 1, accuracy(self.watched, self.images, self.classes)))
+
+
+def accuracy(model, images, classes):
+    batches = np.split(images.astype("float32"), range(500, len(images), 500))
+    logits = [keras.ops.convert_to_numpy(model(batch, training=False)) for batch in batches]
+    return float((np.concatenate(logits).argmax(axis=1) == classes).mean())
+
+
 class Run:
     """One seed: the split of the images, and the methods."""
 
@@ -102,27 +124,34 @@ class Run:
         chosen = rng.integers(len(self.images), size=self.size)
         return augment(self.images[chosen], rng, square), self.classes[chosen]
 
-    def fit(self, model, make, updates, loss):
+    def fit(self, trainer, make, updates, model=None):
+        """Fits a compiled model, and returns the curve of it or of the model that it trains."""
+        images, classes = (array[:CURVE_IMAGES] for array in self.test)
+        curve = Curve(model or trainer, images, classes, updates)
+        trainer.fit(Steps(make, updates, self.seed), verbose=0, shuffle=False, callbacks=[curve])
+        return curve.points
+
+    def fit_student(self, model, make, updates, loss):
         model.compile(optimizer_for(self.settings["learning_rate"], updates), loss)
-        model.fit(Steps(make, updates, self.seed), verbose=0, shuffle=False)
+        return self.fit(model, make, updates)
 
     def accuracy(self, model):
-        logits = model.predict(self.test[0].astype("float32"), batch_size=500, verbose=0)
-        return float((logits.argmax(axis=1) == self.test[1]).mean())
+        return accuracy(model, *self.test)
 
     @functools.cached_property
     def teacher(self):
+        """The supervised model and its curve."""
         keras.utils.set_random_seed(self.seed)
         model = build_model(self.settings)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.fit(model, self.draw, self.settings["updates"], loss)
-        return model
+        return model, self.fit_student(model, self.draw, self.settings["updates"], loss)
 
     def supervised(self):
-        return {"test_accuracy": self.accuracy(self.teacher)}
+        model, curve = self.teacher
+        return {"test_accuracy": self.accuracy(model), "curve": curve}
 
     def noisy_student(self):
-        accuracies, smoothing = [], 0.1
+        accuracies, curves, smoothing = [], [], 0.1
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
 
         def train(student, labels, checkpoints):
@@ -136,18 +165,21 @@ class Run:
                 weights = np.repeat([rows / self.size, rows / self.more], [self.size, self.more]).astype("float32")
                 return np.concatenate([images, pseudo]), np.concatenate([smooth, labels.labels[chosen]]), weights
 
-            self.fit(student, batch, self.settings["updates"], loss)
+            curves.append(self.fit_student(student, batch, self.settings["updates"], loss))
             accuracies.append(self.accuracy(student))
 
         build = functools.partial(build_model, self.settings, self.settings["noise"])
-        teacher, images = self.teacher, self.unlabelled.astype("float32")
+        (teacher, _), images = self.teacher, self.unlabelled.astype("float32")
         with tempfile.TemporaryDirectory() as folder:
             options = {"threshold": self.settings["threshold"], "seed": self.seed, "batch_size": 500}
             noisy_student(teacher, [build, build], images, train, folder, **options)
-        return {"test_accuracy": accuracies[-1], "first_round": accuracies[0], "teacher": self.accuracy(teacher)}
+        first, last = curves
+        rest = {"first_round": accuracies[0], "first_round_curve": first, "teacher": self.accuracy(teacher)}
+        return {"test_accuracy": accuracies[-1], "curve": last, **rest}
 
     @functools.cached_property
     def meta_models(self):
+        """The teacher, the student and the student's curve."""
         keras.utils.set_random_seed(self.seed)
         teacher, student = (build_model(self.settings, self.settings["noise"]) for _ in range(2))
         updates, rate = self.settings["updates"], self.settings["learning_rate"]
@@ -160,18 +192,18 @@ class Run:
             chosen = self.unlabelled[rng.integers(len(self.unlabelled), size=self.more)]
             return (images, augment(chosen, rng), augment(chosen, rng, self.settings["square"])), classes
 
-        trainer.fit(Steps(batch, updates, self.seed), verbose=0, shuffle=False)
-        return teacher, student
+        return teacher, student, self.fit(trainer, batch, updates, student)
 
     def meta(self):
-        teacher, student = self.meta_models
-        return {"test_accuracy": self.accuracy(student), "teacher": self.accuracy(teacher)}
+        teacher, student, curve = self.meta_models
+        return {"test_accuracy": self.accuracy(student), "curve": curve, "teacher": self.accuracy(teacher)}
 
     def meta_finetuned(self):
-        student = keras.models.clone_model(self.meta_models[1])
-        student.set_weights(self.meta_models[1].get_weights())
+        _, trained, _ = self.meta_models
+        student = keras.models.clone_model(trained)
+        student.set_weights(trained.get_weights())
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.fit(student, self.draw, max(1, self.settings["updates"] // 10), loss)
+        self.fit_student(student, self.draw, max(1, self.settings["updates"] // 10), loss)
         return {"test_accuracy": self.accuracy(student)}
 
 
@@ -200,17 +232,26 @@ def summarize(runs):
     return summary
 
 
-def draw(runs, path):
-    """Plots each seed's test accuracy by method."""
+def draw(runs, images, path):
+    """Plots the accuracy by updates, and the last one by the images that were trained on."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for key, row in runs.items():
-        axes.plot(METHODS.index(key.split("/")[0]), row["test_accuracy"], "o", color="C0", alpha=0.7)
-    axes.set_xticks(range(len(METHODS)), METHODS)
-    axes.set(ylabel="test accuracy", title="Fashion-MNIST, few labels")
-    axes.grid(alpha=0.3, axis="y")
+    figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+    curves, costs = figure.subplots(1, 2, sharey=True)
+    for number, method in enumerate(METHODS):
+        rows = [row for key, row in runs.items() if key.startswith(f"{method}/")]
+        style = {"color": f"C{number}", "label": method}
+        for row in rows:
+            if "curve" in row:
+                curves.plot(*zip(*row["curve"], strict=True), alpha=0.7, **style)
+                style.pop("label", None)
+        accuracies = [row["test_accuracy"] for row in rows]
+        costs.plot([images[method][0]] * len(rows), accuracies, "o", color=f"C{number}", alpha=0.7, label=method)
+    curves.set(xlabel="updates of the student", ylabel="accuracy", title="2,000 test images, each seed")
+    costs.set(xlabel="images forward and backward, all models", title="All test images, each seed")
+    for axes in (curves, costs):
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
     with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=110)
 
@@ -285,7 +326,7 @@ def main(argv=None):
             print(f"{method:15} seed {seed}: {row['test_accuracy']:.4f} in {row['seconds']:.0f} s", flush=True)
             content["summary"] = summarize(content["runs"])
             write_json(args.out, content)
-            draw(content["runs"], args.out.with_suffix(".png"))
+            draw(content["runs"], content["images"], args.out.with_suffix(".png"))
     for method, row in summarize(content["runs"]).items():
         spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.4f}"
         trained, forward = content["images"][method]
