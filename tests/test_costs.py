@@ -115,8 +115,7 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     # The counter does not know the fused kernel of the CPU.
-    for name in ("attention", "relative_attention"):
-        monkeypatch.setattr(importlib.import_module(f"keras_vit.layers.{name}"), "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: False)
     # Resizing the table of positions takes products too, but once a batch.
     monkeypatch.setattr(keras_vit.layers.PositionEmbedding, "call", lambda self, tokens, images=None: tokens)
     for name, (model, size) in example_models().items():
@@ -143,8 +142,7 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
 def test_activations_as_pytorch_keeps_them(make, monkeypatch):
     import torch
 
-    for name in ("attention", "relative_attention"):
-        monkeypatch.setattr(importlib.import_module(f"keras_vit.layers.{name}"), "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: False)
     model = make()
     weights = {w.value.untyped_storage().data_ptr() for w in model.weights}
 

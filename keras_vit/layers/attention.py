@@ -8,7 +8,7 @@ from keras_vit import arguments
 from keras_vit.layers import cpu, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, attend_unfused, has_fused_kernel
+from keras_vit.layers.fused_attention import attend, attend_unfused
 from keras_vit.layers.placement import layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
@@ -151,11 +151,11 @@ class MultiHeadSelfAttention(CompositeLayer):
             log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = log_sizes if bias is None else bias + log_sizes
         dropout = training and self.dropout_rate > 0
-        if has_fused_kernel() and not (return_attention_scores or dropout or num_queries is not None):
-            x, scores = attend(query, key, value, bias), None
-        else:
+        if return_attention_scores or dropout or num_queries is not None:
             drop = functools.partial(self.dropout, training=training)
             x, scores = attend_unfused(query, key, value, bias, drop)
+        else:
+            x, scores = attend(query, key, value, bias, training), None
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)

@@ -7,7 +7,7 @@ from keras_vit.interpolation import TABLE_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, attend_unfused, has_fused_kernel
+from keras_vit.layers.fused_attention import attend, attend_unfused
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -97,10 +97,10 @@ class RelativeAttention(CompositeLayer):
         qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
         query, key, value = ops.unstack(ops.transpose(qkv, (3, 0, 2, 1, 4)), 3, axis=0)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
-        if has_fused_kernel() and not return_attention_scores:
-            x, weights = attend(query, key, value, bias), None
-        else:
+        if return_attention_scores:
             x, weights = attend_unfused(query, key, value, bias, lambda weights: weights)
+        else:
+            x, weights = attend(query, key, value, bias), None
         x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, rows, columns, self.num_heads * self.head_dim))
         x = self.out(x)
         return (x, weights) if return_attention_scores else x

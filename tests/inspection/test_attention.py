@@ -41,7 +41,7 @@ def test_fused_and_explicit_attention_give_the_same_logits(monkeypatch):
     logits = []
     # Whether there is a fused kernel depends on the backend and its device: here both ways are taken on each.
     for fused in (True, False):
-        monkeypatch.setattr("keras_vit.layers.attention.has_fused_kernel", lambda fused=fused: fused)
+        monkeypatch.setattr("keras_vit.layers.fused_attention.has_fused_kernel", lambda fused=fused: fused)
         logits.append(ops.convert_to_numpy(model(images)))
     np.testing.assert_allclose(*logits, atol=1e-5)
     # Nor does looking on leave anything behind.

@@ -138,7 +138,7 @@ def test_definition_on_both_paths(arguments):
 @pytest.mark.parametrize("arguments", [{}, {"max_relative_distance": 2}])
 def test_fused_path_of_an_accelerator(monkeypatch, arguments, length):
     # As on a JAX GPU, whose fused kernel has gradients for even numbers of tokens alone.
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: True)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: True)
     x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
     layer = build(x, num_heads=2, **arguments)
     expected, _ = reference(layer, x)
@@ -149,7 +149,7 @@ def test_fused_path_of_an_accelerator(monkeypatch, arguments, length):
 @pytest.mark.parametrize("fused", [False, True])
 def test_sizes_count_tokens_as_often(monkeypatch, fused, length):
     """As if each were there that many times; the weights of its copies add up to its own."""
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.attention"), "has_fused_kernel", lambda: fused)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: fused)
     x = np.random.default_rng(0).normal(size=(2, length, 8)).astype("float32")
     sizes = np.array([[2, 1, 3, 1, 1], [1, 1, 1, 1, 4]], "int32")[:, :length]
     layer = build(x, num_heads=2)

@@ -3,13 +3,16 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_vit
+from keras_vit.layers import fused_attention
 from keras_vit.layers.fused_attention import attend
 
 
 @pytest.mark.parametrize("length", [1, 6, 7])
 @pytest.mark.parametrize("bias_shape", [None, (3, 1, 1), (1, 2, 1), (3, 2, 0)])
-def test_it_is_attention(length, bias_shape):
-    """With a bias for each key, of each image or of each head, or for each pair of query and key of both."""
+@pytest.mark.parametrize("fused", [True, False])
+def test_it_is_attention(length, bias_shape, fused, monkeypatch):
+    """Fused, whole and in slices. A bias is for each key, of each image or each head, or for each query and key."""
     random = np.random.default_rng(0)
     query, key, value = random.normal(size=(3, 3, 2, length, 4)).astype("float32")
     bias = None
@@ -20,6 +23,9 @@ def test_it_is_attention(length, bias_shape):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ value
     query, key, value = map(ops.convert_to_tensor, (query, key, value))
+    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: fused)
+    monkeypatch.setattr(fused_attention, "_LONG", 6)
+    monkeypatch.setattr(fused_attention, "_SLICE", 3)
     actual = attend(query, key, value, None if bias is None else ops.convert_to_tensor(bias))
     np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-5)
 
@@ -32,3 +38,20 @@ def test_the_heads_join_without_a_copy():
     assert ops.transpose(joined, (0, 2, 1, 3)).is_contiguous()
     of_copies = attend(*(x.contiguous() for x in parts), None)
     np.testing.assert_allclose(joined, of_copies, atol=1e-6)
+
+
+def test_a_long_sequence_trains_as_in_one_piece(monkeypatch):
+    """Its slices are computed again for the gradients."""
+    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    images, labels = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32"), np.array([0, 1])
+    trained = []
+    for long in (100, 4):
+        monkeypatch.setattr(fused_attention, "_LONG", long)
+        monkeypatch.setattr(fused_attention, "_SLICE", 7)
+        keras.utils.set_random_seed(0)
+        model = keras_vit.ViT("Ti/16", image_size=32, patch_size=8, num_layers=1, num_classes=2)
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(images, labels, epochs=2, verbose=0)
+        trained.append(model.get_weights())
+    for whole, sliced in zip(*trained, strict=True):
+        np.testing.assert_allclose(sliced, whole, rtol=1e-4, atol=1e-6)
