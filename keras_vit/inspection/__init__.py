@@ -8,17 +8,18 @@ from keras_vit.inspection.attention_plots import (
     plot_token_attention,
 )
 from keras_vit.inspection.gradients import gradient_rollout
+from keras_vit.inspection.inputs import patch_layout
 from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
 from keras_vit.inspection.plots import plot_history, plot_predictions
 from keras_vit.inspection.report import write_report
 from keras_vit.inspection.token_attention import token_attention_maps
-from keras_vit.inspection.watch import PatchLayout, patch_layout
 from keras_vit.inspection.weights import (
     embedding_filters,
     plot_embedding_filters,
     plot_position_similarity,
     position_similarity,
 )
+from keras_vit.models.watch import PatchLayout
 
 __all__ = [
     "PatchLayout",

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vit import arguments
-from keras_vit.inspection.watch import Watch, batches, indices, scores_of
+from keras_vit.inspection.inputs import batches, indices
+from keras_vit.models.watch import Watch, scores_of, to_numpy
 
-FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
+FUSIONS = {"mean": ops.mean, "max": ops.max, "min": ops.min}
 
 
 def attention_maps(
@@ -127,20 +129,16 @@ def attention_rollout(
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
     watch, fuse = Watch(model, readout), FUSIONS[head_fusion]
-    rollout = None
 
-    def step(i, block, tokens, **inputs):
-        nonlocal rollout
-        attention = discard_smallest(fuse(scores_of(block, tokens, **inputs), axis=1), discard_ratio)
-        attention += np.eye(attention.shape[-1], dtype="float32")
-        attention /= attention.sum(axis=-1, keepdims=True)
-        rollout = attention @ rollout if i else attention
+    def discard(matrices):
+        return ops.convert_to_tensor(discard_smallest(to_numpy(matrices), discard_ratio))
 
-    grids = []
-    for batch in batches(images, batch_size):
-        watch.run(batch, step)
-        grids.append(watch.to_grid(watch.read_out(rollout, fuse)))
-    return np.concatenate(grids)
+    return np.concatenate(
+        [
+            to_numpy(watch.rollout(batch, fuse, discard if discard_ratio else None)[1])
+            for batch in batches(images, batch_size)
+        ]
+    )
 
 
 def discard_smallest(matrices, ratio):

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.inspection.watch import Watch, batches, scores_of, to_numpy
+from keras_vit.inspection.inputs import batches
+from keras_vit.models.watch import Watch, scores_of, to_numpy
 
 
 def gradient_rollout(
@@ -68,7 +69,7 @@ def _of_batch(watch, inputs, classes):
 
     weights = _weights_of_class(watch.run(inputs, keep), classes)
     batch, length, _ = seen[0][1].shape
-    row = start = watch.read_out(np.broadcast_to(np.eye(length, dtype="float32"), (batch, length, length)))
+    row = start = to_numpy(watch.read_out(ops.tile(ops.eye(length, dtype="float32")[None], (batch, 1, 1))))
 
     def output_of_class(*changes):
         """Returns the class output with `changes` added to the output of each attention layer."""
@@ -85,7 +86,7 @@ def _of_batch(watch, inputs, classes):
         of_scores = _of_scores(block.attention, block.norm_1(tokens), gradient)
         weighted = np.maximum(scores_of(block, tokens, **inputs) * of_scores, 0).mean(axis=1)
         row = row + np.einsum("bq,bqk->bk", row, weighted)
-    return watch.to_grid(row - start)
+    return to_numpy(watch.to_grid(row - start))
 
 
 def _weights_of_class(outputs, classes):

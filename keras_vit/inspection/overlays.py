@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.inspection.attention import FUSIONS, attention_rollout
-from keras_vit.inspection.watch import pictures_of
+from keras_vit.inspection.inputs import pictures_of
 from keras_vit.pictures import displayable
 from keras_vit.tensorboard import TensorBoardPictures
 

@@ -15,7 +15,7 @@ from keras_vit.files import replacing
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
 from keras_vit.inspection.gradients import gradient_rollout, quantization_of_attention
-from keras_vit.inspection.watch import Watch, patch_layout, sublayers
+from keras_vit.inspection.inputs import patch_layout
 from keras_vit.inspection.weights import (
     embedding_filters,
     plot_embedding_filters,
@@ -26,6 +26,7 @@ from keras_vit.layers import PositionEmbedding
 from keras_vit.models.classify import classify, read_image
 from keras_vit.models.predictions import gives_features
 from keras_vit.models.preprocessing import scaled
+from keras_vit.models.watch import Watch, sublayers
 
 _STYLE = """
 :root { color-scheme: light }

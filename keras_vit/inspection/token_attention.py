@@ -5,8 +5,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.inspection.watch import batches, indices, infer, run_once, sublayers, to_numpy, unfolded
+from keras_vit.inspection.inputs import batches, indices
 from keras_vit.layers import VTModule
+from keras_vit.models.watch import infer, run_once, sublayers, to_numpy, unfolded
 
 
 def token_attention_maps(

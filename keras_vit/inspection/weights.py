@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.inspection.watch import only_one, sublayers
 from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding, StandardizedConv2D
+from keras_vit.models.watch import only_one, sublayers
 from keras_vit.pictures import finish, new_figure, new_panels, show
 
 FIGURE_7 = 28

@@ -1,8 +1,7 @@
 """Finds the ViT in a model and runs it block by block."""
 
 import inspect
-import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -32,30 +31,6 @@ class PatchLayout(NamedTuple):
     grid_size: tuple[int, int]
     patch_size: tuple[float, float]
     num_prefix_tokens: int
-
-
-def patch_layout(model: keras.Model, images) -> PatchLayout:
-    """Returns the `PatchLayout` of a model for images; arguments and errors as in `attention_maps`.
-
-    Example:
-
-    >>> layout = patch_layout(keras_vit.ViTTi16(image_size=(48, 32), num_registers=4), np.zeros((1, 48, 32, 3)))
-    >>> layout.grid_size, layout.patch_size, layout.num_prefix_tokens
-    ((3, 2), (16.0, 16.0), 5)
-    """
-    watch = Watch(model)
-    watch.run(next(batches(images, 1)))
-    return watch.layout
-
-
-def pictures_of(model, images):
-    """Undoes a model's preprocessing of its input: images in [0, 255], (batch, height, width, channels), float32."""
-    watch = Watch(model)
-    watch.run(images)
-    if watch.images is None:
-        raise ValueError(f"Expected a model with a `normalization` layer of this package. Received: {_named(model)}")
-    layer, images = watch.images
-    return to_numpy(layer.raw_images(ops.cast(images, "float32")))
 
 
 class Watch:
@@ -115,7 +90,29 @@ class Watch:
         pixels = patch[0] * image_size[0] / sides[0], patch[1] * image_size[1] / sides[1]
         return PatchLayout(image_size, grid_size, pixels, self.config.num_prefix_tokens)
 
-    def read_out(self, rows, fuse=np.mean):
+    def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
+        """Returns a list of outputs and the attention rollout, (batch, rows, columns), float32; works in graphs too.
+
+        `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0.
+        """
+        product = None
+
+        def step(i, block, tokens, **inputs):
+            nonlocal product
+            tokens, scores = block(tokens, training=False, return_attention_scores=True, **inputs)
+            matrices = fuse(as_weights(scores), axis=1)
+            if discard is not None:
+                matrices = discard(matrices)
+            # The identity stands for the residual branch.
+            matrices = matrices + ops.eye(matrices.shape[-1], dtype="float32")
+            matrices = matrices / ops.sum(matrices, axis=-1, keepdims=True)
+            product = ops.matmul(matrices, product) if i else matrices
+            return ops.stop_gradient(tokens)
+
+        outputs = self.run(inputs, step)
+        return outputs, self.to_grid(self.read_out(product, fuse))
+
+    def read_out(self, rows, fuse=ops.mean):
         """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
         num_prefix = self.layout.num_prefix_tokens
         readout = self.readout or self.pooling
@@ -128,14 +125,14 @@ class Watch:
             return rows[:, 0]
         rows = rows[:, num_prefix:]
         if readout != "map" or not self.pooled:
-            return rows.mean(axis=1)
+            return ops.mean(rows, axis=1)
         layer, tokens = self.pooled
-        weights = fuse(to_numpy(layer(tokens, return_attention_scores=True)[1]), axis=1)[:, 0]
-        return np.einsum("bp,bpt->bt", weights / weights.sum(axis=-1, keepdims=True), rows)
+        weights = fuse(as_weights(layer(tokens, return_attention_scores=True)[1]), axis=1)[:, 0]
+        return ops.einsum("bp,bpt->bt", weights / ops.sum(weights, axis=-1, keepdims=True), rows)
 
     def to_grid(self, rows):
         """Reshapes the patches of (batch, num_tokens) to (batch, rows, columns)."""
-        return rows[:, self.layout.num_prefix_tokens :].reshape(-1, *self.layout.grid_size)
+        return ops.reshape(rows[:, self.layout.num_prefix_tokens :], (-1, *self.layout.grid_size))
 
 
 def run_once(layer, ran, model):
@@ -169,21 +166,16 @@ def unfolded(layer, args, kwargs, call):
 
 def scores_of(block, tokens, **inputs) -> np.ndarray:
     """Returns a block's attention weights, (batch, num_heads, num_tokens, num_tokens), as NumPy float32."""
-    scores = to_numpy(block.attention(block.norm_1(tokens), return_attention_scores=True, **inputs)[1])
-    if block.compute_dtype != "float32":
-        # Rows rounded to the compute dtype do not sum to 1.
-        scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+    return to_numpy(as_weights(block.attention(block.norm_1(tokens), return_attention_scores=True, **inputs)[1]))
 
 
-def indices(name, value, depth) -> list:
-    """Returns the indices of the blocks that an argument chooses: an int, a list of them, or None for all."""
-    if value is None:
-        return list(range(depth))
-    chosen = list(value) if np.iterable(value) else [value]
-    if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
-        raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
-    return [i % depth for i in chosen]
+def as_weights(scores):
+    """Casts attention weights to float32, without a gradient."""
+    weights = ops.cast(ops.stop_gradient(scores), "float32")
+    if keras.backend.standardize_dtype(scores.dtype) == "float32":
+        return weights
+    # Rows rounded to the compute dtype do not sum to 1.
+    return weights / ops.sum(weights, axis=-1, keepdims=True)
 
 
 def sublayers(model, kind) -> list:
@@ -210,16 +202,6 @@ def only_one(model, kind) -> keras.Layer:
             "If the model holds several ViTs, pass one of them: model.get_layer(...)."
         )
     return found[0]
-
-
-def batches(inputs, batch_size) -> Iterator:
-    """Splits a model's input, an array or a structure of arrays, into batches."""
-    arguments.positive_int("batch_size", batch_size)
-    number = len(keras.tree.flatten(inputs)[0])
-    if not number:
-        raise ValueError("Expected `images` to hold at least one image. Received: none")
-    for start in range(0, number, batch_size):
-        yield keras.tree.map_structure(lambda x, start=start: x[start : start + batch_size], inputs)
 
 
 def to_numpy(x) -> np.ndarray:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-import keras_vit
 from keras_vit.inspection import (
     attention_distance,
     attention_maps,
@@ -15,7 +14,7 @@ from keras_vit.inspection import (
     patch_layout,
     position_similarity,
 )
-from keras_vit.inspection.watch import Watch, pictures_of, scores_of
+from keras_vit.models.watch import Watch, scores_of
 from tests.inspection import reference
 
 
@@ -136,28 +135,6 @@ def test_a_loaded_model_gives_the_same(outer, tmp_path):
         np.testing.assert_allclose(again[name], expected, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "size", "layout"),
-    [
-        ({"image_size": (11, 14)}, (11, 14), ((11, 14), (2, 3), (4, 4), 1)),
-        ({"image_size": (None, None), "num_registers": 2}, (8, 12), ((8, 12), (2, 3), (4, 4), 3)),
-        ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
-        (
-            {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
-            (32, 48),
-            ((32, 48), (4, 6), (8, 8), 1),
-        ),
-        ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
-    ],
-)
-def test_layout(changes, size, layout):
-    model, _ = reference.build(**changes)
-    images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
-    assert patch_layout(model, images) == layout
-    assert attention_rollout(model, images).shape == (2, *layout[1])
-    assert np.isfinite(gradient_rollout(model, images)).all()
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_gives_nearly_the_same(policy):
     model, images = reference.build()
@@ -172,14 +149,6 @@ def test_mixed_precision_gives_nearly_the_same(policy):
     for name, expected in everything(model, images).items():
         assert actual[name].dtype == "float32"
         np.testing.assert_allclose(actual[name], expected, atol=0.1 * np.abs(expected).max(), err_msg=name)
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_pictures_are_the_images_before_scaling(raw):
-    model, _ = reference.build(include_preprocessing=raw, mean=(0.1, 0.4, 0.5), std=(0.2, 0.3, 0.6))
-    images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3)).astype("uint8")
-    pictures = pictures_of(functional(model), keras_vit.preprocess_input(images, model))
-    np.testing.assert_allclose(pictures, images, atol=1e-3)
 
 
 def test_one_blocks_attention_is_held_at_a_time():
