@@ -92,13 +92,16 @@ def _export(args):
 
     options, path = {"overwrite": args.overwrite}, args.out
     if args.to != "saved_model":
-        if args.labels:
-            raise ValueError(f"Expected --labels only with --to saved_model. Received: --to {args.to}")
+        for name in ("labels", "attention"):
+            if getattr(args, name):
+                raise ValueError(f"Expected --{name} only with --to saved_model. Received: --to {args.to}")
         options["precision"] = args.precision
         path = args.out / f"model{keras_vit.export.formats.FORMATS[args.to].suffix}"
     elif args.precision != "float32":
         raise ValueError(f"Expected --precision float32 with --to saved_model. Received: {args.precision}")
     model = _read_model(args, args.model)
+    if args.attention:
+        options["attention"] = True
     if args.to == "saved_model" and (args.labels or names_of(model)):
         options |= {"postprocess": postprocess_of(model), "labels": args.labels}
     if args.verify:
@@ -226,6 +229,7 @@ def build_parser():
     add("--to", required=True, choices=FORMATS, help="the format")
     add("--out", type=Path, required=True, help="the folder to write; for a SavedModel one per version: models/vit/1")
     add("--labels", type=Path, help="the classes' names for a SavedModel, one per line (default: the model's)")
+    add("--attention", action="store_true", help="add a signature of the attention rollout to a SavedModel of a ViT")
     add("--precision", default="float32", help="of the weights in the other formats (default: float32)")
     add("--verify", nargs="+", metavar="IMAGE", help="image files to compare the outputs on")
     add("--overwrite", action="store_true", help="replace existing files")

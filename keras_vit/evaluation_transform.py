@@ -60,6 +60,14 @@ class EvaluationTransform:
         # Of an odd padding, the smaller half comes first.
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
+    def seen(self, size, xp=np):
+        """Returns the part of an image that is kept: its upper left and lower right (y, x), in heights and widths.
+
+        `size` is as in `plan`. With padding, the corners are outside the image.
+        """
+        new, start = self.plan(size, xp)
+        return xp.stack([start / new, (start + np.array(self.image_size, "int64")) / new])
+
     @property
     def fill(self):
         """The padding value or values per channel: the mean, rounded to a byte."""

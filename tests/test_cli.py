@@ -149,9 +149,10 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
     keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
     (tmp_path / "labels.txt").write_text("\n".join("abcde"), encoding="utf-8")
     command = ("export", file, "--to", "saved_model", "--out", tmp_path / "vit" / "1", "--verify", tmp_path / "a.png")
-    status, out, err = run(capsys, *command, "--labels", tmp_path / "labels.txt")
+    status, out, err = run(capsys, *command, "--attention", "--labels", tmp_path / "labels.txt")
     assert status == 0 and "on 3 images" in out, err
-    assert "labels string (None, 5)" in keras_vit.export.describe(tmp_path / "vit" / "1")
+    described = keras_vit.export.describe(tmp_path / "vit" / "1")
+    assert "labels string (None, 5)" in described and "serving_attention: " in described
     status, _, err = run(capsys, *command)
     assert status == 1 and "which exists" in err
 
@@ -161,6 +162,7 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
     [
         (("model.npz", "--to", "onnx", "--precision", "float8"), "'float8'"),
         (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
+        (("model.npz", "--to", "litert", "--attention"), "--attention"),
         (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
         (("model.keras", "--to", "onnx", "--image-size", "32"), "image_size"),
         (("own.keras", "--to", "onnx"), "your own layers"),

@@ -163,3 +163,19 @@ def test_every_way_gives_the_same_pixels(tmp_path, name):
         answer = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
         (served,) = (value.numpy() for value in answer.values() if value.dtype == tf.float32)
         np.testing.assert_array_equal(served, flat)
+
+
+@pytest.mark.parametrize(
+    ("settings", "corners"),
+    [
+        ({}, [[0, 0], [1, 1]]),
+        # Resized to 12 x 24, of which 10 x 10 are kept, from 1 and 7.
+        ({"crop_fraction": 10 / 12}, [[1 / 12, 7 / 24], [11 / 12, 17 / 24]]),
+        # Resized to 5 x 10: the smaller half of the padding comes first.
+        ({"resize_mode": "pad"}, [[-2 / 5, 0], [8 / 5, 1]]),
+    ],
+)
+def test_the_part_that_is_seen(settings, corners):
+    transform = EvaluationTransform((10, 10), keras_vit.Preprocessing(**settings))
+    for size, xp in ((np.array([50, 100]), np), (tf.constant([50, 100], "int64"), tf)):
+        np.testing.assert_allclose(transform.seen(size, xp), corners)

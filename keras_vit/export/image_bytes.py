@@ -18,7 +18,10 @@ PARALLEL = 4
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Decodes files, (batch,), to float32 images in [0, 255], black if bad, and indices in `STATUSES`, (batch,)."""
+    """Decodes files, (batch,), to images, (batch, *image_size, channels), float32 in [0, 255], black if bad.
+
+    Also returns indices in `STATUSES`, (batch,), and `EvaluationTransform.seen` of each, (batch, 2, 2), float32.
+    """
 
     image_size: tuple[int, int]
     channels: int = 3
@@ -32,24 +35,30 @@ class ImageReader:
         # Only tf.data can catch errors in a graph: it drops damaged files.
         rows = rows.map(self._row, num_parallel_calls=PARALLEL, deterministic=True).ignore_errors()
         # An extra row, since get_single_element needs a batch even if all files are damaged.
-        last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED))
+        last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED), tf.zeros((1, 2, 2)))
         rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last)).batch(count + 1)
-        index, images, status = rows.get_single_element()
+        index, images, status, seen = rows.get_single_element()
         images = tf.scatter_nd(index[:, None], images, tf.stack([count + 1, *shape]))
+        seen = tf.scatter_nd(index[:, None], seen, tf.stack([count + 1, 2, 2]))
         status = tf.tensor_scatter_nd_update(tf.fill([count + 1], DAMAGED), index[:, None], status)
-        return tf.ensure_shape(images[:-1], (None, *shape)), status[:-1]
+        return tf.ensure_shape(images[:-1], (None, *shape)), status[:-1], tf.ensure_shape(seen[:-1], (None, 2, 2))
 
     def _row(self, index, data):
         """Decodes and resizes one file; raises if it is damaged."""
         shape = (*self.image_size, self.channels)
-        resize = EvaluationTransform(self.image_size, self.preprocessing).in_tensorflow
+        transform = EvaluationTransform(self.image_size, self.preprocessing)
 
         def black(status):
-            return lambda: (tf.zeros(shape), tf.constant(status))
+            return lambda: (tf.zeros(shape), tf.constant(status), tf.zeros((2, 2)))
 
         def checked(header, decode):
-            _, fits = header(data, self.max_pixels, MAX_SIDE)
-            return tf.cond(fits, lambda: (resize(decode(data, self.channels)), tf.constant(OK)), black(TOO_LARGE))
+            size, fits = header(data, self.max_pixels, MAX_SIDE)
+
+            def read():
+                image = transform.in_tensorflow(decode(data, self.channels))
+                return image, tf.constant(OK), tf.cast(transform.seen(size, tf), "float32")
+
+            return tf.cond(fits, read, black(TOO_LARGE))
 
         def jpeg():
             return checked(jpeg_header, decode_jpeg)
@@ -57,8 +66,8 @@ class ImageReader:
         def other():
             return tf.cond(_starts(data, PNG), lambda: checked(png_header, decode_png), black(UNKNOWN_FORMAT))
 
-        image, status = tf.cond(_starts(data, JPEG), jpeg, other)
-        return index, tf.ensure_shape(image, shape), status
+        image, status, seen = tf.cond(_starts(data, JPEG), jpeg, other)
+        return index, tf.ensure_shape(image, shape), status, seen
 
 
 def _starts(data, magic):

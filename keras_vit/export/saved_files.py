@@ -38,7 +38,7 @@ def write_saved_model(model, folder, settings, sample):
         size = tuple(settings["image_size"])
         server = Server(model, settings["names"], normalization, size, postprocess, **settings["limits"])
         try:
-            tf.saved_model.save(server, folder, signatures=server.signatures())
+            tf.saved_model.save(server, folder, signatures=server.signatures(settings["attention"]))
         except tf.errors.OpError as error:
             # TensorFlow raises this for a full disk too, and names the temporary path.
             draft, reason = Path(folder), error.message.rpartition("; ")[2]

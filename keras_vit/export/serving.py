@@ -20,6 +20,7 @@ from keras_vit.models.graph import operations_before
 from keras_vit.models.inputs import KEEP_SCALE, range_of
 from keras_vit.models.predictions import activation_of, classes_of
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.models.watch import Watch
 
 # Used by serving_bytes if the model takes any size.
 DEFAULT_SIZE = 224
@@ -41,6 +42,7 @@ def saved_model(
     max_batch_size: int = 128,
     max_pixels: int = 25_000_000,
     max_input_pixels: int = 1024 * 1024,
+    attention: bool = False,
 ) -> ExportReport:
     """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns an `ExportReport`.
 
@@ -57,6 +59,10 @@ def saved_model(
     adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, a
     side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)` scans, or a PNG of more than 8
     compressed texts) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
+
+    `attention=True` adds `serving_attention`. It takes and returns what `serving_bytes` does, and also `attention`,
+    float32 (batch, rows, columns), as `inspection.attention_rollout` computes it, and `attention_corners`, (batch, 2,
+    2): where it lies on the image of the file, as the upper left and lower right (y, x) in heights and widths.
 
     `postprocess` adds `probabilities`, (batch, classes), and the top `classes` (int32), `scores` and `labels`, each
     (batch, top), most probable first. The labels are also a text file in the SavedModel's `assets`.
@@ -85,6 +91,8 @@ def saved_model(
         max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
         max_input_pixels: Int, the largest height x width in the other signatures if the model takes any size; also
             limits `image_size`.
+        attention: Bool, whether to add `serving_attention`, which takes more time than `serving_bytes`; only for models
+            that contain one ViT of this package, without token merging.
 
     Raises:
         FileExistsError: If `path` exists and `overwrite` is False.
@@ -145,10 +153,12 @@ def saved_model(
             expected = ", ".join(map(str, sample.shape[1:]))
             raise ValueError(f"Expected `images` of shape (batch, {expected}). Received: {images.shape}")
         sample = np.concatenate([sample, images])
+    if attention:
+        _check_attention(model, sample[:1])
     outputs = parity.outputs_of(model, sample)
     if not all(np.isfinite(output).all() for output in outputs):
         raise ValueError(f"Expected a model with finite outputs. Received: model {model.name!r}, which gives NaN.")
-    settings["names"] = _names_of_outputs(model)
+    settings |= {"names": _names_of_outputs(model, attention), "attention": attention}
     path.parent.mkdir(parents=True, exist_ok=True)
     # The server only loads folders named by a number, so it ignores the draft.
     with draft_folder(path) as folder:
@@ -189,14 +199,27 @@ def _input_of(model):
     return shapes[0][1:]
 
 
-def _names_of_outputs(model):
+def _check_attention(model, images):
+    """Raises unless attention rollout is defined for the model."""
+    if images.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"Expected a model of 1 or 3 channels with attention=True. Received: {images.shape[-1]} channels"
+        )
+    try:
+        Watch(model).rollout(images)
+    except ValueError as error:
+        raise ValueError(f"Expected a model that has attention rollout with attention=True. {error}") from error
+
+
+def _names_of_outputs(model, attention):
     """Returns the keys of a dict of outputs, in the order of `flatten`, or the model's output names."""
     outputs = model.output if len(model.outputs) > 1 else None
     names = parity.output_names(model)
     if isinstance(outputs, dict):
         names = [key.replace("/", "_") for key in sorted(outputs)]
-    if "status" in names:
-        raise ValueError(f'Expected no output named "status". Received: {names}')
+    reserved = ["status", *(["attention", "attention_corners"] if attention else [])]
+    if not set(names).isdisjoint(reserved):
+        raise ValueError(f"Expected no output named {' or '.join(map(repr, reserved))}. Received: {names}")
     return names
 
 

@@ -5,6 +5,7 @@ import os
 import tensorflow as tf
 
 from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
+from keras_vit.models.watch import Watch
 
 
 class Server(tf.Module):
@@ -28,14 +29,16 @@ class Server(tf.Module):
         spec = tf.TensorSpec((None, *self._shape), "float32")
         self._outputs = _Untracked(tf.function(self._compute, input_signature=[spec], autograph=False))
 
-    def signatures(self):
-        """Returns {name: concrete function}."""
+    def signatures(self, attention=False):
+        """Returns {name: concrete function}, with `attention` also that of the attention rollout."""
         specs = {
             "serving_default": (self._serve_images, tf.TensorSpec((None, *self._shape), "float32", "images")),
             "serving_uint8": (self._serve_uint8, tf.TensorSpec((None, *self._shape), "uint8", "images")),
         }
         if self._reads_bytes:
             specs["serving_bytes"] = (self._serve_bytes, tf.TensorSpec((None,), "string", "image_bytes"))
+        if attention:
+            specs["serving_attention"] = (self._serve_attention, tf.TensorSpec((None,), "string", "image_bytes"))
         return {
             name: tf.function(function, input_signature=[spec], autograph=False).get_concrete_function()
             for name, (function, spec) in specs.items()
@@ -48,8 +51,23 @@ class Server(tf.Module):
         return self._outputs.value(self._scaled(tf.cast(self._checked(images), "float32")))
 
     def _serve_bytes(self, image_bytes):
-        images, status = self._reader(self._of_batch_size(tf.ensure_shape(image_bytes, (None,))))
-        outputs = self._outputs.value(self._scaled(images))
+        images, status, _ = self._read(image_bytes)
+        return self._of_good(self._outputs.value(self._scaled(images)), status)
+
+    def _serve_attention(self, image_bytes):
+        images, status, seen = self._read(image_bytes)
+        watch = Watch(self._model.value)
+        outputs, rollout = watch.rollout(self._cast(self._scaled(images)))
+        # The patches may leave a remainder at the right and the bottom.
+        parts = [n * patch / side for side, n, patch in zip(*watch.layout[:3], strict=True)]
+        corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
+        return self._of_good({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
+
+    def _read(self, image_bytes):
+        return self._reader(self._of_batch_size(tf.ensure_shape(image_bytes, (None,))))
+
+    def _of_good(self, outputs, status):
+        """Returns the outputs, empty in rows that are not "ok", and the status by name."""
         for name, output in outputs.items():
             # Zeros, as JSON has no NaN; -1 stands for no class.
             nothing = tf.fill(tf.shape(output), -1) if name == "classes" else tf.zeros_like(output)
@@ -81,10 +99,15 @@ class Server(tf.Module):
     def _compute(self, images):
         """Returns all outputs by name; traced once for all signatures."""
         images = tf.debugging.check_numerics(images, "Expected finite numbers as images.")
-        model = self._model.value
-        outputs = model(tf.cast(images, model.inputs[0].dtype), training=False)
+        return self._named(tf.nest.flatten(self._model.value(self._cast(images), training=False)))
+
+    def _cast(self, images):
+        return tf.cast(images, self._model.value.inputs[0].dtype)
+
+    def _named(self, outputs):
+        """Returns a list of outputs by name."""
         named = {}
-        for name, output in zip(self._names, tf.nest.flatten(outputs), strict=True):
+        for name, output in zip(self._names, outputs, strict=True):
             if output.dtype.is_floating:
                 # JSON clients do not support bfloat16.
                 output = tf.cast(output, "float32")

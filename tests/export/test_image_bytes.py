@@ -49,7 +49,9 @@ def test_files_are_read_as_predictions_read_them(files, channels, crop_fraction,
     size = (32, 40)
     preprocessing = {"interpolation": interpolation, "crop_fraction": crop_fraction}
     model = build(image_size=size, in_channels=channels, **preprocessing)
-    images, status = ImageReader(size, channels, Preprocessing(**preprocessing))([file.read_bytes() for file in files])
+    images, status, _ = ImageReader(size, channels, Preprocessing(**preprocessing))(
+        [file.read_bytes() for file in files]
+    )
     assert not status.numpy().any()
     for file, image in zip(files, images.numpy(), strict=True):
         # Pillow and libjpeg turn CMYK into RGB with a rounding each; grey is rounded before the resize.
@@ -69,7 +71,7 @@ def test_the_other_filters_give_an_image_of_the_same_picture(files, interpolatio
 def test_every_row_has_its_own_status():
     bad = bad_images()
     rows = [encoded(0), *(data for data, _ in bad.values()), encoded(1, "PNG")]
-    images, status = ImageReader((8, 8))(rows)
+    images, status, _ = ImageReader((8, 8))(rows)
     names = [STATUSES[i] for i in status.numpy()]
     assert names == ["ok", *(status for _, status in bad.values()), "ok"]
     assert not images.numpy()[1:-1].any() and images.numpy()[[0, -1]].any(axis=(1, 2, 3)).all()
@@ -102,6 +104,6 @@ def test_a_small_file_cannot_ask_for_much_work(data, status):
 
 def test_a_long_thin_image_costs_no_more_than_another():
     file = tf.io.encode_png(np.full((1, 16_384, 3), 7, "uint8")).numpy()
-    images, status = ImageReader((224, 224), preprocessing=Preprocessing(crop_fraction=0.9))([file])
+    images, status, _ = ImageReader((224, 224), preprocessing=Preprocessing(crop_fraction=0.9))([file])
     assert status.numpy().tolist() == [0]
     np.testing.assert_allclose(images, 7, atol=1e-3)

@@ -9,6 +9,9 @@ from keras import ops
 
 import keras_vit
 from keras_vit import export
+from keras_vit.evaluation_transform import EvaluationTransform
+from keras_vit.image_files import read_image
+from keras_vit.inspection import attention_rollout
 from tests.export.bodies import encoded, strings
 from tests.export.server import Refused, Server
 from tests.tiny import build
@@ -218,3 +221,65 @@ def test_layers_that_keep_the_scale_may_stand_before_the_constants(tmp_path):
     model = keras.Sequential([keras.Input((20, 20, 3)), *layers])
     if keras.backend.backend() == "tensorflow":
         assert export.saved_model(model, tmp_path / "1").difference < 1e-5
+
+
+# For each a builder, the size that files are resized to, and the part of that which the patches cover.
+ATTENTIVE = {
+    "remainder": (lambda: build(image_size=(18, 15), crop_fraction=0.8, num_registers=2), (18, 15), (16 / 18, 12 / 15)),
+    "own_head": (own_head, (16, 16), (1, 1)),
+    "any_size": (lambda: build(image_size=(None, None), grid_size=(4, 4), pooling="gap"), (12, 20), (1, 1)),
+}
+# In a process of its own each takes seconds, and the graph is the same.
+if keras.backend.backend() != "tensorflow":
+    ATTENTIVE = {"remainder": ATTENTIVE["remainder"]}
+
+
+@pytest.mark.parametrize("kind", ATTENTIVE)
+def test_attention_is_that_of_inspection(kind, tmp_path):
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    make, size, covered = ATTENTIVE[kind]
+    model = make()
+    options = {"image_size": size} if kind == "any_size" else {}
+    export.saved_model(model, tmp_path / "1", attention=True, warm_up=(), **options)
+    files = [encoded(1, "PNG"), encoded(2)[:200], encoded(3, "PNG")]
+    signatures = tf.saved_model.load(tmp_path / "1").signatures
+    answer, plain = (signatures[f"serving_{name}"](image_bytes=tf.constant(files)) for name in ("attention", "bytes"))
+    assert set(answer) == {*plain, "attention", "attention_corners"}
+    for name in set(plain) - {"status"}:
+        np.testing.assert_allclose(answer[name], plain[name], atol=1e-5, rtol=0, err_msg=name)
+    assert answer["status"].numpy().tolist() == plain["status"].numpy().tolist() == [b"ok", b"damaged", b"ok"]
+    assert not answer["attention"][1].numpy().any() and not answer["attention_corners"][1].numpy().any()
+    transform = EvaluationTransform(size, keras_vit.config_of(model).preprocessing)
+    images = [transform.in_numpy(read_image(data, model.input_shape[-1])) for data in (files[0], files[2])]
+    expected = attention_rollout(model, keras_vit.preprocess_input(np.stack(images), model))
+    # A map of one value alike everywhere would be right by chance.
+    assert expected.std() > 1e-4
+    np.testing.assert_allclose(answer["attention"].numpy()[[0, 2]], expected, atol=1e-5, rtol=0)
+    (top, left), (bottom, right) = transform.seen(np.array((20, 30)))
+    corners = [[top, left], [top + (bottom - top) * covered[0], left + (right - left) * covered[1]]]
+    np.testing.assert_allclose(answer["attention_corners"].numpy()[[0, 2]], [corners] * 2, rtol=1e-6)
+
+
+def named_attention():
+    vit = build()
+    return keras.Model(vit.input, {"attention": vit.output, "other": vit.output})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: keras_vit.BiTR50x1(image_size=32), "holds a ViT.*'bit"),
+        (lambda: keras_vit.EfficientNetB0(image_size=32), "holds a ViT.*'efficientnet"),
+        (lambda: keras_vit.CoAtNet0(image_size=32), "holds a ViT.*'coatnet"),
+        (lambda: build(token_merging=3), "without token merging"),
+        (lambda: build(in_channels=5), "1 or 3 channels.*5 channels"),
+        (named_attention, "no output named 'status' or 'attention'"),
+    ],
+    ids=["bit", "efficientnet", "coatnet", "token_merging", "five_channels", "named_attention"],
+)
+def test_attention_is_refused_where_it_means_nothing(make, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as refusal:
+        export.saved_model(make(), tmp_path / "1", attention=True)
+    assert "attention" in str(refusal.value) and not any(tmp_path.iterdir())

@@ -196,3 +196,32 @@ def test_a_vit_that_runs_twice_is_refused():
         with pytest.raises(ValueError, match="blocks that run once.*Received: 'block_00' run again in model"):
             function(siamese, [images, images[::-1]])
     assert attention_rollout(vit, images).shape == (2, 2, 3)
+
+
+IN_GRAPHS = {
+    "pooled": {"pooling": "map", "num_registers": 1},
+    "skipping": {"skip_unused_tokens": True, "distillation_token": True, "return_both_heads": True},
+    "rotary": {"position_embedding": "none", "rotary_embedding": "eva02"},
+    "hybrid": {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
+    "half_precision": {"dtype": "mixed_bfloat16"},
+    "raw images": {"include_preprocessing": True},
+}
+
+
+@pytest.mark.parametrize("changes", IN_GRAPHS.values(), ids=IN_GRAPHS)
+def test_rollout_in_a_graph_is_that_of_inspection(changes):
+    """As exports hold it, with a batch of unknown size."""
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("exports are TensorFlow's")
+    model, images = reference.build(**changes)
+    inputs = keras.Input(images.shape[1:])
+    nested = keras.Model(inputs, Held(model)(inputs))
+    spec = tf.TensorSpec((None, *images.shape[1:]), "float32")
+    outputs, rollout = tf.function(lambda x: Watch(nested).rollout(x), [spec], autograph=False)(images)
+    half = "dtype" in changes
+    for output, expected in zip(outputs, keras.tree.flatten(model(images, training=False)), strict=True):
+        np.testing.assert_allclose(output, expected, rtol=0.05 if half else 1e-4, atol=0.05 if half else 1e-5)
+    expected = attention_rollout(model, images)
+    assert expected.std() > 1e-3
+    np.testing.assert_allclose(rollout, expected, atol=1e-3 if half else 1e-6)
