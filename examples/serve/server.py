@@ -6,8 +6,8 @@ keras_vit.
 Command:  pip install tensorflow waitress
           python examples/serve/server.py models/vit --port 8501
 Hardware: any; a request takes as long as the model.
-Expected: GET /v1/models/vit and POST /v1/models/vit:predict respond like TensorFlow Serving, within limits on body
-          size, rows, connections and idle time (see --help).
+Expected: GET / is a page to try the model on image files. GET /v1/models/vit and POST /v1/models/vit:predict respond
+          like TensorFlow Serving, within limits on body size, rows, connections and idle time (see --help).
 """
 
 import argparse
@@ -15,6 +15,7 @@ import base64
 import binascii
 import contextlib
 import gc
+import html
 import json
 import os
 import sys
@@ -32,6 +33,24 @@ import waitress
 # 8 MB hold 32 JPEG files of 180 kB in base64, or 4 images of 224 x 224 as JSON numbers. While JSON is parsed,
 # up to half a second for 8 MB, other requests wait.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
+
+# The files of the demo page, beside this one, and their types.
+PAGE = {
+    "/": ("demo.html", "text/html; charset=utf-8"),
+    "/demo.css": ("demo.css", "text/css; charset=utf-8"),
+    "/demo.js": ("demo.js", "text/javascript; charset=utf-8"),
+}
+# The page loads nothing but these files and the pictures that its user chose, and runs no text as code.
+HEADERS = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src blob: data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+]
 
 
 class BadRequestError(Exception):
@@ -175,10 +194,10 @@ def _without_collection():
 
 
 class Application:
-    """The REST interface as a WSGI application, for at most `max_rows` images per request."""
+    """The REST interface and the page as a WSGI application, for at most `max_rows` images per request."""
 
-    def __init__(self, model, name, max_rows=128, verbose=False):
-        self.model, self.name, self.max_rows, self.verbose = model, name, max_rows, verbose
+    def __init__(self, model, name, max_rows=128, max_body=LIMITS["max_body"], verbose=False):
+        self.model, self.name, self.max_rows, self.max_body, self.verbose = model, name, max_rows, max_body, verbose
         # Parsed JSON needs about 25 times the memory of its text, so requests are parsed one at a time.
         self.parsing = threading.Lock()
 
@@ -191,23 +210,27 @@ class Application:
             traceback.print_exc()
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = {"error": f"The server failed: {type(error).__name__}: {error}"}
-        body = json.dumps(body).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        kind, text = ("application/json", json.dumps(body)) if isinstance(body, dict) else body
+        body = text.encode()
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS]
         start_response(f"{status.value} {status.phrase}", headers)
         if self.verbose:
             print(environ["REQUEST_METHOD"], environ["PATH_INFO"], status.value, file=sys.stderr)
         return [body]
 
     def respond(self, environ):
-        """Returns the status and the JSON of a response."""
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        """Returns the status and the JSON of a response, or the (type, text) of a file of the page."""
+        # WSGI passes the bytes of a path as Latin-1.
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         address = f"/v1/models/{self.name}"
-        if path not in (address, f"{address}:predict"):
-            error = f"Expected the path {address} or {address}:predict. Received: {path}"
+        if path not in (address, f"{address}:predict", *PAGE):
+            error = f"Expected the path {address}, {address}:predict or /. Received: {path}"
             return HTTPStatus.NOT_FOUND, {"error": error}
-        expected = "GET" if path == address else "POST"
+        expected = "POST" if path == f"{address}:predict" else "GET"
         if method != expected:
             return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"Expected {expected} {path}. Received: {method}"}
+        if path in PAGE:
+            return HTTPStatus.OK, self._file(*PAGE[path])
         if method == "GET":
             status = {"error_code": "OK", "error_message": ""}
             version = {"version": self.model.version, "state": "AVAILABLE", "status": status}
@@ -219,6 +242,13 @@ class Application:
         except RecursionError as error:
             raise BadRequestError("Expected JSON with fewer nested lists.") from error
         return HTTPStatus.OK, call()
+
+    def _file(self, name, kind):
+        """Returns the type and the text of a file of the page, which says what it needs to know of the model."""
+        model = {"name": self.name, "version": self.model.version, "max_body": self.max_body}
+        model["signatures"] = sorted(self.model.signatures)
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        return kind, text.replace("{{model}}", html.escape(json.dumps(model)))
 
 
 def make_server(application, host, port, *, max_body, max_connections, threads, timeout):
@@ -267,13 +297,15 @@ def main(argv=None):
     folder, name = args.pop("folder"), args.pop("name")
     # Else large images, decoded four at a time, would take all of TensorFlow's threads.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
-    application = Application(Model(folder), name or Path(folder).resolve().name, args.pop("max_rows"), verbose=True)
+    limits = args.pop("max_rows"), args["max_body"]
+    application = Application(Model(folder), name or Path(folder).resolve().name, *limits, verbose=True)
     server = make_server(application, **args)
     # A host name may resolve to several addresses.
     listen = getattr(server, "effective_listen", None) or [(server.effective_host, server.effective_port)]
     for host, port in listen:
-        address = f"http://{host}:{port}/v1/models/{application.name}"
-        print(f"Version {application.model.version} is served at {address}:predict", flush=True)
+        address = f"http://{host}:{port}"
+        model = f"{address}/v1/models/{application.name}"
+        print(f"Version {application.model.version} is served at {model}:predict, a page at {address}/", flush=True)
     server.run()
 
 

@@ -1,7 +1,9 @@
 """Runs an example as a user does, or loads it to call its functions."""
 
+import contextlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,28 @@ def run(script, *arguments):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def served(folder, *options):
+    """Yields the address of a model that serve/server.py serves, and the process, which has no Keras."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    script = "import sys, runpy; sys.modules.update(keras=None, keras_vit=None); sys.argv.pop(0); "
+    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(EXAMPLES / "serve" / "server.py"), str(folder), "--port", "0", *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    found = re.search(r"http://\S+(?=:predict)", process.stdout.readline())
+    assert found, "the server did not start"
+    try:
+        yield found[0], process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
 
 
 def load(script):

@@ -1,13 +1,12 @@
 import contextlib
 import gc
+import html
 import io
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -42,22 +41,8 @@ def server(model, tmp_path_factory):
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
     # A newer version that is not finished must not be taken up.
     (folder / ".2.123.draft").mkdir()
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    script = "import sys, runpy; sys.modules.update(keras=None, keras_vit=None); sys.argv.pop(0); "
-    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    server = str(scripts.EXAMPLES / "serve" / "server.py")
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, server, str(folder), "--port", "0"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    found = re.search(r"http://\S+(?=:predict)", process.stdout.readline())
-    assert found, "the server did not start"
-    yield found[0], process.pid
-    process.terminate()
-    process.wait(timeout=30)
+    with scripts.served(folder) as (address, process):
+        yield address, process.pid
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +172,42 @@ def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
         status, answer = post(url, body)
         assert status == 400 and answer["error"], body
         assert post(url, {"instances": [image]})[0] == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(url):
+    root = url.partition("/v1/")[0]
+    for path, kind in (("/", "text/html"), ("/demo.css", "text/css"), ("/demo.js", "text/javascript")):
+        with urllib.request.urlopen(f"{root}{path}", timeout=60) as response:
+            headers, text = response.headers, response.read().decode()
+        assert headers["Content-Type"] == f"{kind}; charset=utf-8" and headers["X-Content-Type-Options"] == "nosniff"
+        policy = dict(part.split(maxsplit=1) for part in headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == "'none'" and policy["script-src"] == policy["style-src"] == "'self'"
+        assert not re.search(r"https?://|//\w+\.|style=|\son\w+=|innerHTML|\beval\b", text), path
+        assert "{{" not in text
+    for path, method, status in (("/demo.html", "GET", 404), ("/../server.py", "GET", 404), ("/", "POST", 405)):
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(urllib.request.Request(f"{root}{path}", method=method), timeout=60)
+        assert refusal.value.code == status and "Expected" in json.load(refusal.value)["error"]
+
+
+def test_the_page_knows_the_model_whatever_its_name():
+    serve = scripts.load("serve/server.py")
+
+    class Named:
+        version = "7"
+        signatures = {"serving_default": None, "serving_bytes": None}
+
+    name = """"'><script>alert(1)</script> é"""
+    application = serve.Application(Named(), name, max_body=1000)
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/"}
+    page = b"".join(application(environ, lambda status, headers: None)).decode()
+    assert page.count("<script") == 1
+    model = json.loads(html.unescape(re.search('data-model="([^"]*)"', page)[1]))
+    signatures = ["serving_bytes", "serving_default"]
+    assert model == {"name": name, "version": "7", "max_body": 1000, "signatures": signatures}
+    # As WSGI passes the bytes of a path.
+    environ["PATH_INFO"] = f"/v1/models/{name}".encode().decode("latin-1")
+    assert application.respond(environ)[0] == 200
 
 
 def test_an_error_of_the_server_is_a_response(capsys):
