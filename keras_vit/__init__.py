@@ -53,6 +53,7 @@ from keras_vit.models import builders as _builders
 
 # ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
 from keras_vit.models.builders import *  # noqa: F403
+from keras_vit.prediction_files import predict_images
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.record import config_of
 from keras_vit.version import __version__
@@ -89,6 +90,7 @@ __all__ = [
     "load_weights",
     "models",
     "paper_table",
+    "predict_images",
     "preprocess_input",
     "pretraining",
     "profile",

@@ -54,9 +54,11 @@ class ModelConfig:
     num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
     classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    # Not compared, since neither changes the outputs. `multi_label`: an image may have any number of classes.
+    # Not compared, since none changes the outputs. `multi_label`: an image may have any number of classes.
+    # `regression`: the outputs are numbers instead of classes.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
     multi_label: bool = checked(arguments.boolean, default=False, compare=False)
+    regression: bool = checked(arguments.boolean, default=False, compare=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -67,6 +69,8 @@ class ModelConfig:
         # Any number of names: a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
+        if self.multi_label and self.regression:
+            raise ValueError("Expected one of `multi_label` and `regression`. Received: both")
 
     def _set(self, name, value):
         object.__setattr__(self, name, value)

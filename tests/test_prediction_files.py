@@ -1,9 +1,17 @@
 import json
 import os
+import subprocess
+import sys
 
+import keras
+import numpy as np
 import pytest
 
-from keras_vit.prediction_files import as_json, find_images, write_csv
+import keras_vit
+from keras_vit.evaluation import ensemble, predict
+from keras_vit.models.classify import classify
+from keras_vit.prediction_files import as_json, find_images, predict_images, write_csv
+from tests.tiny import build, randomize
 
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]
 
@@ -64,7 +72,7 @@ def test_what_is_not_there_is_named(folder):
         find_images([folder / "none.csv"])
     with pytest.raises(ValueError, match="empty"):
         find_images([folder / "empty"])
-    with pytest.raises(ValueError, match="Expected a CSV file"):
+    with pytest.raises(ValueError, match="Expected a table of paths"):
         find_images([folder / "images"], "image")
 
 
@@ -80,3 +88,79 @@ def test_each_image_has_a_row_and_an_object(tmp_path):
     first, second = json.loads(as_json(["x", "y"], PREDICTIONS))
     assert first["classes"][0] == {"id": "1", "label": "dog", "probability": 0.75}
     assert second == {"path": "y", "classes": []}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three noisy pictures of different sizes."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for i in range(3):
+        image = rng.integers(0, 256, (20 + 4 * i, 24, 3))
+        keras.utils.save_img(tmp_path / "photos" / f"{7 + i}.png", image, scale=False)
+    return tmp_path / "photos"
+
+
+def test_files_become_a_frame_of_what_classify_finds(photos):
+    pytest.importorskip("pandas")
+    model = randomize(build(class_names=list("abcde")))
+    frame = predict_images(model, photos, verbose=0)
+    paths = [str(photos / f"{i}.png") for i in (7, 8, 9)]
+    assert list(frame.index) == paths and frame.index.name == "path" and list(frame.columns) == list("abcde")
+    assert set(frame.dtypes) == {np.dtype("float32")}
+    for path, (found,) in zip(paths, classify(model, paths, top=1), strict=True):
+        assert frame.loc[path].idxmax() == found[1] and frame.loc[path].max() == pytest.approx(found[2], abs=1e-6)
+    images = np.stack([keras_vit.read_image(path, model) for path in paths])
+    mirrored = predict(model, keras_vit.preprocess_input(images, model), tta="flip", verbose=0)
+    np.testing.assert_allclose(predict_images(model, paths, tta="flip", verbose=0), mirrored, atol=1e-5)
+
+
+def test_tables_keep_their_ids(photos):
+    pandas = pytest.importorskip("pandas")
+    model = randomize(build())
+    table = pandas.DataFrame({"id": [9, 7]}, index=[3, 4])
+    options = {"path_column": "id", "directory": photos, "extension": ".png", "verbose": 0}
+    frame = predict_images(model, table, **options)
+    assert list(frame.index) == [9, 7] and frame.index.name == "id" and list(frame.columns) == list("01234")
+    table.to_csv(photos / "test.csv", index=False)
+    pandas.testing.assert_frame_equal(
+        predict_images(model, photos / "test.csv", **options), frame.rename(index=str), check_index_type=False
+    )
+    pandas.testing.assert_frame_equal(predict_images(model, {"id": [9, 7]}, **options), frame)
+    # A path that has the extension already.
+    (alone,) = predict_images(model, {"id": ["9.png"]}, **options).to_numpy()
+    np.testing.assert_allclose(alone, frame.loc[9], atol=1e-6)
+    both = ensemble([frame, predict_images(model, table, tta="ten_crop", **options)])
+    assert list(both.index) == [9, 7] and both.index.name == "id"
+    with pytest.raises(ValueError, match="column 'path' of paths in the table.*'id', 'x'"):
+        predict_images(model, {"id": [9], "x": [1]}, directory=photos)
+    with pytest.raises(ValueError, match="row 2 after the header"):
+        predict_images(model, {"id": ["9", None]}, **options)
+    with pytest.raises(ValueError, match="Received: none"):
+        predict_images(model, [])
+
+
+def test_crops_come_from_larger_images(photos):
+    pytest.importorskip("pandas")
+    model = randomize(build(image_size=14))
+    large = build(image_size=16)
+    images = np.stack([keras_vit.read_image(path, large) for path in sorted(photos.iterdir())])
+    expected = predict(model, keras_vit.preprocess_input(images, model), tta="five_crop", verbose=0)
+    np.testing.assert_allclose(predict_images(model, photos, tta="five_crop", verbose=0), expected, atol=1e-5)
+
+
+def test_a_broken_file_has_a_row_without_numbers(photos, caplog):
+    pytest.importorskip("pandas")
+    (photos / "8.png").write_text("no image")
+    model = randomize(build(num_classes=2, regression=True, class_names=["height", "width"]))
+    frame = predict_images(model, photos, verbose=0)
+    assert frame.isna().all(axis=1).tolist() == [False, True, False] and list(frame.columns) == ["height", "width"]
+    assert "8.png" in caplog.text
+    image = keras_vit.preprocess_input(keras_vit.read_image(photos / "7.png", model)[None], model)
+    np.testing.assert_allclose(frame.iloc[0], model.predict(image, verbose=0)[0], rtol=1e-4)
+
+
+def test_pandas_is_imported_only_for_a_frame():
+    code = "import sys; sys.modules['pandas'] = None; import keras_vit, keras_vit.cli, keras_vit.prediction_files"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERAS_BACKEND": keras.backend.backend()}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Evaluation: classification accuracy, k-NN, few-shot and linear probes on frozen features, and tables of results."""
+"""Evaluation: predictions, accuracy, k-NN, few-shot and linear probes on frozen features, and tables of results."""
 
 from keras_vit.evaluation.classification import (
     accuracy,
@@ -11,6 +11,7 @@ from keras_vit.evaluation.features import extract_features
 from keras_vit.evaluation.few_shot import FewShotResult, few_shot_accuracy, few_shot_from_features
 from keras_vit.evaluation.knn import knn_accuracy, knn_from_features
 from keras_vit.evaluation.linear_probe import LinearProbeResult, linear_probe_accuracy, linear_probe_from_features
+from keras_vit.evaluation.prediction import ensemble, predict
 from keras_vit.evaluation.results import ResultsTable, vtab_mean
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LinearProbeResult",
     "ResultsTable",
     "accuracy",
+    "ensemble",
     "extract_features",
     "few_shot_accuracy",
     "few_shot_from_features",
@@ -26,6 +28,7 @@ __all__ = [
     "knn_from_features",
     "linear_probe_accuracy",
     "linear_probe_from_features",
+    "predict",
     "read_real_labels",
     "real_accuracy",
     "top_k_accuracy",

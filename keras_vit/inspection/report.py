@@ -24,7 +24,7 @@ from keras_vit.inspection.weights import (
 )
 from keras_vit.layers import PositionEmbedding
 from keras_vit.models.classify import classify, read_image
-from keras_vit.models.predictions import gives_features
+from keras_vit.models.predictions import gives_features, postprocess_of
 from keras_vit.models.preprocessing import scaled
 from keras_vit.models.watch import Watch, sublayers
 
@@ -106,7 +106,7 @@ def _of_images(watch, paths, arrays, top):
         best = None
         # Only one output of shape (batch, classes) can be shown as a table.
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
-        if is_vector and not gives_features(model):
+        if is_vector and postprocess_of(model) is not None and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
             best = classes[0][1]
             yield _predictions(classes)

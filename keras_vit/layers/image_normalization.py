@@ -25,6 +25,7 @@ class ImageNormalization(keras.layers.Layer):
         class_names: The class names in the order of the outputs, or None.
         multi_label: Bool, whether the model was trained for any number of classes per image (sigmoid) instead of one
             (softmax).
+        regression: Bool, whether its outputs are numbers instead of classes.
         config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the constants and classes above; None
             without a model, or in files of version 0.1.
 
@@ -50,6 +51,7 @@ class ImageNormalization(keras.layers.Layer):
         folded=False,
         class_names=None,
         multi_label=False,
+        regression=False,
         value_range=(0.0, 1.0),
         antialias=None,
         resize_mode=None,
@@ -75,8 +77,8 @@ class ImageNormalization(keras.layers.Layer):
             )
             # The constants are checked against the images in `build`.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
-            classes = {"class_names": class_names, "multi_label": bool(multi_label)}
-            config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **classes)
+            outputs = {"class_names": class_names, "multi_label": bool(multi_label), "regression": bool(regression)}
+            config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **outputs)
         self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
 
     @property
@@ -106,6 +108,15 @@ class ImageNormalization(keras.layers.Layer):
     @multi_label.setter
     def multi_label(self, value):
         self._record = self._record.replace(multi_label=bool(value))
+
+    @property
+    def regression(self):
+        """Whether the outputs are numbers instead of classes."""
+        return self._record.regression
+
+    @regression.setter
+    def regression(self, value):
+        self._record = self._record.replace(regression=bool(value))
 
     def build(self, images_shape):
         self.preprocessing.check_channels(images_shape[-1])
@@ -142,8 +153,8 @@ class ImageNormalization(keras.layers.Layer):
         if self.config is not None:
             return {**config, "config": self.config.to_dict()}
         constants = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()}
-        classes = {"class_names": self.class_names, "multi_label": self.multi_label}
-        return {**config, **constants, **classes, "config": None}
+        names = ("class_names", "multi_label", "regression")
+        return {**config, **constants, **{name: getattr(self, name) for name in names}, "config": None}
 
     @classmethod
     def from_config(cls, config):

@@ -7,11 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_vit import arguments, image_files
 from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.models.predictions import activation_of, checked_top, classes_of, most_probable
+from keras_vit.models.outputs import TTA, output_of, views_of
+from keras_vit.models.predictions import (
+    checked_top,
+    classes_of,
+    mean_probabilities,
+    most_probable,
+    prediction_activation,
+)
 from keras_vit.models.preprocessing import normalization_of, scaled
 
 logger = logging.getLogger("keras_vit")
@@ -32,11 +38,17 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
     >>> image = keras_vit.read_image("cat.jpg", keras_vit.ViTB16())  # doctest: +SKIP
     """
+    return _read_for(path, model, None)
+
+
+def _read_for(path, model, tta):
+    """`read_image`, 8/7 as large for the crops of `tta`."""
     _, height, width, channels = model.input_shape
     image = image_files.read_image(path, channels)
     if height is None or width is None:
         return image.astype("float32")
-    return EvaluationTransform((height, width), normalization_of(model).preprocessing).in_numpy(image)
+    size = (height * 8 // 7, width * 8 // 7) if tta in ("five_crop", "ten_crop") else (height, width)
+    return EvaluationTransform(size, normalization_of(model).preprocessing).in_numpy(image)
 
 
 def read_images(paths, model):
@@ -58,45 +70,51 @@ def classify(
     verbose: int = 0,
 ) -> list[list[tuple[str, str, float]]]:
     """Returns the `top` classes of each image file; with broken="skip", unreadable files get [] and a warning."""
+    classes = classes_of(model)
+    top = checked_top(top, classes)
+    probabilities = predict_paths(model, paths, broken=broken, batch_size=batch_size, verbose=verbose)
+    best = most_probable(probabilities, classes, top)
+    return [[] if np.isnan(row).any() else named for row, named in zip(probabilities, best, strict=True)]
+
+
+def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verbose=0):
+    """Returns a model's probabilities, or a regression model's outputs, for image files: float32 (num_images, outputs).
+
+    `tta` is as in `keras_vit.evaluation.predict`. With broken="skip", unreadable files get NaN and a warning.
+    """
     arguments.one_of("broken", broken, ("raise", "skip"))
     arguments.positive_int("batch_size", batch_size)
-    activation, classes = activation_of(model), classes_of(model)
-    top = checked_top(top, classes)
+    arguments.one_of("tta", tta, TTA)
+    activation = prediction_activation(model)
     if missing := [os.fspath(path) for path in paths if not os.path.isfile(path)]:
         received = f"{len(missing)} paths without a file, the first {', '.join(missing[:10])}"
         raise FileNotFoundError(f"Expected image files. Received: {received}")
-    named, errors, full = [[] for _ in paths], [], {}
+    predictions = np.full((len(paths), model.outputs[0].shape[1]), np.nan, "float32")
+    errors, full = [], {}
     progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for places, images in _batches(model, paths, batch_size, broken, errors):
-        # Padded, so that each image size is compiled for one batch size.
+    for places, images in _batches(model, paths, tta, batch_size, broken, errors):
+        # Each image size is compiled for one batch size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
-        padded = np.concatenate([images, np.repeat(images[:1], most - len(images), axis=0)])
-        outputs = model.predict_on_batch(scaled(padded, model))[: len(images)]
-        if activation is not None:
-            outputs = getattr(ops, activation)(ops.cast(outputs, "float32"))
-        probabilities = ops.convert_to_numpy(outputs).astype("float32")
-        if not np.isfinite(probabilities).all():
-            raise ValueError(
-                f"Expected a model that outputs numbers. Received: model {model.name!r}, which outputs NaN."
-            )
-        for place, best in zip(places, most_probable(probabilities, classes, top), strict=True):
-            named[place] = best
+        where = f"an image of the batch of {os.fspath(paths[places[0]])}"
+        views = views_of(model, scaled(images, model), tta)
+        outputs = [output_of(model, view, most, where) for view in views]
+        predictions[list(places)] = mean_probabilities(outputs, activation)
         progress.add(len(places))
     if errors:
         progress.update(len(paths), finalize=True)
         if len(errors) == len(paths):
             raise errors[0]
-        count = f"{len(errors)} of {len(paths)} images could not be read, and have no classes. The first of them:"
+        count = f"{len(errors)} of {len(paths)} images could not be read, and have no predictions. The first of them:"
         logger.warning("%s", "\n  ".join([count, *map(str, errors[:20])]))
-    return named
+    return predictions
 
 
-def _batches(model, paths, batch_size, broken, errors):
+def _batches(model, paths, tta, batch_size, broken, errors):
     """Yields (indices in `paths`, images of one shape); appends the errors of unreadable files to `errors`."""
 
     def read(path):
         try:
-            return read_image(path, model)
+            return _read_for(path, model, tta)
         except ValueError as error:
             return error
 

@@ -68,6 +68,8 @@ def CoAtNet(
     interpolation: str | None = None,
     crop_fraction: float | None = None,
     class_names: Sequence[str] | None = None,
+    multi_label: bool = False,
+    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> ConvolutionAndAttention:

@@ -15,6 +15,14 @@ from keras_vit.preprocessing import carrier_of
 
 logger = logging.getLogger("keras_vit")
 
+# The activation for outputs that were trained with these losses, and the setting that leads to it.
+_BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
+_OF_NUMBERS = ("meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror", "meansquaredlogarithmicerror")
+_OF_LOSSES = {
+    "multi_label": ("sigmoid", _BINARY),
+    "regression": (None, (*_OF_NUMBERS, "huber", "logcosh", "poisson")),
+}
+
 
 @functools.cache
 def imagenet_classes():
@@ -85,13 +93,20 @@ def most_probable(probabilities, classes, top):
 
 
 def classes_of(model):
-    """(id, name) per output: the model's names, ImageNet's for 1000 outputs, else indices; raises without head."""
+    """(id, name) per class: the model's names, ImageNet's for 1000 outputs, else indices; raises without classes."""
+    if postprocess_of(model) is None:
+        raise ValueError(f"Expected a model of classes. Received: model {model.name!r}, which has regression=True.")
+    return outputs_named(model)
+
+
+def outputs_named(model):
+    """`classes_of`, also for a regression model, whose class names are those of its targets."""
     num_classes = _output_of(model).shape[1]
     if names := names_of(model):
         return [(str(i), name) for i, name in enumerate(names)]
     if gives_features(model):
         raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which outputs features.")
-    if num_classes == len(imagenet_classes()):
+    if num_classes == len(imagenet_classes()) and postprocess_of(model) is not None:
         return imagenet_classes()
     return [(str(i), str(i)) for i in range(num_classes)]
 
@@ -110,18 +125,56 @@ def names_of(model):
 
 
 def activation_of(model, postprocess=None):
-    """The activation that turns a model's output into probabilities: "softmax", "sigmoid", None if already applied."""
+    """The activation that turns a model's output into probabilities: "softmax", "sigmoid", None if already applied.
+
+    `postprocess` is "classify", "multi_label", or None for what the model says. A regression model has no activation.
+    """
     output = _output_of(model)
     if _activation_behind(output) is not None:
         return None
     postprocess = postprocess_of(model) if postprocess is None else postprocess
+    if postprocess is None:
+        return None
     # The softmax of one number is always 1.
     return "sigmoid" if postprocess == "multi_label" or output.shape[1] == 1 else "softmax"
 
 
 def postprocess_of(model):
-    """Returns "multi_label" for a model trained for any number of classes per image, else "classify"."""
-    return "multi_label" if getattr(carrier_of(model), "multi_label", False) else "classify"
+    """Returns "multi_label" for a model of any number of classes per image, None for regression, else "classify"."""
+    carrier = carrier_of(model)
+    if getattr(carrier, "regression", False):
+        return None
+    return "multi_label" if getattr(carrier, "multi_label", False) else "classify"
+
+
+def prediction_activation(model):
+    """`activation_of`, after a check that it fits the loss of a compiled model."""
+    activation = activation_of(model)
+    loss = getattr(model, "loss", None)
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    owners = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
+    for setting, (wanted, losses) in _OF_LOSSES.items():
+        known = any(owner.lower().replace("_", "") in losses for owner in owners)
+        if activation is not None and activation != wanted and known:
+            raise ValueError(
+                f"Expected a model with {setting}=True, as its loss is {owners[0]}. Received: model {model.name!r} "
+                f"without, so that a {activation} would be applied to its outputs. Pass {setting}=True to the builder "
+                f'or `from_pretrained`, or set model.get_layer("normalization").{setting} = True.'
+            )
+    return activation
+
+
+def final_activation(model):
+    """The activation of a model's predictions, its own or that of `activation_of`; None for regression."""
+    regression = postprocess_of(model) is None
+    return activation_of(model) or (None if regression else _activation_behind(_output_of(model)))
+
+
+def mean_probabilities(outputs, activation):
+    """Applies an activation to each of several float32 arrays of outputs, and averages them."""
+    if activation is not None:
+        outputs = [ops.convert_to_numpy(getattr(ops, activation)(ops.convert_to_tensor(x))) for x in outputs]
+    return np.mean(outputs, axis=0)
 
 
 def _output_of(model):

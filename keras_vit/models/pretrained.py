@@ -91,11 +91,10 @@ def from_pretrained(
     _check_unknown(checkpoint, fields, given)
     skipped = (skip,) if isinstance(skip, str) else skip
     if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
-        for name in ("class_names", "multi_label", "classifier_activation"):
+        for name in ("class_names", "multi_label", "regression", "classifier_activation"):
             fields.pop(name, None)
         if "head" not in skipped and build is ViT:
             fields.pop("representation_size", None)
-    multi_label = fields.pop("multi_label", False)
     assumed = {}
     if image_size is None and "image_size" not in fields:
         if "position_embedding/embeddings" in checkpoint.weights:
@@ -122,7 +121,6 @@ def from_pretrained(
         variant = variant.replace(prefix, "")
     name = None if known or build is BiT else checkpoint.family
     model = build(**{"variant": variant, "name": name, **fields, **given})
-    model.get_layer("normalization").multi_label = multi_label
     family = FAMILIES.get(checkpoint.family)
     allow = [name for name in (SETTINGS if family is None else family.settings) if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)

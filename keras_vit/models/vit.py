@@ -79,6 +79,8 @@ def ViT(
     interpolation: str | None = None,
     crop_fraction: float | None = None,
     class_names: Sequence[str] | None = None,
+    multi_label: bool = False,
+    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> VisionTransformer:
@@ -160,6 +162,9 @@ def ViT(
             another number of channels are averaged.
         mean, std, interpolation, crop_fraction: Override fields of `preprocessing`.
         class_names: Strings, the names of the classes for predictions and exports.
+        multi_label: Bool, whether an image may have any number of classes. Predictions and exports then apply a sigmoid
+            to the logits instead of a softmax.
+        regression: Bool, whether the outputs are numbers to predict instead of classes; nothing is applied to them.
         dtype: The dtype policy of all layers but the heads, such as "mixed_bfloat16"; None for Keras' global policy.
         name: String, the model's name.
 

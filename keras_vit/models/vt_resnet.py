@@ -43,6 +43,8 @@ def VTResNet(
     interpolation: str | None = None,
     crop_fraction: float | None = None,
     class_names: Sequence[str] | None = None,
+    multi_label: bool = False,
+    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
 ) -> VTResNetModel:

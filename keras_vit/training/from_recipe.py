@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.models.preprocessing import normalization_of
 from keras_vit.models.pretrained import BUILDERS
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.optimizers import adamw, sgd
@@ -25,12 +24,12 @@ def build(recipe, num_classes, weights=None, class_names=None):
             "num_classes": num_classes,
             "weights": weights,
             "class_names": class_names or None,
+            "multi_label": recipe.loss == "sigmoid",
             "include_preprocessing": True,
             "dtype": recipe.dtype,
             **recipe.model,
         },
     )
-    normalization_of(model).multi_label = recipe.loss == "sigmoid"
     if recipe.train == "head":
         freeze(model)
     elif recipe.train == "lora":

@@ -77,6 +77,7 @@ def test_the_page_holds_all_and_asks_for_nothing(images, tmp_path):
     ("changes", "pictures", "words"),
     [
         ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
+        ({"num_classes": 1, "regression": True}, 5, "no single classification output"),
         ({"position_embedding": "relative"}, 5, "no position embeddings to compare"),
         ({"image_size": (None, None), "grid_size": (4, 4)}, 6, "8 x 12 pixels"),
         ({"in_channels": 1, "distillation_token": True}, 6, "2 x 3 patches"),

@@ -4,7 +4,13 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.models.predictions import activation_of, gives_features, imagenet_classes
+from keras_vit.models.predictions import (
+    activation_of,
+    gives_features,
+    imagenet_classes,
+    outputs_named,
+    prediction_activation,
+)
 from tests.tiny import build
 
 
@@ -105,6 +111,46 @@ def test_a_model_for_several_labels_an_image_says_so_itself():
     assert activation_of(copy) == "sigmoid" and activation_of(build()) == "softmax"
     names = [name for _, name, _ in keras_vit.decode_predictions([[0.9, 0.8, 0.1, 0.2, 0.0]], copy, top=2)[0]]
     assert names == ["a", "b"]
+
+
+def test_a_model_of_numbers_has_no_classes(tmp_path):
+    model = build(num_classes=1, regression=True, class_names=["age"])
+    model.save(tmp_path / "model.keras")
+    for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
+        assert activation_of(copy) is None and outputs_named(copy) == [("0", "age")]
+        with pytest.raises(ValueError, match="regression=True"):
+            keras_vit.decode_predictions([[0.5]], copy)
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.regression
+    assert not keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3, num_classes=2).config.regression
+    with pytest.raises(ValueError, match="one of `multi_label` and `regression`"):
+        build(multi_label=True, regression=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "setting"),
+    [
+        ("mse", "regression"),
+        (keras.losses.Huber(), "regression"),
+        ("binary_crossentropy", "multi_label"),
+        (keras.losses.BinaryCrossentropy(from_logits=True), "multi_label"),
+    ],
+    ids=str,
+)
+def test_a_loss_of_other_outputs_than_the_model_says_is_refused(loss, setting):
+    model = build()
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=f"{setting}=True"):
+        prediction_activation(model)
+    told = build(**{setting: True})
+    told.compile("sgd", loss)
+    assert prediction_activation(told) == {"regression": None, "multi_label": "sigmoid"}[setting]
+    probable = build(classifier_activation="sigmoid")
+    probable.compile("sgd", loss)
+    assert prediction_activation(probable) is None
+    for usual in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
+        model.compile("sgd", usual)
+        assert prediction_activation(model) == "softmax"
 
 
 @pytest.mark.parametrize(

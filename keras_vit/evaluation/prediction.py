@@ -1,0 +1,189 @@
+"""Predictions of one model with test-time augmentation, and of several models together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import ArrayLike
+
+from keras_vit import arguments
+from keras_vit.evaluation.checks import invalid
+from keras_vit.models.inputs import is_arrays, sliced, to_numpy
+from keras_vit.models.outputs import finite_batches, outputs_of_views
+from keras_vit.models.predictions import (
+    activation_of,
+    final_activation,
+    mean_probabilities,
+    outputs_named,
+    prediction_activation,
+)
+from keras_vit.models.preprocessing import normalization_of
+
+
+def predict(
+    model: keras.Model, data: Any, *, tta: str | None = None, batch_size: int = 32, verbose: int = 1
+) -> np.ndarray:
+    """Returns a model's predictions for all images, float32 (num_images, num_outputs), in their order.
+
+    They are probabilities: the softmax of a classifier's logits, or the sigmoid of a model with `multi_label=True` or a
+    single class. A model with `regression=True` predicts its outputs. `keras_vit.predict_images` does the same for
+    image files.
+
+    With `tta` (test-time augmentation), they are the mean over several views of each image. Probabilities are averaged,
+    not logits, as published results with several crops do: each view then counts the same, however large its logits.
+
+    Args:
+        model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.
+        data: Images in the model's value range, as an array or (images, labels), or batches of these: a dataset of
+            `keras_vit.data` without shuffling, a `tf.data.Dataset`, a `keras.utils.PyDataset` or another finite
+            iterable.
+        tta: None; "flip" (the image and its mirror image); or "five_crop" (the corners and the center) or "ten_crop"
+            (these and their mirror images) of images that are larger than the model's, such as those of
+            `keras_vit.data.from_dataframe(..., preprocessing=model, image_size=256)` for a model of 224.
+        batch_size: Int, images per batch if `data` is arrays.
+        verbose: 0 or 1; 1 shows a progress bar.
+
+    Raises:
+        ValueError: If `data` is empty, endless or not images, images do not fit the model or could not be decoded, or
+            the model's output is not finite or its loss is not that of its kind of outputs.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=4)
+    >>> predict(model, np.zeros((2, 32, 32, 3)), tta="flip", verbose=0).tolist()  # a new head is zero
+    [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
+
+    Reference: [arXiv 1409.4842](https://arxiv.org/abs/1409.4842), section 7.
+    """
+    outputs_named(model)
+    activation = prediction_activation(model)
+    batches, steps = _image_batches(data, batch_size)
+    views = outputs_of_views(model, batches, steps, verbose, tta=tta)
+    predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
+    # Datasets of `keras_vit.data` skip broken images, and all later rows would move up.
+    if (expected := getattr(data, "num_images", len(predictions))) != len(predictions):
+        received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
+        raise invalid("data", f"a batch for each of the {expected} images", received)
+    return predictions
+
+
+def _image_batches(data, batch_size):
+    """Returns the batches of images of a dataset, and their number or None if unknown."""
+    # A list of arrays is one of batches.
+    images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3)) else data
+    if hasattr(images, "shape"):
+        size = arguments.positive_int("batch_size", batch_size)
+        images = to_numpy(images)
+        return (batch for (batch,) in sliced((images,), size)), -(-len(images) // size)
+    expected = "images as an array, or batches of them: a tf.data.Dataset, a PyDataset or another iterable"
+    batches, steps = finite_batches(data, expected)
+    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
+
+
+def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:
+    """Averages the predictions of several models, or makes one model that does.
+
+    Models are averaged as `predict` averages views: probabilities, or outputs of regression models. Arrays are averaged
+    as they are, so pass those of `predict` or `keras_vit.predict_images`.
+
+    Args:
+        members: Predictions of the same images, (num_images, num_outputs) arrays or DataFrames with the same index and
+            columns; or models of the same images, outputs and class names. If the models scale pixels differently,
+            build them with `include_preprocessing=True`. Models of different image sizes or resizing need different
+            images: average their predictions.
+        weights: Numbers of at least 0, one per member, such as validation accuracies; their scale does not matter.
+            None: all the same.
+
+    Returns:
+        A float32 array or DataFrame of the mean predictions; or a `keras.Model` that shares the members' weights.
+
+    Raises:
+        ValueError: If the members or their number of weights do not fit each other.
+
+    Example:
+
+    >>> ensemble([[[0.5, 0.5]], [[0.1, 0.9]]], weights=[3, 1]).round(2).tolist()
+    [[0.4, 0.6]]
+
+    Reference: [arXiv 1612.01474](https://arxiv.org/abs/1612.01474), section 2.4.
+    """
+    members = list(members)
+    if not members:
+        raise invalid("members", "at least one", "none")
+    weights = _checked_weights(weights, len(members))
+    are_models = [isinstance(member, keras.Model) for member in members]
+    if any(are_models) and not all(are_models):
+        raise invalid("members", "models, or predictions", "both")
+    return _of_models(members, weights) if all(are_models) else _of_predictions(members, weights)
+
+
+def _checked_weights(weights, count):
+    """Returns weights that sum to 1."""
+    values = [1] * count if weights is None else list(weights)
+    if len(values) != count:
+        raise invalid("weights", f"one for each of {count} members", len(values))
+    if not all(arguments.is_number(value) and value >= 0 for value in values) or not sum(values):
+        raise invalid("weights", "numbers of at least 0, not all 0", values)
+    return [float(value) / sum(values) for value in values]
+
+
+def _of_predictions(members, weights):
+    first = members[0]
+    if any(hasattr(member, "columns") for member in members):
+        for member in members[1:]:
+            for axis in ("index", "columns"):
+                ours, theirs = (list(getattr(frame, axis, ())) for frame in (first, member))
+                if ours != theirs:
+                    raise invalid("members", f"DataFrames of the same {axis}, {ours[:5]} ...", f"{theirs[:5]} ...")
+    arrays = [to_numpy(member).astype("float32") for member in members]
+    if len(shapes := {array.shape for array in arrays}) != 1:
+        raise invalid("members", "predictions of one shape", sorted(shapes))
+    mean = np.tensordot(np.array(weights), np.stack(arrays), axes=1).astype("float32")
+    return type(first)(mean, index=first.index, columns=first.columns) if hasattr(first, "columns") else mean
+
+
+def _of_models(members, weights):
+    wanted = _shared(members[0])
+    for member in members[1:]:
+        for name, value in _shared(member).items():
+            if value != wanted[name]:
+                raise invalid("members", f"models of the same {name}, {wanted[name]!s:.300}", f"{value!s:.300}")
+    inputs = keras.Input(members[0].input_shape[1:], name="images")
+    outputs = []
+    for i, model in enumerate(members):
+        # A model of its own around each, since their names may be the same.
+        x = keras.Model(model.inputs[0], model.outputs[0], name=f"member_{i}")(inputs)
+        if activation := activation_of(model):
+            x = keras.layers.Activation(activation, dtype="float32", name=f"probabilities_{i}")(x)
+        outputs.append(x)
+    return keras.Model(inputs, WeightedAverage(weights, dtype="float32", name="average")(outputs), name="ensemble")
+
+
+def _shared(model):
+    """What the models of an ensemble must share, by name."""
+    layer = normalization_of(model)
+    # A model that scales raw images may do so as it likes.
+    scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}
+    return {
+        "input shape": model.input_shape,
+        "class names": [name for _, name in outputs_named(model)],
+        "activation of predictions": final_activation(model),
+        "include_preprocessing": layer.apply,
+        "preprocessing": layer.preprocessing.changed(**scaling),
+    }
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class WeightedAverage(keras.layers.Average):
+    """The sum of inputs of one shape times `weights`, which sum to 1."""
+
+    def __init__(self, weights, **kwargs):
+        super().__init__(**kwargs)
+        self.shares = [float(weight) for weight in weights]
+
+    def call(self, inputs):
+        return sum(share * x for share, x in zip(self.shares, inputs, strict=True))
+
+    def get_config(self):
+        return {**super().get_config(), "weights": self.shares}

@@ -1,0 +1,183 @@
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.evaluation import ensemble, predict
+from tests.tiny import build, randomize
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.uniform(-1, 1, (5, 16, 16, 3)).astype("float32")
+LARGE = RNG.uniform(-1, 1, (5, 20, 18, 3)).astype("float32")
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def logits_of(model, images):
+    return keras.ops.convert_to_numpy(model(np.ascontiguousarray(images)))
+
+
+class Batches(keras.utils.PyDataset):
+    """Three images a batch with labels and weights, and the last two alone."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        images = IMAGES[3 * i : 3 * i + 3]
+        return images, np.zeros(len(images)), np.ones(len(images))
+
+
+def test_any_data_gives_the_probabilities_of_each_image():
+    tf = pytest.importorskip("tensorflow", reason="it makes datasets for each backend")
+    model = randomize(build())
+    expected = softmax(logits_of(model, IMAGES))
+    for data in (
+        IMAGES,
+        keras.ops.convert_to_tensor(IMAGES),
+        (IMAGES, np.arange(5)),
+        [IMAGES[:3], IMAGES[3:]],
+        Batches(),
+        tf.data.Dataset.from_tensor_slices(IMAGES).batch(3),
+        tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(5))).batch(4),
+        # Of unknown length, with an empty batch.
+        (IMAGES[i:j] for i, j in ((0, 0), (0, 2), (2, 5))),
+    ):
+        found = predict(model, data, batch_size=2, verbose=0)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "apply"),
+    [
+        ({"multi_label": True}, lambda x: 1 / (1 + np.exp(-x))),
+        ({"num_classes": 1}, lambda x: 1 / (1 + np.exp(-x))),
+        ({"num_classes": 1, "regression": True}, lambda x: x),
+        ({"regression": True}, lambda x: x),
+        ({"classifier_activation": "softmax"}, lambda x: x),
+    ],
+    ids=str,
+)
+def test_each_kind_of_head_is_averaged_as_what_it_predicts(changes, apply):
+    model = randomize(build(**changes))
+    expected = (apply(logits_of(model, IMAGES)) + apply(logits_of(model, IMAGES[:, :, ::-1]))) / 2
+    np.testing.assert_allclose(predict(model, IMAGES, tta="flip", verbose=0), expected, rtol=1e-4, atol=1e-5)
+    other = randomize(build(**changes), seed=1)
+    joint = ensemble([model, other], weights=[3, 1])
+    expected = 0.75 * apply(logits_of(model, IMAGES)) + 0.25 * apply(logits_of(other, IMAGES))
+    np.testing.assert_allclose(predict(joint, IMAGES, verbose=0), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tta", ["five_crop", "ten_crop"])
+def test_crops_are_the_corners_and_the_center(tta):
+    model = randomize(build())
+    crops = [LARGE[:, y : y + 16, x : x + 16] for y, x in ((0, 0), (0, 2), (4, 0), (4, 2), (2, 1))]
+    crops += [crop[:, :, ::-1] for crop in crops] if tta == "ten_crop" else []
+    expected = np.mean([softmax(logits_of(model, crop)) for crop in crops], axis=0)
+    np.testing.assert_allclose(predict(model, LARGE, tta=tta, batch_size=2, verbose=0), expected, atol=1e-5)
+
+
+def test_what_does_not_fit_is_named():
+    model = build()
+    for data, tta, message in (
+        (IMAGES, "mirror", "`tta`.*'flip'.*Received: 'mirror'"),
+        (IMAGES, "five_crop", r"`data`.*larger than \(16, 16, 3\).*Received: \(16, 16, 3\)"),
+        (LARGE, "flip", r"\(16, 16, 3\) for model.*Received: \(20, 18, 3\)"),
+        (LARGE[:, :, :10], "ten_crop", r"`data`.*larger than.*Received: \(20, 10, 3\)"),
+        (IMAGES[:0], None, "at least one image"),
+        (7, None, "`data`.*Received: 'int'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(model, data, tta=tta, verbose=0)
+    with pytest.raises(ValueError, match="`tta`.*any size.*Received: 'five_crop'"):
+        predict(build(image_size=(None, None)), LARGE, tta="five_crop", verbose=0)
+    with pytest.raises(ValueError, match="outputs features"):
+        predict(build(num_classes=0), IMAGES)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="regression=True"):
+        predict(model, IMAGES)
+
+
+def test_a_broken_image_would_move_all_later_rows(tmp_path):
+    pytest.importorskip("tensorflow", reason="the pipelines are tf.data on every backend")
+    for i in range(3):
+        keras.utils.save_img(tmp_path / f"{i}.png", np.full((16, 16, 3), 90.0 * i), scale=False)
+    model = randomize(build())
+    table = {"path": [str(tmp_path / f"{i}.png") for i in range(3)]}
+    options = {"label_column": None, "preprocessing": model, "batch_size": 2}
+    assert predict(model, keras_vit.data.from_dataframe(table, **options), verbose=0).shape == (3, 5)
+    large = keras_vit.data.from_dataframe(table, **options, image_size=18)
+    assert predict(model, large, tta="ten_crop", verbose=0).shape == (3, 5)
+    (tmp_path / "1.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"3 images.*Received: 2 images; broken: .*1\.png"):
+        predict(model, keras_vit.data.from_dataframe(table, **options), verbose=0)
+
+
+def test_predictions_are_averaged_by_weight():
+    first, second = RNG.uniform(size=(2, 4, 3))
+    np.testing.assert_allclose(ensemble([first, second]), (first + second) / 2, rtol=1e-6)
+    found = ensemble([first.tolist(), keras.ops.convert_to_tensor(second)], weights=[0.2, 0.6])
+    np.testing.assert_allclose(found, 0.25 * first + 0.75 * second, rtol=1e-6)
+    for members, weights, message in (
+        ([], None, "at least one"),
+        ([first, second[:3]], None, r"one shape.*\(3, 3\), \(4, 3\)"),
+        ([first], [0.0], "not all 0"),
+        ([first, second], [1, -1], "at least 0"),
+        ([first, second], [1], "each of 2 members. Received: 1"),
+        ([first, build()], None, "models, or predictions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ensemble(members, weights)
+
+
+def test_frames_of_other_images_or_classes_are_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([[0.2, 0.8], [0.6, 0.4]], index=["x", "y"], columns=["cat", "dog"])
+    pandas.testing.assert_frame_equal(ensemble([frame, frame]), frame.astype("float32"))
+    with pytest.raises(ValueError, match=r"same index, \['x', 'y'\].*\['y', 'x'\]"):
+        ensemble([frame, frame[::-1]])
+    with pytest.raises(ValueError, match="same columns.*'dog', 'cat'"):
+        ensemble([frame, frame[["dog", "cat"]]])
+    with pytest.raises(ValueError, match="same index"):
+        ensemble([frame, frame.to_numpy()])
+
+
+def test_models_become_one_that_is_saved_and_named(tmp_path):
+    names = list("abcde")
+    members = [
+        randomize(build(class_names=names, include_preprocessing=True), seed=1),
+        randomize(build(class_names=names, include_preprocessing=True, mean=0.3, pooling="gap"), seed=2),
+        randomize(build(class_names=names, include_preprocessing=True, classifier_activation="softmax"), seed=3),
+    ]
+    images = 127.5 + 127.5 * IMAGES
+    expected = np.mean([predict(member, images, verbose=0) for member in members], axis=0)
+    ensemble(members).save(tmp_path / "ensemble.keras")
+    loaded = keras.saving.load_model(tmp_path / "ensemble.keras")
+    np.testing.assert_allclose(predict(loaded, images, verbose=0), expected, atol=1e-5)
+    (best, *_), *_ = keras_vit.decode_predictions(loaded.predict(images, verbose=0), loaded, top=1)
+    assert best[1] == names[expected[0].argmax()]
+    (alone,) = members[:1]
+    np.testing.assert_allclose(predict(ensemble([alone]), images, verbose=0), predict(alone, images, verbose=0))
+    assert [member.name for member in members] == [alone.name] * 3, "the members keep their names"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 8}, r"input shape, \(None, 16, 16, 3\). Received: \(None, 8, 8, 3\)"),
+        ({"class_names": list("vwxyz")}, "class names.*'a'.*Received:.*'v'"),
+        ({"multi_label": True}, "activation of predictions, softmax. Received: sigmoid"),
+        ({"regression": True}, "activation of predictions, softmax. Received: None"),
+        ({"include_preprocessing": True}, "include_preprocessing, False. Received: True"),
+        ({"mean": 0.3}, "preprocessing, .*Received: "),
+        ({"crop_fraction": 0.9}, "preprocessing, .*Received: "),
+    ],
+    ids=str,
+)
+def test_models_of_other_images_or_classes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble([build(class_names=list("abcde")), build(**{"class_names": list("abcde"), **changes})])
