@@ -1,0 +1,215 @@
+# %% [markdown]
+# # What a Vision Transformer sees
+#
+# This notebook draws what a trained ViT has learned, with the functions of `keras_vit.inspection`. The paper is "An
+# Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)); its figures 6, 7 and 11 are drawn
+# here again.
+#
+# **Contents**: 1 Model and pictures · 2 Predictions · 3 Embedding filters · 4 Position embeddings · 5 Attention
+# distance · 6 Attention maps · 7 Attention rollout · 8 Attention for one class
+#
+# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
+# `KERAS_BACKEND` chooses one. With the published ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet), the pictures
+# `coco_cats.png` and the folder `flowers17`, it shows that model. Without them, it trains a small ViT on scikit-learn's
+# handwritten digits and shows that one; the texts below are about ViT-B/16.
+
+# %%
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import keras_vit
+from keras_vit import inspection
+
+# %matplotlib inline
+# %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "dpi": 70, "pil_kwargs": {"quality": 70}}
+# %config InlineBackend.figure_formats = ["jpeg"]
+
+QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
+print("Keras", keras.__version__, "on", keras.backend.backend())
+
+
+# %%
+def sample(name):
+    """Finds a file or folder in the inputs of a Kaggle notebook or in the folder KERAS_VIT_SAMPLES; None if absent."""
+    places = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
+    paths = [place / folder / name for place in places for folder in ("", "weights")]
+    return next((path for path in paths if path.exists()), None)
+
+
+weights, cats, flowers = (sample(name) for name in ("ViT-B_16-224.npz", "coco_cats.png", "flowers17"))
+REAL = None not in (weights, cats, flowers)
+print("ViT-B/16 and photos" if REAL else "a small ViT and handwritten digits")
+
+# %% [markdown]
+# ## 1 Model and pictures
+#
+# `from_pretrained` builds the model that a file contains. `read_image` resizes and crops a picture as the checkpoint
+# was evaluated, and `preprocess_input` scales it.
+
+
+# %%
+def train_on_digits():
+    """Trains a small ViT on handwritten digits; returns it, and 32 digits that it did not see, with labels."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = keras.ops.image.resize(
+        digits.images[..., None].astype("float32") * (255 / 16), (32, 32), data_format="channels_last"
+    )
+    images = np.clip(keras.ops.convert_to_numpy(images), 0, 255)
+    keras.utils.set_random_seed(0)
+    model = keras_vit.ViT(
+        "Ti/16",
+        image_size=32,
+        patch_size=4,
+        in_channels=1,
+        num_classes=10,
+        hidden_dim=64,
+        num_layers=4,
+        num_heads=4,
+        mlp_dim=128,
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"])
+    inputs = keras_vit.preprocess_input(images[32:], model)
+    model.fit(inputs, digits.target[32:], batch_size=64, epochs=5 if QUICK else 15, verbose=0)
+    return model, images[:32], digits.target[:32]
+
+
+if REAL:
+    model = keras_vit.from_pretrained(weights)
+    # 285 is ImageNet's class "Egyptian cat", 985 "daisy".
+    daisies = sorted((flowers / "daisy").iterdir())
+    paths = [cats, daisies[6], daisies[2], *daisies[10 : 12 if QUICK else 39]]
+    raw = np.stack([keras_vit.read_image(path, model) for path in paths])
+    labels = np.array([285] + [985] * (len(paths) - 1))
+else:
+    model, raw, labels = train_on_digits()
+
+images = keras_vit.preprocess_input(raw, model)
+config = model.config
+print(f"{model.count_params():,} parameters, {config.num_layers} blocks of {config.num_heads} heads")
+print(f"{len(images)} pictures of {raw.shape[1:]}, {model.grid_size} patches of {config.patch_size} pixels")
+
+# %% [markdown]
+# ## 2 Predictions
+#
+# Each title has the predicted class, its probability and the true class; a red frame marks a mistake. The paper's
+# ViT-B/16 is right on 84% of ImageNet's validation pictures after pre-training on ImageNet-21k (table 5, at 384
+# pixels); a probability near 1 is common and does not mean that the model knows about everything in the picture.
+
+# %%
+names = [row[0][1].replace("_", " ") for row in keras_vit.decode_predictions(np.eye(config.num_classes), model, top=1)]
+shown = slice(0, 5)
+probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(model.predict(images[shown], verbose=0)))
+inspection.plot_predictions(raw[shown], labels[shown], probabilities, names)
+
+# %% [markdown]
+# The five most probable classes of the first picture:
+
+# %%
+for _, name, probability in keras_vit.decode_predictions(probabilities[:1], model, top=5)[0]:
+    print(f"{probability:6.1%}  {name.replace('_', ' ')}")
+
+# %% [markdown]
+# ## 3 Embedding filters (figure 7, left)
+#
+# Each tile is a principal component of the filters that turn a patch of pixels into a token, and grey is zero: spots,
+# edges and waves of colour are what the first layer measures in a patch, and a tile of noise is a pattern that no eye
+# would choose. The paper says that the components "resemble plausible basis functions for a low-dimensional
+# representation of the fine structure within each patch".
+
+# %%
+inspection.plot_embedding_filters(inspection.embedding_filters(model))
+
+# %% [markdown]
+# ## 4 Position embeddings (figure 7, centre)
+#
+# The tile in row i and column j compares the position embedding of the patch there with those of all patches: yellow is
+# the same direction, dark is the opposite one. Nobody told the model where a patch is: in the paper and here, it has
+# learned that near patches are alike, and that a patch shares something with its row and its column.
+
+# %%
+inspection.plot_position_similarity(inspection.position_similarity(model))
+
+# %% [markdown]
+# ## 5 Attention distance (figures 7, right, and 11)
+#
+# A dot is a head: the distance in pixels between a patch and the patches that it reads, weighted by attention, as a
+# mean over patches and pictures. The paper compares it with the receptive field of a convolution: some heads of the
+# first blocks read the whole image already, others stay near, and in the last blocks all read far.
+
+# %%
+distance = inspection.attention_distance(model, images)
+inspection.plot_attention_distance(distance)
+
+# %% [markdown]
+# The same in numbers. At distance 0, each patch reads itself. Random pairs of patches of a 14 x 14 grid of 16 pixels
+# are 116 pixels apart on average: a head with about this distance reads all of the image, or from everywhere the same
+# few patches.
+
+# %%
+print("block  nearest head  mean  farthest head  (pixels)")
+for block, heads in enumerate(distance):
+    print(f"{block:5}  {heads.min():12.0f}  {heads.mean():4.0f}  {heads.max():13.0f}")
+
+# %% [markdown]
+# ## 6 Attention maps
+#
+# Each tile is a head; the class token takes its information in this block from the bright patches. The paper shows the
+# sum of this over all blocks, in its figure 6, and says that the model "attends to image regions that are semantically
+# relevant for classification". First the first block, in which heads choose by place, brightness and texture:
+
+# %%
+first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
+inspection.plot_attention_maps(raw[0], first[0], grid_size=model.grid_size)
+
+# %% [markdown]
+# In the last block, several heads mark the animals. Others read a few patches of the blanket: patches without content
+# that large ViTs use as scratch space for the whole image ([arXiv 2309.16588](https://arxiv.org/abs/2309.16588) calls
+# them artifacts, and adds register tokens to avoid them).
+
+# %%
+inspection.plot_attention_maps(raw[0], last[0], grid_size=model.grid_size)
+
+# %% [markdown]
+# Each patch attends too, not the class token alone. The cross marks the patch that asks, in a middle block: some heads
+# read its surroundings, some read similar places of the whole picture.
+
+# %%
+rows, columns = model.grid_size
+query = config.num_prefix_tokens + (rows // 2) * columns + columns // 4
+inspection.plot_attention_maps(raw[0], middle[0], grid_size=model.grid_size, query=query)
+
+# %% [markdown]
+# ## 7 Attention rollout (figures 6 and 14)
+#
+# Rollout multiplies the attention of all blocks, with the residual paths: the content of bright patches can reach the
+# head. In the paper's figure 6 the object is bright and the rest is dark; here the daisies are like that, and the
+# picture of the cats is not, since rollout knows nothing of the MLPs and of the class.
+
+# %%
+rollout = inspection.attention_rollout(model, images[:3])
+inspection.plot_attention_rollout(raw[:3], rollout, titles=[names[label] for label in labels[:3]])
+
+# %% [markdown]
+# ## 8 Attention for one class
+#
+# `gradient_rollout` weights each attention matrix by the gradient of one class
+# ([arXiv 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch speaks for this class.
+# Below are the two most probable classes of the first picture, which read different patches.
+
+# %%
+best = np.argsort(-probabilities[0])[:2]
+maps = np.concatenate([inspection.gradient_rollout(model, images[:1], classes=int(label)) for label in best])
+inspection.plot_attention_rollout(np.repeat(raw[:1], 2, axis=0), maps, titles=[f"for {names[label]}" for label in best])
+
+# %% [markdown]
+# `inspection.write_report(model, paths, "report.html")` writes all of this to one page, and so does
+# `keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html` on the command line. All functions also take a model of
+# yours that contains a ViT.
