@@ -1,0 +1,110 @@
+"""Executes the notebooks of this folder, whose sources are the .py files, and stores them with their outputs.
+
+The backend is KERAS_BACKEND's. The notebooks look for their data in /kaggle/input and in the folder that the
+environment variable KERAS_VIT_SAMPLES names; without either, they use scikit-learn's digits. KERAS_VIT_QUICK=1 shortens
+them.
+
+Command:  python examples/notebooks/run.py [NAME ...] [--check]
+Needs:    pip install "keras-vit[notebooks]"
+"""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+FOLDER = Path(__file__).resolve().parent
+# What TensorFlow's C++ code logs before it can be told not to.
+NATIVE_LOGS = re.compile(
+    r"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:|To enable the following).*\n?", re.MULTILINE
+)
+
+
+def sources(folder=FOLDER):
+    """Returns the paths of the notebooks' sources by name."""
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem != Path(__file__).stem}
+
+
+def read(path):
+    """Reads a source as a notebook without outputs; the same text always gives the same notebook."""
+    notebook = jupytext.read(path, fmt="py:percent")
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    for i, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{i}"
+    return notebook
+
+
+def execute(path):
+    """Returns a source's notebook with its outputs; raises if a cell fails or warns."""
+    notebook = read(path)
+    options = {"record_timing": False, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
+    client = NotebookClient(notebook, timeout=None, kernel_name="python3", **options)
+    # What it writes is not kept.
+    with tempfile.TemporaryDirectory() as folder:
+        client.execute(cwd=folder)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                output.text = NATIVE_LOGS.sub("", output.text)
+                if re.search(r"\w*Warning: ", output.text):
+                    raise RuntimeError(f"Expected no warnings in {path.name}. Received: {output.text}")
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
+    return notebook
+
+
+def store(notebook, path):
+    """Writes a notebook to its final path once it is complete."""
+    # Imports Keras, which only executing needs anyway.
+    from keras_vit.files import replacing
+
+    with replacing(path) as draft:
+        nbformat.write(notebook, draft)
+
+
+def parse_arguments(argv=None):
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks, without .py (default: all)")
+    parser.add_argument("--check", action="store_true", help="only execute; write nothing")
+    args = parser.parse_args(argv)
+    if unknown := sorted(set(args.names) - set(sources())):
+        parser.error(f"expected names among {', '.join(sources())}, received {', '.join(unknown)}")
+    return args
+
+
+def main(argv=None):
+    """Executes the notebooks one after the other."""
+    args = parse_arguments(argv)
+    # The kernels start in another folder.
+    for name in ("KERAS_VIT_SAMPLES", "PYTHONPATH"):
+        if os.environ.get(name):
+            os.environ[name] = os.pathsep.join(map(os.path.abspath, os.environ[name].split(os.pathsep)))
+    failed = []
+    for name, path in sources().items():
+        if args.names and name not in args.names:
+            continue
+        started = time.time()
+        try:
+            notebook = execute(path)
+        except (CellExecutionError, RuntimeError) as error:
+            print(error, file=sys.stderr)
+            failed.append(name)
+        else:
+            if not args.check:
+                store(notebook, path.with_suffix(".ipynb"))
+        print(f"{name}: {'failed' if name in failed else 'executed'} in {time.time() - started:.0f} s", flush=True)
+    if failed:
+        raise SystemExit(f"These notebooks failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The stored notebooks are those of their sources; executing them is CI's part of its own."""
+
+import re
+
+import pytest
+
+from tests.examples import scripts
+
+pytest.importorskip("jupytext", reason="it reads the sources")
+nbformat = pytest.importorskip("nbformat", reason="it reads the notebooks")
+pytest.importorskip("nbclient", reason="it executes them")
+
+NAMES = sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.py") if path.stem != "run")
+# Folders that only this or that machine has.
+OWN_PATH = re.compile(r"(?<![\w.:/-])/(?:home|root|work|tmp|usr|opt|mnt|srv|var|Users|private)/[\w.-]+")
+
+
+@pytest.fixture(scope="module")
+def run():
+    return scripts.load("notebooks/run.py")
+
+
+def outputs_of(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def text_of(output):
+    """What a reader sees of an output, without pictures."""
+    data = output.get("data", {})
+    return output.get("text", "") + "".join(text for kind, text in data.items() if kind.startswith("text/"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stored_notebook_is_its_source_executed(name, run):
+    path = scripts.EXAMPLES / "notebooks" / f"{name}.ipynb"
+    notebook, source = nbformat.read(path, as_version=4), run.read(path.with_suffix(".py"))
+    nbformat.validate(notebook)
+    stored, written = ([(cell.cell_type, cell.source) for cell in book.cells] for book in (notebook, source))
+    assert stored == written, f"python examples/notebooks/run.py {name}"
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    outputs = outputs_of(notebook)
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert any({"image/jpeg", "image/png"} & set(output.get("data", ())) for output in outputs), "no picture"
+    assert path.stat().st_size < 600_000
+    shown = "\n".join(map(text_of, outputs))
+    assert "Warning: " not in shown
+    assert not OWN_PATH.findall(shown + "\n".join(cell.source for cell in notebook.cells))
+
+
+def test_every_notebook_has_a_source():
+    assert NAMES and sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.ipynb")) == NAMES
+
+
+def test_sources_are_executed_and_stored_whole_or_not_at_all(run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ipykernel", reason="it runs the cells")
+    sources = {
+        "good": '# %% [markdown]\n# # Title\n\n# %%\nopen("file", "w").close()\n\n# %%\nprint(6)\n7 * 6\n',
+        "warns": '# %%\nimport warnings\n\nwarnings.warn("mind the gap", UserWarning)\n',
+        "fails": "# %%\n1 / 0\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(run, "sources", lambda: {name: tmp_path / f"{name}.py" for name in sources})
+    run.main(["good", "--check"])
+    assert not list(tmp_path.glob("*.ipynb"))
+    with pytest.raises(SystemExit, match="failed: warns, fails"):
+        run.main([])
+    said = capsys.readouterr().err
+    assert "mind the gap" in said and "ZeroDivisionError" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fails.py", "good.ipynb", "good.py", "warns.py"]
+    notebook = nbformat.read(tmp_path / "good.ipynb", as_version=4)
+    assert list(map(text_of, outputs_of(notebook))) == ["6\n", "42"]
+    first = (tmp_path / "good.ipynb").read_bytes()
+    run.main(["good"])
+    assert (tmp_path / "good.ipynb").read_bytes() == first
+    with pytest.raises(SystemExit):
+        run.main(["absent"])
+    assert "expected names among good, warns, fails, received absent" in capsys.readouterr().err
+
+
+def test_own_paths_are_found():
+    assert OWN_PATH.findall("in /home/me/x, '/tmp/y'") == ["/home/me", "/tmp/y"]
+    for text in ("/kaggle/input/flowers17", "https://example.org/work/a", "images/usr/b", "and/or"):
+        assert not OWN_PATH.findall(text)
