@@ -165,103 +165,144 @@ SETTINGS = {"type": _setting, "action": "append", "default": [], "metavar": "KEY
 # Options shared by several commands.
 SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
 MODEL = {
-    "--image-size": {"type": int, "help": "in pixels (default: as in the weights)"},
-    "--num-heads": {"type": int, "help": "attention heads, if the checkpoint does not say"},
+    "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
+    "--num-heads": {"type": int, "metavar": "N", "help": "attention heads, if the checkpoint does not say"},
     "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, mean=0.5, std=0.5"},
 }
 TABLE = {
     "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
-    "--path-column": {"help": "the CSV file's column of paths (default: path; for predict, else the only column)"},
-    "--extension": {"default": "", "help": "appended to the CSV file's paths, as .jpg"},
+    "--path-column": {
+        "metavar": "NAME",
+        "help": "the CSV file's column of paths (default: path; of a single column, that)",
+    },
+    "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, as .jpg"},
 }
+
+
+def _page(help, examples, note=""):
+    """Returns the settings of a command's help page, which begins with a sentence and ends with examples."""
+    return {
+        "description": f"{help[0].upper()}{help[1:]}.",
+        "epilog": "\n  ".join(["examples:", *examples]) + note,
+        # Keeps the lines of the examples.
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def build_parser():
     """Returns the parser for all commands."""
-    parser = argparse.ArgumentParser(prog="keras-vit", description="Vision Transformers for Keras 3.")
+    examples = [
+        "keras-vit train --data photos --weights ViT-B_16-224.npz --out runs/photos",
+        "keras-vit predict cat.jpg --weights runs/photos",
+        "keras-vit export runs/photos --to onnx --out exported",
+    ]
+    note = (
+        "\n\n`keras-vit COMMAND --help` shows the options of a command. The environment variable\n"
+        "KERAS_BACKEND chooses the backend: tensorflow, jax or torch."
+    )
+    parser = argparse.ArgumentParser(prog="keras-vit", **_page("Vision Transformers for Keras 3", examples, note))
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
 
-    def command(name, run, help, shared, within=commands):
-        action = within.add_parser(name, help=help)
+    def command(name, run, help, examples, shared, within=commands):
+        action = within.add_parser(name, help=help, **_page(help, examples))
         action.set_defaults(run=run)
         for option, settings in shared.items():
             action.add_argument(option, **settings)
         return action
 
-    weights = commands.add_parser("weights", help="list, inspect and convert checkpoints")
-    actions = weights.add_subparsers(required=True, metavar="ACTION")
+    help, examples = "list, show and convert checkpoints", ["keras-vit weights list ViTB16"]
+    weights = commands.add_parser("weights", help=help, **_page(help, examples))
+    actions = weights.add_subparsers(required=True, title="actions", metavar="ACTION")
 
-    add = command("list", _list, "the published checkpoints known by name", {}, actions).add_argument
+    help = "list the published checkpoints known by name"
+    examples = ["keras-vit weights list ViTB16", "keras-vit weights list dino --columns name,license,url"]
+    add = command("list", _list, help, examples, {}, actions).add_argument
     add("name", nargs="?", default="", help="only those with this in their name, as in ViTB16 or dino")
     help = "name, params, resolution, classes, top-1, license, source, sha256 or url (default: the first seven)"
     add("--columns", metavar="A,B", help=help)
 
-    add = command("show", _show, "the model and arrays in a checkpoint", SOURCE, actions).add_argument
+    help = "show the model and arrays in a checkpoint"
+    add = command("show", _show, help, ["keras-vit weights show ViT-B_16-224.npz"], SOURCE, actions).add_argument
     add("path", help="a file, a Hugging Face folder, or hf://owner/name")
 
     help = "write a checkpoint in another code base's format"
-    add = command("convert", _convert, help, SOURCE | MODEL, actions).add_argument
+    examples = ["keras-vit weights convert ViT-B_16-224.npz vit_b16 --to huggingface"]
+    add = command("convert", _convert, help, examples, SOURCE | MODEL, actions).add_argument
     add("source_path", metavar="SRC", help="a file, a folder, a name from `weights list`, or hf://owner/name")
     add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
     help = "activation or layer_norm_epsilon may differ"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
-    action = command("predict", _predict, "name the classes of images", TABLE | MODEL)
+    examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
+    examples += ["keras-vit predict test.csv --images photos --weights runs/species --csv submission.csv"]
+    action = command("predict", _predict, "name the classes of images", examples, TABLE | MODEL)
     add = action.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
     kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"
-    add("--weights", required=True, help=kept)
-    add("--top", type=int, help="classes per image (default: 5; in a CSV file 1)")
+    add("--weights", required=True, metavar="MODEL", help=kept)
+    add("--top", type=int, metavar="N", help="classes per image (default: 5; in a CSV file 1)")
     form = action.add_mutually_exclusive_group()
     form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    add = command("inspect", _inspect, "write a page that shows what a model sees in images", MODEL).add_argument
+    help = "write a page that shows what a model sees in images"
+    examples = ["keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html"]
+    add = command("inspect", _inspect, help, examples, MODEL).add_argument
     add("model", metavar="MODEL", help=kept)
     add("images", nargs="+", metavar="IMAGE", help="image files")
-    add("--out", default="report.html", help="the page to write (default: report.html)")
-    add("--top", type=int, default=5, help="classes per image (default: 5)")
+    add("--out", default="report.html", metavar="FILE", help="the page to write (default: report.html)")
+    add("--top", type=int, default=5, metavar="N", help="classes per image (default: 5)")
 
-    add = command("export", _export, "write a model in a format that servers or devices read", MODEL).add_argument
+    help = "write a model in a format that servers or devices read"
+    examples = ["keras-vit export runs/species --to saved_model --out models/species/1"]
+    examples += ["keras-vit export ViT-B_16-224.npz --to onnx --out exported --verify cat.jpg dog.jpg"]
+    add = command("export", _export, help, examples, MODEL).add_argument
     add("model", metavar="MODEL", help=kept)
-    add("--to", required=True, choices=FORMATS, help="the format")
-    add("--out", type=Path, required=True, help="the folder to write; for a SavedModel one per version: models/vit/1")
-    add("--labels", type=Path, help="the classes' names for a SavedModel, one per line (default: the model's)")
+    add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    help = "the folder to write; for a SavedModel one per version: models/vit/1"
+    add("--out", type=Path, required=True, metavar="FOLDER", help=help)
+    help = "the classes' names for a SavedModel, one per line (default: the model's)"
+    add("--labels", type=Path, metavar="FILE", help=help)
     add("--attention", action="store_true", help="add a signature of the attention rollout to a SavedModel of a ViT")
-    add("--precision", default="float32", help="of the weights in the other formats (default: float32)")
+    help = "of weights in the other formats: float32 (default), float16, bfloat16, int8, and for openvino int8_static"
+    add("--precision", default="float32", metavar="DTYPE", help=help)
     add("--verify", nargs="+", metavar="IMAGE", help="image files to compare the outputs on")
     add("--overwrite", action="store_true", help="replace existing files")
 
-    add = command("recipes", _recipes, "the papers' training runs, or the settings of one", {}).add_argument
+    help = "list the papers' training runs, or show the settings of one"
+    add = command("recipes", _recipes, help, ["keras-vit recipes finetune_pets"], {}).add_argument
     add("name", nargs="?", help="the recipe (default: all, with their results)")
 
-    action = command("train", _train, "train a model by a recipe; run it again to continue", TABLE)
+    help = "train a model by a recipe; run it again to continue"
+    examples = [
+        "keras-vit train --data photos --weights ViT-B_16-224.npz --out runs/photos",
+        "keras-vit train --data train.csv --images photos --label-column species --weights ViT-B_16-224.npz",
+        "keras-vit train --recipe finetune_pets --data my_pets --set image_size=224 --set batch_size=32",
+    ]
+    action = command("train", _train, help, examples, TABLE)
     action.set_defaults(path_column="path")
     add = action.add_argument
-    add("--recipe", default="finetune", help="a name from `recipes` (default: finetune)")
+    add("--recipe", default="finetune", metavar="NAME", help="a name from `recipes` (default: finetune)")
     add("--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset")
-    add("--label-column", default="label", help="of the CSV file (default: label)")
-    add("--data-dir", help="the folder of prepared TFDS datasets (default: TFDS' own)")
-    add("--out", type=Path, help="the run's folder (default: runs/RECIPE)")
-    add("--weights", help="the checkpoint to start from, as a path or hf://owner/name, or none (default: the recipe's)")
-    add("--set", **SETTINGS, help="change a recipe setting")
-    add("--save-every", type=int, default=500, help="steps between checkpoints in an epoch (default: 500)")
-    add("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    add("--label-column", default="label", metavar="NAME", help="of the CSV file (default: label)")
+    add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: TFDS' own)")
+    add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
+    help = "to start from: a path, hf://owner/name, a tag such as imagenet21k, or none (default: the recipe's)"
+    add("--weights", metavar="MODEL", help=help)
+    add("--set", **SETTINGS, help="change a recipe setting, one of those that `recipes NAME` shows")
+    help = "steps between checkpoints in an epoch (default: 500)"
+    add("--save-every", type=int, default=500, metavar="N", help=help)
+    add("--seed", type=int, default=0, metavar="N", help="of weights, order and augmentation (default: 0)")
     kinds = "data, and on JAX fsdp, tensor or fsdp+tensor"
     add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: on one)")
-    add(
-        "--model-devices",
-        type=int,
-        metavar="N",
-        help="that share a model with tensor (default: all) or fsdp+tensor (2)",
-    )
+    help = "that share a model with tensor (default: all) or fsdp+tensor (2)"
+    add("--model-devices", type=int, metavar="N", help=help)
     add("--processes", type=int, metavar="N", help="start N on this machine; or their number, with --process-id")
     add("--process-id", type=int, metavar="I", help="of this process, from 0 (default: as torchrun, SLURM, ... say)")
-    add(
-        "--coordinator", metavar="HOST:PORT", help="the address of process 0 (default: as torchrun, TF_CONFIG, ... say)"
-    )
+    help = "the address of process 0 (default: as torchrun, TF_CONFIG, ... say)"
+    add("--coordinator", metavar="HOST:PORT", help=help)
     return parser
 
 

@@ -1,8 +1,10 @@
+import argparse
 import contextlib
 import json
 import os
 import pathlib
 import re
+import shlex
 import sys
 
 import keras
@@ -245,18 +247,36 @@ def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments
     assert status == 1 and err.startswith("keras-vit: ") and message in err
 
 
-def test_help_names_every_command(capsys):
-    for command in (
-        [],
-        ["weights"],
-        ["weights", "convert"],
-        ["predict"],
-        ["inspect"],
-        ["export"],
-        ["recipes"],
-        ["train"],
-    ):
-        with pytest.raises(SystemExit) as end:
-            cli.main([*command, "--help"])
-        assert end.value.code == 0
-    assert "predict" in capsys.readouterr().out
+def parsers(parser, name="keras-vit"):
+    """Yields each command's name and parser."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, own in action.choices.items():
+                yield from parsers(own, f"{name} {word}")
+
+
+COMMANDS = dict(parsers(cli.build_parser()))
+
+
+def test_help_lists_every_command():
+    text = cli.build_parser().format_help()
+    listed = re.findall(r"^    (\w+)  ", text, re.MULTILINE)
+    assert [f"keras-vit {name}" for name in listed] == [name for name in COMMANDS if name.count(" ") == 1]
+    assert "KERAS_BACKEND" in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_that_parse(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*name.split()[1:], "--help"])
+    assert end.value.code == 0
+    shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    # One sentence, after the usage.
+    assert re.search(r"\n\n[A-Z].*\.\n\n", shown)
+    lines = re.findall(r"^  (keras-vit .*)", examples, re.MULTILINE)
+    assert lines and all(line.startswith(name) for line in lines)
+    for line in lines:
+        args = cli.build_parser().parse_args(shlex.split(line)[1:])
+        own = COMMANDS[name].get_default("run")
+        assert callable(args.run) and own in (None, args.run)
