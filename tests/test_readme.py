@@ -1,51 +1,44 @@
-"""The README's Python, run as it stands, and its table of exports."""
+"""The README's Python, run as it stands and in its order, its commands, and its table of models."""
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
 
-import keras
 import numpy as np
-import pytest
 
 from keras_vit import cli
 from keras_vit.models import builders
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def snippets():
-    return re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="examples/train.py is what trains on each backend")
-def test_the_first_snippet_trains(tmp_path, monkeypatch):
+def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
+    Path("cats.png").symlink_to(shared / "data" / "coco_cats.png")
+    # Two images of each class, where a user has a folder of them.
+    for folder in (shared / "data" / "flowers17").iterdir():
+        for image in sorted(folder.iterdir())[:2]:
+            link = Path("flowers17", folder.name, image.name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(image)
     namespace = {}
-    exec(snippets()[0], namespace)
+    predict, fine_tune, train = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    exec(predict, namespace)
+    assert "Egyptian_cat" in capsys.readouterr().out
+    exec(fine_tune, namespace)
+    assert Path("flowers.keras").exists() and namespace["model"].output_shape == (None, 17)
+    assert np.isfinite(namespace["model"].history.history["val_loss"]).all()
+    exec(train, namespace)
     assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
-    exec(snippets()[1], namespace)
-    assert namespace["model"].history.history["accuracy"][-1] > 0.5 and list((tmp_path / "runs" / "digits").iterdir())
-    assert keras.saving.load_model("digits.keras").output_shape == (None, 10)
+    assert "hidden_dim=192" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 
-def test_the_snippets_on_pretrained_weights_run(shared, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
-    images = np.load(shared / "weights" / "ViT-B_16-224.reference.npz")["images"][:2]
-    namespace = {"images": images}
-    exec("import keras\nimport keras_vit", namespace)
-    for snippet in snippets()[2:]:
-        # A process of its own elsewhere, which tests/export runs on each backend.
-        if "export" not in snippet or keras.backend.backend() == "tensorflow":
-            exec(snippet, namespace)
-    printed = capsys.readouterr().out
-    assert "Egyptian_cat" in printed and "14 x 14 -> 20 x 12" in printed
-    assert [x.shape for x in namespace["maps"].outputs] == [(None, 14, 14, 768)] * 3
-    assert namespace["rollout"].shape == (2, 14, 14) and namespace["distance"].shape == (12, 12)
-    assert "86,567,656" in printed
-    assert (tmp_path / "mine.npz").exists() and (tmp_path / "mine" / "config.json").exists()
+def test_its_links_to_files_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_every_command_shown_is_one():
@@ -58,13 +51,3 @@ def test_every_command_shown_is_one():
 def test_the_table_of_models_names_every_builder():
     table = README.partition("| Family | Builders |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"`(\w+)`", table)) == sorted(builders.__all__)
-
-
-def test_the_table_of_exports_is_that_of_the_results():
-    path = Path(__file__).parents[1] / "benchmarks" / "export.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_exports", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    table = benchmark.table(benchmark.RESULTS)
-    assert all(f"| {title} |" in table for title, _ in benchmark.FORMATS.values())
-    assert benchmark.with_table(README, table) == README, "python benchmarks/export.py --readme"
