@@ -76,6 +76,7 @@ POLICIES = {
     "coatnet": Policy(randaugment=(2, 15), mixup=0.8),
     "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1, operations="timm"),
 }
+"""The `Policy` of each name: AugReg's seven, CoAtNet's and DeiT's."""
 
 
 class RandAugment:

@@ -77,3 +77,4 @@ VTAB = {
     "smallnorb_azimuth": Task("smallnorb", "structured", 18, "label_azimuth", "test", "test[50%:]"),
     "smallnorb_elevation": Task("smallnorb", "structured", 9, "label_elevation", "test", "test[50%:]"),
 }
+"""The 19 tasks of VTAB by name; `load("vtab/...")` reads one."""

@@ -273,6 +273,7 @@ _SETTINGS = {
     },
 }
 RECIPES = {name: Recipe(name, **settings) for name, settings in _SETTINGS.items()}
+"""The `Recipe` of each name, as `keras-vit recipes` lists them."""
 
 
 def recipe(name):

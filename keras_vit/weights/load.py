@@ -63,8 +63,8 @@ def load_weights(
             .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; Keras' .weights.h5; weights
             of EfficientNets of keras.applications (.h5); or a checkpoint of TensorFlow 1, by its folder or its .index,
             which needs TensorFlow. Or a hub's name, whose files are downloaded once:
-            "hf://owner/name[@revision][/file or folder]" (a branch, tag or commit) or
-            "kaggle://owner/model/framework/variation[/version][/file]".
+            `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
+            `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
             "huggingface" (its ViT and DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging
             Face's), "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip",

@@ -50,7 +50,7 @@ def save_weights(
     Args:
         model: A model of a family of this package but VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
         path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
-            "hf://owner/name[@branch][/file or folder]" they are uploaded, with a model card if there is no README.md; a
+            `hf://owner/name[@branch][/file or folder]` they are uploaded, with a model card if there is no README.md; a
             repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict or, without this suffix, a folder that

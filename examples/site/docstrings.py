@@ -1,0 +1,98 @@
+"""A griffe extension: gives docstrings as this package writes them the form that the API pages can show."""
+
+import re
+
+import griffe
+
+import keras_vit
+from keras_vit.models import builders
+
+# Titles that griffe does not know as sections; it shows this span for those that it knows.
+TITLE = '<span class="doc-section-title">{}:</span>'
+TITLES = re.compile(
+    r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes):(?=\s|$)",
+    re.MULTILINE,
+)
+# "mean, std: ...": griffe takes what comes after a plain space for a type.
+SEVERAL = re.compile(r"^    \w+(?:, \w+)+:", re.MULTILINE)
+EN_SPACE = "\u2002"
+DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+# A name in backticks, on a line that is not code.
+NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?![`\]])")
+FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+
+
+def rewritten(text, room, own=()):
+    """Returns the Markdown of a docstring in a room; the names in `own` are the object's and its arguments'."""
+    text = text.replace("\nCall arguments:\n", "\nOther Parameters: Call arguments:\n")
+    text = SEVERAL.sub(lambda found: "    " + found[0].strip().replace(", ", f",{EN_SPACE}"), text)
+    text = TITLES.sub(lambda found: TITLE.format(found[1]), text)
+    text = DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
+    return "".join(part if part.startswith("```") else linked(part, room, own) for part in FENCE.split(text))
+
+
+def linked(text, room, own):
+    """Returns the text with public names in backticks linked to their entries."""
+
+    def link(found):
+        path = public_path(found[1], room)
+        return found[0] if path is None or found[1] in own else f"[{found[0]}][{path}]"
+
+    return NAME.sub(link, text)
+
+
+def public_path(name, room):
+    """Returns the path of a public object by its name, as docstrings of a room write it, or None."""
+    name = name.removeprefix("keras_vit.")
+    module, _, last = name.rpartition(".")
+    if module:
+        return f"keras_vit.{name}" if last in getattr(getattr(keras_vit, module, None), "__all__", ()) else None
+    for place in (room, "keras_vit"):
+        if name in exported(place) and callable(exported(place)[name]):
+            return f"{place}.{name}"
+    return None
+
+
+def exported(path):
+    """Returns {name: object} of a room's `__all__`; empty for other modules."""
+    module = keras_vit
+    for part in path.split(".")[1:]:
+        module = getattr(module, part, None)
+    return {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+
+
+def own_names(obj):
+    """Returns the names of an object, of the class that it is in, and of the arguments of both."""
+    names = set()
+    for each in (obj, obj.parent):
+        if each is not None and (each.is_function or each.is_class):
+            names |= {each.name, *(parameter.name for parameter in each.parameters)}
+    return names | {obj.name}
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites all docstrings, and gives the named builders, which a table makes, those that they have at run time."""
+
+    def on_module_members(self, *, mod, **kwargs):
+        """Tells griffe the names of the builders, which are computed."""
+        if mod.path == builders.__name__:
+            mod.exports = list(builders.__all__)
+
+    def on_package(self, *, pkg, **kwargs):
+        """Goes through a package once it is loaded."""
+        seen = set()
+
+        def walk(obj):
+            if obj.is_alias or id(obj) in seen:
+                return
+            seen.add(id(obj))
+            if obj.path.startswith("keras_vit.models.builders.") and obj.name in builders.__all__:
+                summary = getattr(builders, obj.name).__doc__.partition("\n\n")[0]
+                obj.docstring = griffe.Docstring(summary, parent=obj)
+            if obj.docstring is not None:
+                room = ".".join(obj.path.split(".")[:2])
+                obj.docstring.value = rewritten(obj.docstring.value, room, own_names(obj))
+            for member in obj.members.values():
+                walk(member)
+
+        walk(pkg)

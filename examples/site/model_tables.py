@@ -1,0 +1,88 @@
+"""Tables of the models and of their published checkpoints, from the package."""
+
+import inspect
+import re
+
+import keras
+from markdown_table import markdown_table
+
+import keras_vit
+from keras_vit.models import builders
+
+# Families by the start of their builders' names.
+FAMILIES = {
+    "ViT": r"ViT",
+    "Hybrids": r"R\d*ViT",
+    "DeiT": r"DeiT(?!3)",
+    "DeiT III": r"DeiT3",
+    "I-JEPA": r"IJEPA",
+    "DINOv2": r"DINOv2",
+    "DINOv3": r"DINOv3",
+    "CLIP": r"CLIP",
+    "EVA-02": r"EVA02",
+    "SigLIP": r"SigLIP",
+    "BiT": r"BiT",
+    "CoAtNet": r"CoAtNet",
+    "EfficientNet": r"EfficientNet",
+    "VT-ResNet": r"VTResNet",
+}
+
+
+def names_of(family):
+    """Returns the names of a family's builders, in the order of the table that makes them."""
+    return [name for name in builders.__all__ if re.match(FAMILIES[family], name)]
+
+
+def count_parameters(name):
+    """Returns the number of parameters of a builder's model; only shapes are made, no weights."""
+    with keras.StatelessScope(initialize_variables=False):
+        count = getattr(builders, name)().count_params()
+    keras.utils.clear_session(free_memory=False)
+    return count
+
+
+def family(name):
+    """The builders of a family: variant, default image size, parameters, and published checkpoints."""
+    rows = []
+    for builder in names_of(name):
+        function = getattr(builders, builder)
+        variant = re.search(r"\(\"([^\"]+)\"", function.__doc__)[1]
+        tags = [
+            f'"{row.tag}"' + (f" ({row.accuracy:.1f})" if row.accuracy else "")
+            for row in keras_vit.list_weights()
+            if row.architecture == builder
+        ]
+        rows.append(
+            [
+                f"[`{builder}`][keras_vit.{builder}]",
+                f"`{variant}`",
+                inspect.signature(function).parameters["image_size"].default,
+                f"{count_parameters(builder) / 1e6:,.1f}",
+                ", ".join(tags),
+            ]
+        )
+    columns = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return markdown_table(columns, rows)
+
+
+def checkpoints():
+    """All published checkpoints."""
+    rows = [
+        [
+            f"[`{row.architecture}`][keras_vit.{row.architecture}]",
+            f'`"{row.tag}"`',
+            row.resolution,
+            f"{row.num_classes:,}" if row.num_classes else "none",
+            f"{row.accuracy:.2f}" if row.accuracy else None,
+            row.license,
+            f"[{row.url.rsplit('/', 1)[-1].replace('%2B', '+')}]({row.url})",
+        ]
+        for row in keras_vit.list_weights()
+    ]
+    columns = ["Builder", "`weights=`", "Pixels", "Classes", "ImageNet top-1 (%)", "Licence", "File"]
+    return markdown_table(columns, rows)
+
+
+TABLES = {"family": family, "checkpoints": checkpoints}

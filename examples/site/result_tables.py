@@ -1,0 +1,432 @@
+"""Tables of what was measured, from benchmarks/results and the recipes."""
+
+import ast
+import importlib.util
+import json
+import re
+import statistics
+from pathlib import Path
+
+from markdown_table import markdown_table
+
+from keras_vit.costs import PAPER
+from keras_vit.training import RECIPES
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+NOT_MEASURED = "not measured"
+TASKS = {"forward": "forward", "train": "training step"}
+
+
+def result(name):
+    """Returns the content of a file of results, or None if there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def benchmark(name):
+    """Imports a benchmark for the tables that it has."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recipes():
+    """The recipes: the source's number, ours, what it cost, and the command."""
+    rows = []
+    for recipe in RECIPES.values():
+        found = result(f"train_{recipe.name}")
+        # The recipes of this project state what it measured.
+        published = not recipe.source.startswith("keras_vit") and not recipe.expected.startswith(NOT_MEASURED)
+        ours = f"test accuracy {found['test']['accuracy']:.4f}" if found else NOT_MEASURED
+        rows.append(
+            [
+                f"`{recipe.name}`",
+                recipe.expected if published else "none",
+                ours,
+                f"`keras-vit train --recipe {recipe.name} --data {recipe.dataset or 'FOLDER'}`",
+                recipe.cost,
+                linked(recipe.source),
+            ]
+        )
+    return markdown_table(["Recipe", "Published", "Ours", "Command", "Cost", "Source"], rows)
+
+
+def examples():
+    """The scripts in examples: what their first lines say of paper, command, hardware and result."""
+    rows = []
+    for path in sorted((BENCHMARKS.parent / "examples").glob("*.py")):
+        lines = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).split("\n\n")[-1]
+        found = dict(re.findall(r"^(Paper|Command|Hardware|Expected)s?: +(.*(?:\n +.*)*)", lines, re.MULTILINE))
+        paper, command, hardware, expected = (re.sub(r"\s+", " ", text) for text in found.values())
+        rows.append([linked(paper), f"`{command}`", hardware, expected])
+    return markdown_table(["Paper", "Command", "Hardware", "Result"], rows)
+
+
+def linked(text):
+    """Returns text with the numbers of arXiv as links."""
+    return re.sub(r"((?:arXiv )?(\d{4}\.\d{5}))", r"[\1](https://arxiv.org/abs/\2)", text)
+
+
+def parameters():
+    """The parameter counts that the papers state."""
+    from model_tables import count_parameters
+
+    rows = [
+        [f"ViT-{variant}", millions, f"{count_parameters('ViT' + variant.replace('/', '')) / 1e6:.1f}"]
+        for variant, millions in PAPER.items()
+    ]
+    return markdown_table(["Model", "Paper (M)", "Ours (M)"], rows)
+
+
+def vt_resnet():
+    """Parameters and multiply-adds of VT-ResNets beside both of the paper's tables."""
+    paper = benchmark("vt_resnet_table")
+    rows = []
+    for variant, own in result("vt_resnet").items():
+        cells = [f"VT-ResNet{variant[1:]}"]
+        for i, name in enumerate(("parameters", "multiply_adds")):
+            stated = [table[variant][i] if variant in table else None for table in (paper.TABLE_2, paper.TABLE_8)]
+            cells += [*stated, f"{own[name]:,.1f}" if name == "parameters" else f"{own[name]:,.0f}"]
+        rows.append(cells)
+    names = ["table 2", "table 8", "ours"]
+    columns = [*(f"Parameters (M): {name}" for name in names), *(f"Multiply-adds (M): {name}" for name in names)]
+    return markdown_table(["Model", *columns], rows)
+
+
+def pretraining():
+    """Accuracy with 1,000 labels after pre-training without labels."""
+    found = result("pretraining_labels")
+    epochs = found["settings"]["pretrain_epochs"]
+    long = found["settings"]["scratch_factor"]
+    titles = {
+        "scratch": "from scratch",
+        "scratch_long": f"from scratch, {long} times as many epochs",
+        "masked_patch": f"masked patch prediction, {epochs['masked_patch']} epochs",
+        "simmim": f"SimMIM, {epochs['simmim']} epochs",
+        "mae": f"MAE, {epochs['mae']} epochs",
+    }
+    rows = []
+    for method, title in titles.items():
+        runs = [run for name, run in found["runs"].items() if name.split("/")[0] == method]
+        rows.append([title, spread([run["test_accuracy"] for run in runs]), len(runs), minutes(runs)])
+    return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
+
+
+def minutes(runs):
+    """Returns the mean minutes of runs."""
+    return f"{statistics.mean(run['seconds'] for run in runs) / 60:.0f}"
+
+
+def spread(values):
+    """Returns the mean and, of several values, the standard deviation."""
+    mean = f"{statistics.mean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def distillation():
+    """Accuracy of a student with and without a teacher."""
+    found = result("distillation")
+    rows = []
+    for kind in ("without", "with"):
+        runs = [run for run in found["runs"] if run["kind"] == kind]
+        rows.append([f"student {kind} teacher", spread([run["accuracy"] for run in runs]), len(runs), minutes(runs)])
+    teacher = found["teacher"]
+    rows.append(["the teacher", f"{teacher['accuracy']:.4f}", 1, minutes([teacher])])
+    return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
+
+
+def two_moons():
+    """Accuracy on two moons by method."""
+    titles = {
+        "pseudo_labels": "a student of the pseudo-labels of a teacher of the labelled points",
+        "meta": "Meta Pseudo Labels",
+        "no_feedback": "its teacher without the student's feedback",
+        "meta_alone": "Meta Pseudo Labels without the consistency loss",
+    }
+    runs = result("two_moons")["runs"]
+    rows = []
+    for method, title in titles.items():
+        own = [run for name, run in runs.items() if name.split("/")[0] == method]
+        scores = [run.get("student", run["teacher"]) for run in own]
+        rows.append([title, f"{min(scores):.3f} to {max(scores):.3f}", len(own)])
+    return markdown_table(["", "Accuracy, lowest to highest", "Seeds"], rows)
+
+
+def cifar10():
+    """The curve of a small hybrid on CIFAR-10."""
+    found = result("cifar10")
+    rows = [[row["epoch"], f"{row['loss']:.3f}", f"{row['accuracy']:.4f}"] for row in found["curve"]]
+    text = f"On {found['device']}, {found['seconds']} seconds; {found['note']}."
+    return f"{text}\n\n" + markdown_table(["Epoch", "Training loss", "Test accuracy"], rows)
+
+
+def curves():
+    """How far the loss curves on several devices are from those of one."""
+    rows = {}
+    for row in result("distributed_curves"):
+        rows.setdefault((row["backend"], row["kind"]), []).append(row)
+    cells = []
+    for (backend, kind), own in rows.items():
+        # Rows of several seeds are of dropout masks that differ from device to device.
+        alike = [row for row in own if "seeds" not in row]
+        if alike:
+            splits = "; ".join(row["split"] for row in alike)
+            cells.append([BACKENDS[backend], kind, splits, f"{max(row['difference'] for row in alike):.0e}"])
+    return markdown_table(["Backend", "Precision", "Devices", "Largest relative difference of a loss"], cells)
+
+
+def low_precision():
+    """Runs in low precision at a high learning rate."""
+    groups = {}
+    for run in result("low_precision")["runs"]:
+        groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
+    rows = []
+    for (backend, model, policy), runs in sorted(groups.items(), key=lambda group: list(BACKENDS).index(group[0][0])):
+        finite = sum(run["first_step_not_finite"] is None and run["finite_weights"] for run in runs)
+        rows.append([BACKENDS[backend], model, policy, f"{finite} of {len(runs)}"])
+    return markdown_table(["Backend", "Model", "Policy", "Runs finite to the end"], rows)
+
+
+def benchmarks():
+    """All benchmarks: what each measures, its command, and whether there are results."""
+    rows = []
+    for path in sorted(BENCHMARKS.glob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        command = re.search(rf"^    (.*\b{path.stem}\b.*?)(?: {{4,}}.*)?$", text, re.MULTILINE)
+        if command is None:
+            continue
+        names = [path.stem, *(f"{path.stem}_{backend}" for backend in BACKENDS), *OTHER_RESULTS.get(path.stem, ())]
+        there = [f"`{name}.json`" for name in names if (RESULTS / f"{name}.json").is_file()]
+        first = text.split("\n\n")[0].replace("\n", " ")
+        rows.append([f"`{path.stem}`", first, f"`{command[1]}`", " ".join(there) or NOT_MEASURED])
+    return markdown_table(["Benchmark", "What it does", "Command", "Results"], rows)
+
+
+# Those that do not have the name of their benchmark.
+OTHER_RESULTS = {
+    "pretraining": ("pretraining_step", "pretraining_labels"),
+    "vt_resnet_table": ("vt_resnet",),
+}
+
+
+def throughput_rows():
+    """Yields the rows of all backends' throughput files with the backend."""
+    for backend in BACKENDS:
+        for row in (result(f"throughput_{backend}") or {"rows": []})["rows"]:
+            yield backend, row
+
+
+def ratio(spread):
+    """Returns a median with its interval, and how much of the probability that holds if that is below 95%."""
+    width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
+    interval = f" ({spread['low']:.2f} to {spread['high']:.2f}{width})" if spread["coverage"] else ""
+    # On one line.
+    return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
+
+
+def peers():
+    """B/16 at 224 beside each peer: the ratio of images a second, forward and in training."""
+    rows = {}
+    for backend, row in throughput_rows():
+        if (row["model"], row["dtype"], row["batch"], row["options"]) == ("B/16@224", "float32", 8, ""):
+            for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
+                rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
+    cells = [
+        [f"{BACKENDS[backend]}, against {side}", *(found.get(task) for task in TASKS)]
+        for (backend, side), found in rows.items()
+    ]
+    return markdown_table(["", *TASKS.values()], cells)
+
+
+def speeds(options):
+    """All rows of images a second, of models as they are ("plain") or with builder options ("options")."""
+    cells = []
+    for backend, row in throughput_rows():
+        if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
+            own = row["medians"]["wall"][row["subject"]]
+            for side, found in row["ratios_subject_to_side"]["wall"].items():
+                option = [f"`{row['options']}`"] if row["options"] else []
+                model, size = row["model"].split("@")
+                against = side.replace("keras_vit", "the same without it")
+                what = [TASKS[row["task"]], f"{model} at {size}", row["batch"], row["dtype"]]
+                cells.append([*option, BACKENDS[backend], against, ratio(found), *what, f"{own:.3g}"])
+    first = ["Option"] if options == "options" else []
+    if first:
+        cells.sort(key=lambda row: row[0])
+    columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "Images a second"]
+    return markdown_table([*first, *columns], cells)
+
+
+def first_calls():
+    """Seconds to build a model and to run it once."""
+    cells = []
+    for backend, row in throughput_rows():
+        if row["task"].startswith("first_"):
+            seconds = row["medians"]["build_and_first_call"]
+            for side, found in row["ratios_subject_to_side"]["build_and_first_call"].items():
+                work = TASKS[row["task"].removeprefix("first_")]
+                times = f"{seconds[row['subject']]:.1f}", f"{seconds[side]:.1f}"
+                model = row["model"].replace("@", " at ")
+                cells.append([BACKENDS[backend], model, row["batch"], work, side, ratio(found), *times])
+    columns = ["Backend", "Model", "Batch", "First call", "Against", "Ratio of seconds", "Ours (s)", "Theirs (s)"]
+    return markdown_table(columns, cells)
+
+
+def memory():
+    """Peak memory of models with and without builder options."""
+    cells = []
+    for backend, row in throughput_rows():
+        if row["task"].startswith("memory_"):
+            for measure, name in (("peak", "in all"), ("peak_after_build", "added to the built model")):
+                values = row["medians"][measure]
+                for side, found in row["ratios_subject_to_side"][measure].items():
+                    work = TASKS[row["task"].removeprefix("memory_")]
+                    model = row["model"].replace("@", " at ")
+                    option = f"`{row['options']}`" if row["options"] else None
+                    megabytes = f"{values[row['subject']]:,.0f}", f"{values[side]:,.0f}"
+                    what = [BACKENDS[backend], model, row["batch"], work, option, name]
+                    cells.append([*what, f"{found['median']:.2f}", *megabytes])
+    columns = ["Backend", "Model", "Batch", "Work", "Option", "Memory", "Ratio", "With it (MB)", "Without (MB)"]
+    return markdown_table(columns, cells)
+
+
+def loading():
+    """Memory and time of loading a checkpoint."""
+    cells = []
+    for backend, title in BACKENDS.items():
+        found = result(f"loading_{backend}")
+        if found:
+            megabytes = f"{found['bytes'] / 1e6:.0f}"
+            times = found["time_to_numpy"]
+            spread = f"{times['median']:.2f} ({times['min']:.2f} to {times['max']:.2f})"
+            cells.append([title, megabytes, f"{found['peak_memory_to_model']:.2f}", spread])
+    columns = ["Backend", "File (MB)", "Peak memory / model's memory", "Time / NumPy's time to read the file"]
+    return markdown_table(columns, cells)
+
+
+def pipeline():
+    """Images a second of the input pipeline beside two others."""
+    found = result("pipeline")
+    titles = {
+        "keras_vit": "keras_vit.data",
+        "keras": "image_dataset_from_directory, RandomCrop and RandomFlip of Keras",
+        "by_hand": "tf.data by hand, with decode_and_crop_jpeg",
+    }
+    cells = []
+    for side, title in titles.items():
+        ratios = found["ratios"].get(side)
+        ours = f"{ratios['median']:.2f} ({ratios['q1']:.2f} to {ratios['q3']:.2f})" if ratios else None
+        cells.append([title, f"{found['images_per_second'][side]:,.0f}", ours])
+    return markdown_table(["Pipeline", "Images a second", "Ours / this (quartiles)"], cells)
+
+
+def serving():
+    """Requests per second of an exported model."""
+    cells = []
+    for backend, title in BACKENDS.items():
+        found = result(f"serving_{backend}")
+        if found:
+            latency = [
+                f"{found[name]:,.0f}" for name in ("requests_per_second", "median_milliseconds", "p99_milliseconds")
+            ]
+            cells.append([title, *latency, f"{found['errors']} of {found['requests']:,}", f"{found['growth']:.1%}"])
+    columns = ["Exported from", "Requests a second", "Median (ms)", "99th percentile (ms)", "Errors", "Memory growth"]
+    return markdown_table(columns, cells)
+
+
+def mae_step():
+    """The step of MAE beside the supervised one."""
+    found = result("pretraining_step")
+    wall = found["results"]["wall"]
+    seconds, times = wall["median_seconds"], wall["ratio_supervised_to_mae"]
+    cells = [["supervised", f"{seconds['supervised']:.2f}", None]]
+    cells.append(["MAE", f"{seconds['mae']:.2f}", f"{times['median']:.2f} ({times['q1']:.2f} to {times['q3']:.2f})"])
+    return markdown_table(["Step", "Seconds", "Supervised / this (quartiles)"], cells)
+
+
+def exports():
+    """The table of exports that its benchmark makes."""
+    return benchmark("export").table(RESULTS)
+
+
+def zoo():
+    """How many models of others are loaded exactly."""
+    found = result("zoo")
+    cells = []
+    for kind in ("timm", "transformers"):
+        rows = [row for row in found["rows"] if row["kind"] == kind]
+        exact = [row for row in rows if row["outcome"] == "exact"]
+        written = sum(row["written"] == "written" for row in exact)
+        worst = max(row["difference"] for row in exact)
+        others = len(rows) - len(exact)
+        cells.append([f"{kind} {found[kind]}", len(rows), len(exact), f"{worst:.0e}", written, others])
+    columns = ["Package", "Models", "Exact", "Largest difference", "Written back", "Refused"]
+    return markdown_table(columns, cells)
+
+
+def zoo_models():
+    """Each model of others: its outcome."""
+    cells = []
+    for row in result("zoo")["rows"]:
+        what = f"{row['difference']:.0e}" if row["outcome"] == "exact" else row["message"]
+        # Names in quotes are names of files that are no longer there.
+        cells.append([row["kind"], f"`{row['name']}`", row["outcome"], what.replace("Cannot load 'FOLDER': ", "")])
+    return markdown_table(["Package", "Model", "Outcome", "Difference, or the reason"], cells)
+
+
+def fuzz():
+    """Damaged and hostile inputs: what happened."""
+    found = result("fuzz")
+    cells = []
+    for section in ("files", "configs", "pictures", "requests"):
+        for name, counts in found[section].items():
+            answered = counts.get("loaded", counts.get("answered", 0))
+            cells.append([section, name, counts["refused"], answered, counts.get("silent", 0)])
+    columns = ["Inputs", "Kind", "Refused with an error", "Accepted", "Changed unnoticed"]
+    return markdown_table(columns, cells)
+
+
+def kills():
+    """Training runs that were killed."""
+    cells = []
+    for backend, runs in result("fuzz")["kills"].items():
+        own = [run for run in runs.values() if isinstance(run, dict)]
+        totals = [sum(run[name] for run in own) for name in ("kills", "while_saving", "resumed", "damaged")]
+        same = f"{sum(run['identical'] for run in own)} of {len(own)}"
+        cells.append([BACKENDS[backend], len(own), *totals, same])
+    columns = ["Backend", "Runs", "Kills", "While saving", "Resumed", "Damaged files read", "Same weights at the end"]
+    return markdown_table(columns, cells)
+
+
+TABLES = {
+    function.__name__: function
+    for function in (
+        benchmarks,
+        cifar10,
+        curves,
+        distillation,
+        examples,
+        exports,
+        first_calls,
+        fuzz,
+        kills,
+        loading,
+        low_precision,
+        mae_step,
+        memory,
+        parameters,
+        peers,
+        pipeline,
+        pretraining,
+        recipes,
+        serving,
+        speeds,
+        two_moons,
+        vt_resnet,
+        zoo,
+        zoo_models,
+    )
+}

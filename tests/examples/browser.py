@@ -1,0 +1,164 @@
+"""Opens each page of a built site in headless Chromium, narrow and wide, light and dark, and tells what is wrong.
+
+python -m tests.examples.browser build/site --screenshots build/screenshots
+"""
+
+import argparse
+import base64
+import contextlib
+import functools
+import http.server
+import json
+import tempfile
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+WIDTHS = {"narrow": 390, "wide": 1280}
+SCHEMES = {"default": "light", "slate": "dark"}
+HEIGHT = 900
+CHROMIUM = "/usr/bin/chromium"
+DRIVER = "/usr/bin/chromedriver"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    # Nothing but this machine has an address.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+# What a page scrolls to, and what is wider than the page and not inside an element that scrolls by itself.
+OVERFLOW = """
+const width = document.documentElement.clientWidth;
+const scrolls = e => e && e !== document.body && (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
+const wide = [...document.querySelectorAll(".md-content *")].filter(
+    e => e.getBoundingClientRect().right > width + 1 && !scrolls(e.parentElement));
+return [document.documentElement.scrollWidth - width, wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120))];
+"""
+SCHEME = "return document.body.getAttribute('data-md-color-scheme')"
+TOGGLE = "form[data-md-component=palette] label:not([hidden])"
+READY = "return document.readyState === 'complete' && [...document.images].every(e => e.complete)"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *args):
+        """Writes nothing."""
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serves a folder on this machine; gives its address."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def browser():
+    """Starts Chromium with an empty profile; downloads nothing."""
+    from selenium import webdriver
+
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        try:
+            # Away from the browser's own first page, whose requests are none of ours.
+            driver.get("about:blank")
+            driver.get_log("performance")
+            yield driver
+        finally:
+            driver.quit()
+
+
+def pages_of(folder):
+    """Returns the paths of the pages of a site, from its folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.html"))
+
+
+def wait_for(driver, condition):
+    """Waits until a script returns a value that is true; returns it."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(driver, 60, 0.05).until(lambda driver: driver.execute_script(condition))
+
+
+def complaints(driver, address):
+    """Returns what the logs of the browser hold since the last call: errors, failed requests, and those elsewhere."""
+    found = [f"console: {entry['message']}" for entry in driver.get_log("browser")]
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        event = message["params"]
+        if message["method"] == "Network.requestWillBeSent":
+            url = event["request"]["url"]
+            if not url.startswith((address, "data:", "blob:")):
+                found.append(f"request to {urlsplit(url).netloc}: {url}")
+        elif message["method"] == "Network.responseReceived" and event["response"]["status"] >= 400:
+            found.append(f"status {event['response']['status']}: {event['response']['url']}")
+        elif message["method"] == "Network.loadingFailed" and not event.get("canceled"):
+            found.append(f"failed: {event['errorText']}")
+    return found
+
+
+def visit(driver, address, page, screenshots=None):
+    """Opens a page in each width and scheme; returns what is wrong."""
+    found = []
+    for name, width in WIDTHS.items():
+        metrics = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        driver.get(f"{address}/{page}")
+        wait_for(driver, READY)
+        first = SCHEMES[driver.execute_script(SCHEME)]
+        for scheme in (first, *(set(SCHEMES.values()) - {first})):
+            if scheme != first:
+                # The page keeps the choice, so that the next one starts with it.
+                driver.execute_script(f"document.querySelector('{TOGGLE}').click()")
+            where = f"{page}, {name}, {scheme}"
+            beyond, elements = driver.execute_script(OVERFLOW)
+            if beyond > 0 or elements:
+                found.append(f"{where}: {beyond} pixels wider than the page: {elements}")
+            if SCHEMES[driver.execute_script(SCHEME)] != scheme:
+                found.append(f"{where}: the toggle does not change the scheme")
+            found += [f"{where}: {complaint}" for complaint in complaints(driver, address)]
+            if screenshots is not None:
+                picture = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+                path = Path(screenshots) / f"{page.removesuffix('.html').replace('/', '_')}_{name}_{scheme}.png"
+                path.write_bytes(base64.b64decode(picture["data"]))
+    return found
+
+
+def main():
+    """Prints what is wrong with the pages of a site."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("site", type=Path)
+    parser.add_argument("--pages", nargs="+", help="paths from the site's folder (default: all)")
+    parser.add_argument("--screenshots", type=Path, help="folder of a picture of each page, whole")
+    args = parser.parse_args()
+    if args.screenshots:
+        args.screenshots.mkdir(parents=True, exist_ok=True)
+    pages, wrong = args.pages or pages_of(args.site), []
+    with served(args.site) as address, browser() as driver:
+        for page in pages:
+            wrong += visit(driver, address, page, args.screenshots)
+    print("\n".join([*wrong, f"{len(pages)} pages, {len(wrong)} complaints"]))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

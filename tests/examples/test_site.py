@@ -1,0 +1,135 @@
+"""The documentation site: its tables, its pages, and the built site's inventory. Those of the built site need
+KERAS_VIT_SITE=1, after `mkdocs build --strict -f examples/site/mkdocs.yml`."""
+
+import importlib
+import os
+import re
+import sys
+import zlib
+from types import ModuleType
+
+import keras
+import pytest
+
+import keras_vit
+from keras_vit.models import builders
+from tests.examples import scripts
+
+FOLDER = scripts.EXAMPLES / "site"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((FOLDER / "docs").glob("*.md"))}
+BUILT = scripts.EXAMPLES.parent / "build" / "site"
+# One definition of what is asked for; without it, a run of all tests does not build the site.
+needs_site = pytest.mark.skipif(
+    os.environ.get("KERAS_VIT_SITE") != "1",
+    reason="set KERAS_VIT_SITE=1 after mkdocs build --strict -f examples/site/mkdocs.yml",
+)
+ROOMS = {"keras_vit": keras_vit} | {
+    f"keras_vit.{name}": getattr(keras_vit, name)
+    for name in keras_vit.__all__
+    if isinstance(getattr(keras_vit, name), ModuleType)
+}
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Imports a file of examples/site, which MkDocs finds beside its hook."""
+    sys.path.insert(0, str(FOLDER))
+    yield importlib.import_module
+    sys.path.remove(str(FOLDER))
+
+
+def markers(text):
+    return re.findall(r"^ *<!-- (\w+)(?:: (.+?))? -->$", text, re.MULTILINE)
+
+
+def test_each_builder_is_in_the_table_of_one_family(site):
+    tables = site("model_tables")
+    assert [argument for name, argument in markers(PAGES["models.md"]) if name == "family"] == list(tables.FAMILIES)
+    named = [name for family in tables.FAMILIES for name in tables.names_of(family)]
+    assert sorted(named) == sorted(builders.__all__)
+
+
+def test_the_table_of_a_family_shows_sizes_and_checkpoints(site):
+    table = site("model_tables").family("DeiT")
+    row = next(line for line in table.splitlines() if "`DeiTB16`" in line)
+    assert row.startswith("| [`DeiTB16`][keras_vit.DeiTB16] | `B/16` | 224 | 86.6 |")
+    assert '"imagenet2012" (81.8), "imagenet2012_384" (82.9)' in row
+
+
+def test_each_marker_is_a_table_and_each_table_is_shown(site):
+    tables = {**site("model_tables").TABLES, **site("result_tables").TABLES}
+    shown = {name for text in PAGES.values() for name, _ in markers(text)}
+    assert shown == set(tables)
+
+
+def test_the_tables_of_results_are_whole(site):
+    tables = {**site("result_tables").TABLES, "checkpoints": site("model_tables").checkpoints}
+    # They build models or take an argument.
+    for name in set(tables) - {"parameters", "speeds"}:
+        lines = [line for line in tables[name]().splitlines() if line.startswith("|")]
+        assert len(lines) >= 3, name
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1, name
+        assert "None" not in "".join(lines), name
+
+
+def test_what_was_not_measured_is_called_so(site):
+    rows = site("result_tables").recipes().splitlines()
+    rows = {row.split("`")[1]: [cell.strip() for cell in row.split("|")] for row in rows[2:]}
+    assert set(rows) == set(keras_vit.training.RECIPES)
+    assert rows["finetune_pets"][2:4] == ["accuracy 0.9443 for B/16 (table 5)", "not measured"]
+    assert rows["finetune_flowers17"][2:4] == ["none", "test accuracy 0.9985"]
+
+
+def test_docstrings_become_markdown(site):
+    pytest.importorskip("griffe", reason="the site's extra brings it")
+    rewritten = site("docstrings").rewritten
+    text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\nExample:\n\n>>> 1 + 1\n2\n\nReference: [a](b), `x`."
+    assert rewritten(text, "keras_vit.layers", {"MLP"}) == (
+        "Like [`Patches`][keras_vit.layers.Patches], and `MLP`.\n\nArgs:\n    mean,\u2002std: Two.\n\n"
+        '<span class="doc-section-title">Example:</span>\n\n```pycon\n>>> 1 + 1\n2\n```\n\n'
+        '<span class="doc-section-title">Reference:</span> [a](b), `x`.'
+    )
+
+
+@pytest.mark.tried_on("torch")
+def test_the_first_page_shows_what_its_code_prints(shared, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    (tmp_path / "cats.png").symlink_to(shared / "data" / "coco_cats.png")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
+    predict, train = (code for language, code in blocks if language == "python")
+    (expected,) = (code for language, code in blocks if language == "text")
+    exec(predict, {})
+    assert capsys.readouterr().out == expected
+    namespace = {}
+    exec(train, namespace)
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
+    assert keras.saving.load_model("digits.keras").config == namespace["model"].config
+
+
+@needs_site
+def test_the_inventory_has_each_public_name():
+    header, _, body = (BUILT / "objects.inv").read_bytes().partition(b"zlib.\n")
+    assert b"Sphinx inventory" in header
+    inventory = {line.split(" ")[0]: line.split(" ")[3] for line in zlib.decompress(body).decode().splitlines()}
+    for path, room in ROOMS.items():
+        missing = {name for name in room.__all__ if not isinstance(getattr(room, name), ModuleType)}
+        missing = {f"{path}.{name}" for name in missing} - set(inventory)
+        assert not missing
+        assert (BUILT / "api" / f"{path.split('.')[-1]}.html").is_file()
+    uri = inventory["keras_vit.ViTB16"].replace("$", "keras_vit.ViTB16")
+    page, _, anchor = uri.partition("#")
+    assert f'id="{anchor}"' in (BUILT / page).read_text(encoding="utf-8")
+
+
+@needs_site
+def test_no_page_loads_anything_from_elsewhere():
+    pages = list(BUILT.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        tags = re.findall(r"<(?:script|link|img|iframe|source|video)\b[^>]*>", text)
+        assert not [tag for tag in tags if re.search(r"(?:src|href|srcset)=[\"']?(?:https?:)?//", tag)], page
+    for sheet in BUILT.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet

@@ -1,0 +1,55 @@
+"""Each page of the built site in headless Chromium: see browser.py."""
+
+import os
+
+import pytest
+
+from tests.examples import browser
+from tests.examples.test_site import BUILT, needs_site
+
+pytestmark = needs_site
+PAGES = browser.pages_of(BUILT) if os.environ.get("KERAS_VIT_SITE") == "1" else []
+
+
+@pytest.fixture(scope="module")
+def address():
+    assert (BUILT / "index.html").is_file(), "mkdocs build --strict -f examples/site/mkdocs.yml"
+    with browser.served(BUILT) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser.browser() as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page, address, driver):
+    assert not browser.visit(driver, address, page)
+
+
+def test_what_is_wrong_is_noticed(tmp_path, driver):
+    (tmp_path / "index.html").write_text(
+        "<body data-md-color-scheme=default><form data-md-component=palette><label></label></form>"
+        "<img src=missing.png><script src=https://example.com/a.js></script><script>nowhere()</script>"
+        '<div class=md-content><p style="width: 2000px">wide</p></div>'
+    )
+    with browser.served(tmp_path) as address:
+        found = "\n".join(browser.visit(driver, address, "index.html"))
+    for words in ("status 404", "request to example.com", "nowhere is not defined", "wider", "does not change"):
+        assert words in found
+
+
+def test_search_finds_names(address, driver):
+    driver.get(f"{address}/index.html")
+    browser.wait_for(driver, browser.READY)
+    driver.execute_script(
+        "const query = document.querySelector('[data-md-component=search-query]'); query.focus(); query.value = 'attention_rollout';"
+        "query.dispatchEvent(new Event('keyup', {bubbles: true})); query.dispatchEvent(new Event('input', {bubbles: true}));"
+    )
+    links = browser.wait_for(
+        driver, "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
+    )
+    assert "api/inspection.html" in links
+    assert not browser.complaints(driver, address)
