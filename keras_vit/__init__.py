@@ -5,14 +5,16 @@ import sys as _sys
 try:
     # Importing Keras imports its backend, which neither Keras nor this package installs.
     import keras as _keras  # noqa: F401
-except ModuleNotFoundError as _error:
-    _backend = str(_error.name).partition(".")[0]
-    if _backend not in ("tensorflow", "jax", "torch"):
+except (ModuleNotFoundError, ValueError) as _error:
+    _message = "set the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is installed."
+    _backend = str(getattr(_error, "name", "")).partition(".")[0]
+    if isinstance(_error, ValueError) and "backend" in str(_error):
+        _message = f"Keras has no such backend ({_error}): {_message}"
+    elif _backend in ("tensorflow", "jax", "torch"):
+        _install = f'pip install "keras-vit[{_backend}]"'
+        _message = f"Keras is set to the backend {_backend}, which is not installed: {_install}, or {_message}"
+    else:
         raise
-    _message = (
-        f'Keras is set to the backend {_backend}, which is not installed: pip install "keras-vit[{_backend}]", or set '
-        "the environment variable KERAS_BACKEND to tensorflow, jax or torch, whichever is installed."
-    )
     # The command line imports this file before its own error handling runs.
     if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
         _sys.exit(f"keras-vit: {_message}")

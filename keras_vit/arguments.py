@@ -1,17 +1,32 @@
 """Argument checks with uniform error messages."""
 
 import dataclasses
+import difflib
 import math
 import numbers
+import re
 import reprlib
 
 # The longest side of an image, and the widest layer of a model: a config that asks for more is damaged.
 LARGEST = 2**16
 
 
-def invalid(name, expected, value):
-    """Returns the ValueError for an invalid argument."""
-    return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}")
+def invalid(name, expected, value, known=()):
+    """Returns the ValueError for an invalid argument, with the one of the `known` names that may be meant."""
+    return ValueError(
+        f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
+    )
+
+
+def nearest(name, known, most=1):
+    """Returns ". Did you mean 'x'?" with up to `most` of the `known` names, to end an error with; "" without any."""
+    plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str)}
+    found = difflib.get_close_matches(_plain(name), plain, most) if isinstance(name, str) else []
+    return f". Did you mean {' or '.join(repr(plain[other]) for other in found)}?" if found else ""
+
+
+def _plain(name):
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def positive_int(name, value, most=math.inf):
@@ -90,7 +105,7 @@ def boolean(name, value):
 def one_of(name, value, allowed):
     """Returns `value`; raises if it is not one of `allowed`."""
     if value not in allowed:
-        raise invalid(name, f"one of {', '.join(map(repr, allowed))}", value)
+        raise invalid(name, f"one of {', '.join(map(repr, allowed))}", value, allowed)
     return value
 
 

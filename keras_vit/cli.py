@@ -1,6 +1,7 @@
 """The `keras-vit` command line."""
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -34,8 +35,6 @@ def _convert(args):
 
 
 def _predict(args):
-    import contextlib
-
     from keras_vit import prediction_files
     from keras_vit.files import replacing
     from keras_vit.models.classify import classify, table
@@ -46,10 +45,8 @@ def _predict(args):
     # Fails on a missing folder before predicting, not after.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
-        # Keeps progress output off stdout, which is for the result.
-        with contextlib.redirect_stdout(sys.stderr):
-            many = len(paths) > 1
-            predictions = classify(model, paths, top, broken="skip" if many else "raise", verbose=int(len(paths) > 32))
+        with _off_stdout():
+            predictions = classify(model, paths, top, broken="skip" if len(paths) > 1 else "raise")
         if args.csv:
             prediction_files.write_csv(draft, header, names, predictions)
     if args.csv:
@@ -60,11 +57,17 @@ def _predict(args):
         print(text.encode(errors="backslashreplace").decode())
 
 
+def _off_stdout():
+    """Shows progress on stderr, as stdout is for the result."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
 def _read_model(args, path, **options):
     from keras_vit.models.pretrained import read_model
 
     options |= {"image_size": args.image_size, "num_heads": args.num_heads}
-    return read_model(path, **options, **{key: _value(text) for key, text in args.set})
+    with _off_stdout():
+        return read_model(path, **options | {key: _value(text) for key, text in args.set})
 
 
 def _value(text):

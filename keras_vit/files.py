@@ -30,6 +30,12 @@ def replacing(path):
         os.replace(folder / path.name, path)
 
 
+def absent(path):
+    """Describes a path where there is nothing, for an error, with the folder that a relative one starts from."""
+    start = "" if os.path.isabs(path) else f" in the current folder {os.getcwd()!r}"
+    return f"{os.fsdecode(path)!r}, which does not exist{start}"
+
+
 @contextlib.contextmanager
 def draft_folder(path):
     """Yields a new hidden folder next to `path` in which to write it, and removes the folder afterwards."""

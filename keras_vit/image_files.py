@@ -12,6 +12,8 @@ import zlib
 
 import numpy as np
 
+from keras_vit.files import absent
+
 # A JPEG may have more scans if it has fewer pixels: pixels x scans are at most MAX_SCANS x `max_pixels`. Encoders write
 # about 10.
 MAX_SCANS = 16
@@ -57,7 +59,8 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
     of_bytes = isinstance(file, bytes)
     name = f"{len(file)} bytes" if of_bytes else os.fspath(file)
     if not of_bytes and not os.path.isfile(file):
-        raise FileNotFoundError(f"Expected an image file. Received: {name!r}, where there is no file.")
+        received = f"{name!r}, which is a folder" if os.path.isdir(file) else absent(file)
+        raise FileNotFoundError(f"Expected an image file. Received: {received}")
     try:
         from PIL import Image
     except ImportError as error:

@@ -103,7 +103,8 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         raise ValueError("Expected images, or folders or tables of them. Received: none")
     if missing := [path for _, path in found if not os.path.isfile(path)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise FileNotFoundError(f"Expected image files. There are none at {', '.join(missing[:10])}{more}")
+        advice = ". Paths in a CSV file start from its folder, or from --images, and get --extension" if headers else ""
+        raise FileNotFoundError(f"Expected image files. There are none at {', '.join(missing[:10])}{more}{advice}")
     return headers[0] if len(headers) == len(list(inputs)) == 1 else "path", found
 
 

@@ -64,6 +64,9 @@ STEMS = {
     ("R50", 32): Stem((3, 4, 6, 3), 1),
 }
 
+# The sizes as other packages spell them, for an error.
+_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
+
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
 
@@ -84,7 +87,19 @@ def decode_variant(variant):
             return Variant(size, stem.patch_size, stem.stages)
     hybrids = ", ".join(f"{name}+.../{number}" for name, number in STEMS)
     expected = f'a size of {", ".join(SIZES)}, a slash and a patch size in pixels, as in "B/16", or a hybrid, as in '
-    raise arguments.invalid("variant", f'{expected}"R50+B/16", of {hybrids}', variant)
+    error = arguments.invalid("variant", f'{expected}"R50+B/16", of {hybrids}', variant)
+    raise ValueError(f"{error}{_meant(variant)}")
+
+
+def _meant(variant):
+    """Returns the end of an error that names the variant which is spelled like this elsewhere."""
+    if not isinstance(variant, str):
+        return ""
+    plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
+    plain = re.sub("|".join(_WORDS), lambda word: _WORDS[word[0]], plain)
+    known = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
+    known += [f"{name}+{size}/{number}" for name, number in STEMS for size in SIZES]
+    return arguments.nearest(plain, known)
 
 
 def decode_resnet(variant):

@@ -72,6 +72,19 @@ def test_one_of():
         arguments.one_of("method", "c", ("a", "b"))
 
 
+def test_the_nearest_name_is_offered():
+    known = ("finetune_pets", "finetune_flowers", "deit_tiny", None)
+    assert arguments.nearest("FineTune-pet", known) == ". Did you mean 'finetune_pets'?"
+    two = arguments.nearest("finetune", known, most=2)
+    assert "finetune_pets" in two and "finetune_flowers" in two and "deit" not in two
+    for name in ("mae", 5, None):
+        assert arguments.nearest(name, known) == ""
+    with pytest.raises(
+        ValueError, match=r"`pooling`. Expected one of 'gap', None. Received: 'Gap'. Did you mean 'gap'\?$"
+    ):
+        arguments.one_of("pooling", "Gap", ("gap", None))
+
+
 def test_seeds_differ():
     assert arguments.seeds(None, 3) == [None, None, None]
     assert len(set(arguments.seeds(7, 5))) == 5

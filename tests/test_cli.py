@@ -232,14 +232,22 @@ def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_p
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["train", "--data", "nowhere.csv"], "nowhere.csv"),
+        (["train", "--data", "nowhere.csv"], "'nowhere.csv', which does not exist in the current folder"),
         (["train", "--data", ".", "--images", "."], "`images` only with a CSV file"),
         (["recipes", "nothing"], "Expected a recipe"),
+        (["recipes", "finetune_pet"], "Did you mean 'finetune_pets'?"),
+        (["train", "--data", ".", "--set", "image_siz=3"], "Did you mean 'image_size'?"),
+        (["train", "--data", ".", "--set", "model.num_layer=3"], "Did you mean 'num_layers'?"),
         (["train", "--recipe", "deit_tiny", "--data", "./nowhere"], "nowhere"),
         (["weights", "show", "nowhere.npz"], "nowhere.npz"),
         (["weights", "list", "ViTX"], "Expected one of"),
         (["weights", "convert", "FILE", "out.safetensors", "--to", "timm"], "activation"),
         (["predict", "nowhere.png", "--weights", "FILE"], "nowhere.png"),
+        (["predict", __file__, "--weights", "FILE", "--set", "num_layer=3"], "Did you mean 'num_layers'?"),
+        (["predict", __file__, "--weights", "FILE", "--set", "image_size=big"], "`image_size`. Expected an integer"),
+        (["predict", __file__, "--weights", "FILE"], "no image that Pillow knows"),
+        (["inspect", "FILE", "."], "'.', which is a folder"),
+        (["export", "FILE", "--to", "saved_model", "--out", "vit"], "as 'vit/1'"),
     ],
 )
 def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments, message):

@@ -17,6 +17,12 @@ with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
 """
 
 
+def test_a_relative_path_is_told_with_its_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert files.absent("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
+    assert files.absent(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
+
+
 def writer(path):
     """A process in the middle of writing a file."""
     command = [sys.executable, "-c", WRITER, files.__file__, str(path)]

@@ -28,3 +28,13 @@ def test_without_its_backend_any_command_says_in_a_line_what_to_install():
     assert "Traceback" not in done.stderr
     done = run(WITHOUT_BACKEND.format(backend=backend, script="script.py"), backend)
     assert f"ImportError: Keras is set to the backend {backend}, which is not installed: pip install" in done.stderr
+
+
+def test_a_backend_that_does_not_exist_is_named():
+    code = 'import sys; sys.argv = [{!r}, "--help"]; from keras_vit.cli import main; sys.exit(main())'
+    done = run(code.format("/usr/bin/keras-vit"), "torhc")
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and said.startswith("keras-vit: Keras has no such backend") and "torhc" in said
+    assert said.endswith("KERAS_BACKEND to tensorflow, jax or torch, whichever is installed.")
+    assert "Traceback" not in done.stderr
+    assert "ImportError: Keras has no such backend" in run(code.format("script.py"), "torhc").stderr

@@ -36,6 +36,21 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.parametrize("name", [name for name in TIMM_NAMES if name != "ViTG14"])
+def test_a_variant_spelled_otherwise_is_recognised(name):
+    for spelled in (name, name.lower(), TIMM_NAMES[name], TIMM_NAMES[name].replace("_", "-")):
+        with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
+            decode_variant(spelled)
+        meant = str(error.value).rsplit("'", 2)[1]
+        assert architecture_of(meant) == name, spelled
+
+
+@pytest.mark.parametrize("variant", [16, None, "resnet"])
+def test_what_is_like_no_variant_is_no_name(variant):
+    with pytest.raises(ValueError, match=f"Received: {variant!r}$"):
+        keras_vit.ViT(variant)
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_count(name, count_params):
     assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]

@@ -8,6 +8,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
+from keras_vit.files import absent
 
 # Folder names of a dataset that is already split.
 TRAIN_FOLDERS = ("train", "training")
@@ -65,7 +66,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"Expected `path` to be a folder with a folder for each class. Received: {str(path)!r}")
+        raise FileNotFoundError(f"Expected `path` to be a folder with one for each class. Received: {absent(path)}")
     arguments.one_of("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
         raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")
@@ -119,9 +120,11 @@ def _class_folders(path, class_names, may_lack):
             "If they are classes, pass `class_names`"
         )
     if len(names) < 2:
+        within = [str(path / name) for name in names if len(folders_in(path / name)) > 1]
+        advice = f"{within[0]!r} has such folders" if within else "labels='none' takes images without classes"
         raise ValueError(
-            f"Expected folders of two classes or more in {str(path)!r}. Received: {names}. "
-            "labels='none' takes images without classes"
+            f"Expected folders of two classes or more in {str(path)!r}, as {str(path / 'cat')!r} and "
+            f"{str(path / 'dog')!r}. Received: {len(_files(path))} files, and the folders {names}. {advice}"
         )
     return names
 

@@ -59,7 +59,10 @@ def from_dataframe(
     label_columns = list(label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
     if missing := [name for name in wanted if name not in columns]:
-        raise ValueError(f"Expected the columns {wanted}. There is no {missing} among {list(columns)}")
+        raise ValueError(
+            f"Expected the columns {wanted}. There is no {missing} among {list(columns)}: name others with "
+            "`path_column` and `label_column` (--path-column and --label-column)"
+        )
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
     paths = _paths(columns[path_column], first_line, base if directory is None else directory, extension)
@@ -94,5 +97,6 @@ def _paths(cells, first_line, base, extension):
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
     missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
-    fail("Expected images", first_line, missing, FileNotFoundError)
+    expected = f"Expected image files, at paths that start from {str(base)!r}, the `directory` (--images)"
+    fail(expected, first_line, missing, FileNotFoundError)
     return paths

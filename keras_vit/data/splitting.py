@@ -9,6 +9,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.table import columns_of, real
 from keras_vit.data.tfds import load
+from keras_vit.files import absent
 
 
 def folds(
@@ -106,8 +107,9 @@ def splits(
         columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
         return _of_table(path, path.parent if images is None else images, holdout, columns)
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
+        received = repr(str(data)) if path.exists() else absent(data)
         raise FileNotFoundError(
-            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {str(data)!r}"
+            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {received}"
         )
 
     def make(part, **options):
@@ -129,7 +131,8 @@ def _of_folder(path, holdout):
     if trains:
         raise ValueError(
             f"Expected a folder {' or '.join(TEST_FOLDERS)} beside {str(trains[0])!r}. "
-            f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}"
+            f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}. Without one, pass {str(trains[0])!r} "
+            "itself: `holdout` of its images are then tested on"
         )
     subsets = {"train": "training", "test": "validation"}
     return lambda part, **options: from_directory(path, validation_split=holdout, subset=subsets[part], **options)
@@ -156,7 +159,10 @@ def _two_folders(train, test):
 def _of_table(path, directory, holdout, columns):
     (table, *_), column = columns_of(path), columns["label_column"]
     if column not in table:
-        raise ValueError(f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}")
+        raise ValueError(
+            f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}: name another with "
+            "`label_column` (--label-column)"
+        )
     names, labels = np.unique(table[column], return_inverse=True)
     if alone := names[np.bincount(labels) == 1].tolist():
         raise ValueError(f"Expected at least two images per class to split. Received: a single one for {alone[:10]}")

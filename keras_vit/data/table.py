@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from keras_vit.data.source import logger
+from keras_vit.files import absent
 
 
 def columns_of(frame):
@@ -17,7 +18,7 @@ def columns_of(frame):
         return columns, ("row", 0), "."
     path = Path(frame)
     if not path.is_file():
-        raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. There is no file {str(path)!r}")
+        raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")
     rows = csv_rows(path)
     header, rows = (rows[0], rows[1:]) if rows else ([], [])
     bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]

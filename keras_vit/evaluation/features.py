@@ -27,7 +27,7 @@ def extract_features(
             model's value range.
         layer: String, the name of a layer whose output (batch, features) to use instead.
         batch_size: Int, images per batch if `data` is arrays.
-        verbose: 0 or 1; 1 shows a progress bar.
+        verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
 
     Raises:
         ValueError: If `data` is empty, endless or not batches of valid (images, labels), the output is not one finite
@@ -63,9 +63,10 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
 
     def images_of():
         for batch in batches:
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                received = f"batches of {len(batch)} parts" if isinstance(batch, (tuple, list)) else repr(batch)
-                raise invalid("data", "batches of (images, labels)", received)
+            if not isinstance(batch, (tuple, list)):
+                raise invalid("data", "batches of (images, labels)", f"{type(batch).__name__} batches without labels")
+            if len(batch) != 2:
+                raise invalid("data", "batches of (images, labels)", f"batches of {len(batch)} parts")
             images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
             _check_counts(images, batch_labels)
             labels.append(batch_labels)

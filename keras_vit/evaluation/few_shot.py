@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.progress import Progress
 
 # As in the official code: from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
@@ -76,7 +77,7 @@ def few_shot_accuracy(
     """
     _checked_options(shots, seeds, l2)
     features = train_and_test_features(model, train, test, **options)
-    return few_shot_from_features(*features, shots=shots, seeds=seeds, l2=l2)
+    return few_shot_from_features(*features, shots=shots, seeds=seeds, l2=l2, verbose=options.get("verbose", 1))
 
 
 def few_shot_from_features(
@@ -88,8 +89,9 @@ def few_shot_from_features(
     shots: int | None = 10,
     seeds: int | Sequence[int] = (0, 1, 2),
     l2: float | Sequence[float] = STRENGTHS,
+    verbose: int = 1,
 ) -> FewShotResult:
-    """Like `few_shot_accuracy`, from precomputed features; `shots`, `seeds`, `l2` and the result are the same.
+    """Like `few_shot_accuracy`, from precomputed features; the other arguments and the result are the same.
 
     Args:
         train_features, test_features: (num_images, num_features).
@@ -107,11 +109,13 @@ def few_shot_from_features(
         received = f"none of {', '.join(map(str, unknown[:10]))}"
         raise invalid("train_labels", "images of each class that is tested", received)
     accuracies, chosen = [], []
-    for seed in seeds:
-        rows = _draw(labels, shots, seed)
-        of_seed, errors = _fit(x[rows], labels[rows], test_x, test_labels, strengths)
-        accuracies.append(of_seed)
-        chosen.append(int(np.argmin(errors)))
+    count = len(seeds) * len(strengths)
+    with Progress(count, "classifier", "classifiers", title="Fitting linear classifiers", verbose=verbose) as progress:
+        for seed in seeds:
+            rows = _draw(labels, shots, seed)
+            of_seed, errors = _fit(x[rows], labels[rows], test_x, test_labels, strengths, progress)
+            accuracies.append(of_seed)
+            chosen.append(int(np.argmin(errors)))
     by_seed = {seed: row[i] for seed, row, i in zip(seeds, accuracies, chosen, strict=True)}
     return FewShotResult(
         accuracy=float(np.mean(list(by_seed.values()))),
@@ -121,7 +125,7 @@ def few_shot_from_features(
     )
 
 
-def _fit(x, labels, test_x, test_labels, strengths):
+def _fit(x, labels, test_x, test_labels, strengths, progress):
     """Returns the test accuracy and the leave-one-out mean squared error on the training images, for each strength."""
     x = x.astype("float64")
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
@@ -142,6 +146,7 @@ def _fit(x, labels, test_x, test_labels, strengths):
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink
         # Choosing by accuracy would favor weak regularization.
         errors.append(np.mean((residual / free[:, None]) ** 2))
+        progress.update(progress.done + 1)
     return accuracies, errors
 
 

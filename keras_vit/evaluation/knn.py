@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid
 from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.progress import Progress
 
 # Test images per step, to bound the memory of their similarities to all training images.
 CHUNK = 1024
@@ -48,7 +49,7 @@ def knn_accuracy(
     """
     _check_options(k, temperature)
     features = train_and_test_features(model, train, test, **options)
-    return knn_from_features(*features, k=k, temperature=temperature)
+    return knn_from_features(*features, k=k, temperature=temperature, verbose=options.get("verbose", 1))
 
 
 def knn_from_features(
@@ -59,6 +60,7 @@ def knn_from_features(
     *,
     k: int = 20,
     temperature: float = 0.07,
+    verbose: int = 1,
 ) -> float:
     """Like `knn_accuracy`, from precomputed features, as in `few_shot_from_features`.
 
@@ -74,7 +76,8 @@ def knn_from_features(
         raise invalid("k", f"at most {len(x)}, the number of training images", k)
     x, test_x = _unit(x), _unit(test_x)
     right = 0
-    for start in range(0, len(test_x), CHUNK):
+    progress = Progress(len(test_x), "image", "images", title="Finding the nearest neighbors", verbose=verbose)
+    for start in progress.over(range(0, len(test_x), CHUNK), lambda start: min(CHUNK, len(test_x) - start)):
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
         similarity = np.take_along_axis(similarity, nearest, axis=1)

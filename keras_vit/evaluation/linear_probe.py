@@ -10,6 +10,7 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.progress import Progress
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # The number of steps from which L-BFGS estimates the curvature; 10 is usual.
@@ -71,7 +72,8 @@ def linear_probe_accuracy(
     """
     _checked_options(l2, validation_split, seed)
     features = train_and_test_features(model, train, test, **options)
-    return linear_probe_from_features(*features, l2=l2, validation_split=validation_split, seed=seed)
+    own = {"l2": l2, "validation_split": validation_split, "seed": seed, "verbose": options.get("verbose", 1)}
+    return linear_probe_from_features(*features, **own)
 
 
 def linear_probe_from_features(
@@ -83,6 +85,7 @@ def linear_probe_from_features(
     l2: float | Sequence[float] = STRENGTHS,
     validation_split: float = 0.2,
     seed: int = 0,
+    verbose: int = 1,
 ) -> LinearProbeResult:
     """Like `linear_probe_accuracy`, from precomputed features, as in `few_shot_from_features`.
 
@@ -99,8 +102,12 @@ def linear_probe_from_features(
     # A constant feature has no information, and no standard deviation to divide by.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
-    strength = strengths[0] if len(strengths) == 1 else _best(strengths, standard, labels, validation_split, seed)
-    kernel, bias = _fit(standard, labels, num_classes, strength)
+    count = 1 if len(strengths) == 1 else len(strengths) + 1
+    with Progress(None, "step", "steps", title=f"Fitting {count} linear classifiers", verbose=verbose) as progress:
+        strength = strengths[0]
+        if len(strengths) > 1:
+            strength = _best(strengths, standard, labels, validation_split, seed, progress)
+        kernel, bias = _fit(standard, labels, num_classes, strength, progress)
     kernel = kernel / std[:, None]
     bias = bias - mean @ kernel
     head = keras.layers.Dense(num_classes, dtype="float32", name="head")
@@ -110,7 +117,7 @@ def linear_probe_from_features(
     return LinearProbeResult(accuracy=accuracy, l2=strength, head=head)
 
 
-def _best(strengths, x, labels, validation_split, seed):
+def _best(strengths, x, labels, validation_split, seed, progress):
     """Returns the strength with the best accuracy on held-out images."""
     order = np.random.default_rng(seed).permutation(len(x))
     count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
@@ -120,12 +127,12 @@ def _best(strengths, x, labels, validation_split, seed):
     scores, start = [], None
     # From strong to weak; each fit starts at the last, nearby optimum.
     for value in sorted(strengths, reverse=True):
-        kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, start)
+        kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, progress, start)
         scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))
     return max(scores)[1]
 
 
-def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6):
+def _fit(x, labels, num_classes, l2, progress, start=None, max_steps=1000, tolerance=1e-6):
     """Minimizes the regularized cross-entropy by L-BFGS; returns (kernel, bias)."""
     targets = np.zeros((len(labels), num_classes))
     targets[np.arange(len(labels)), labels] = 1
@@ -163,6 +170,7 @@ def _fit(x, labels, num_classes, l2, start=None, max_steps=1000, tolerance=1e-6)
         if move @ turn > 1e-12 * (turn @ turn):
             pairs = [*pairs, (move, turn)][-MEMORY:]
         flat, value, gradient = flat + move, new_value, new_gradient
+        progress.update(progress.done + 1)
     weights = flat.reshape(shape)
     return weights[:-1], weights[-1]
 

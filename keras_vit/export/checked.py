@@ -61,14 +61,14 @@ def write_checked(
     with _draft(path, overwrite) as draft:
         reduced = with_precision(model, stored)
         given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
-        wanted = [parity.outputs_of(reduced, batch) for batch in batches + given]
+        wanted = [parity.outputs_of(reduced, batch) for batch in parity.shown(batches + given, "Running the model")]
         if here:
             fmt.write(reduced, draft, stored)
         else:
             _write_elsewhere(fmt, model, reduced, draft, stored, custom_module)
         if static:
             fmt.calibrate(draft, given)
-        received = fmt.run(draft, batches + given, parity.output_names(reduced))
+        received = fmt.run(draft, parity.shown(batches + given, "Running the export"), parity.output_names(reduced))
         difference = parity.largest_difference(wanted, received)
         if tolerance is None:
             tolerance = fmt.tolerances.get(precision)
@@ -77,7 +77,7 @@ def write_checked(
         change = None
         if given:
             # Only the first output is compared with the original model.
-            before = [parity.outputs_of(model, batch)[0] for batch in given]
+            before = [parity.outputs_of(model, batch)[0] for batch in parity.shown(given, "Running the model")]
             after = [ys[0] for ys in received[len(batches) :]]
             change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
         size = sum(file.stat().st_size for file in draft.parent.iterdir())

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_vit.export.precision import AccuracyChange
 from keras_vit.models.inputs import range_of
+from keras_vit.progress import Progress
 
 BATCH = 8
 
@@ -90,6 +91,11 @@ def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
 def batches_of(images: np.ndarray, size: int = BATCH) -> list[np.ndarray]:
     """Splits images into batches."""
     return [images[i : i + size] for i in range(0, len(images), size)]
+
+
+def shown(batches: list[np.ndarray], title: str):
+    """Yields batches of images, with a progress bar."""
+    return Progress(sum(map(len, batches)), "image", "images", title=title).over(batches, len)
 
 
 def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.ndarray]]) -> float:

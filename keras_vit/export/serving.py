@@ -14,7 +14,7 @@ from keras_vit.export.checked import refuse_existing
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.parity import ExportReport
 from keras_vit.export.saved_files import write_saved_model
-from keras_vit.files import draft_folder, put_folder
+from keras_vit.files import absent, draft_folder, put_folder
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.models.inputs import KEEP_SCALE, range_of
@@ -110,9 +110,7 @@ def saved_model(
     """
     path = Path(path)
     if not (path.name.isascii() and path.name.isdigit()):
-        raise arguments.invalid(
-            "path", f"a folder named by a number, the version, as {str(path.parent / '1')!r}", str(path)
-        )
+        raise arguments.invalid("path", f"a folder named by a number, the version, as {str(path / '1')!r}", str(path))
     height, width, channels = _input_of(model)
     arguments.one_of("postprocess", postprocess, (None, "classify", "multi_label"))
     limits = {"max_batch_size": max_batch_size, "max_pixels": max_pixels, "max_input_pixels": max_input_pixels}
@@ -179,6 +177,8 @@ def saved_model(
 def read_labels(labels, num_classes):
     """Returns class names from a list or a text file."""
     if isinstance(labels, (str, os.PathLike)):
+        if not os.path.isfile(labels):
+            raise FileNotFoundError(f"Expected `labels` as a text file, a class per line. Received: {absent(labels)}")
         labels = Path(labels).read_text(encoding="utf-8").splitlines()
     names = [str(name) for name in labels]
     if len(names) != num_classes:

@@ -27,6 +27,7 @@ from keras_vit.models.classify import classify, read_image
 from keras_vit.models.predictions import gives_features, postprocess_of
 from keras_vit.models.preprocessing import scaled
 from keras_vit.models.watch import Watch, sublayers
+from keras_vit.progress import Progress
 
 _STYLE = """
 :root { color-scheme: light }
@@ -96,7 +97,8 @@ def _of_images(watch, paths, arrays, top):
     model, distances = watch.model, []
     yield "<h2>Images</h2>"
     # One by one, as images may have different sizes.
-    for path, array in zip(paths, arrays, strict=True):
+    pairs = list(zip(paths, arrays, strict=True))
+    for path, array in Progress(len(pairs), "image", "images", title="Inspecting images").over(pairs):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
         distances.append(attention_distance(model, inputs))

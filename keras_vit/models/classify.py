@@ -19,6 +19,7 @@ from keras_vit.models.predictions import (
     prediction_activation,
 )
 from keras_vit.models.preprocessing import normalization_of, scaled
+from keras_vit.progress import Progress
 
 logger = logging.getLogger("keras_vit")
 
@@ -67,7 +68,7 @@ def classify(
     *,
     broken: str = "raise",
     batch_size: int = 32,
-    verbose: int = 0,
+    verbose: int = 1,
 ) -> list[list[tuple[str, str, float]]]:
     """Returns the `top` classes of each image file; with broken="skip", unreadable files get [] and a warning."""
     classes = classes_of(model)
@@ -91,17 +92,16 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
         raise FileNotFoundError(f"Expected image files. Received: {received}")
     predictions = np.full((len(paths), model.outputs[0].shape[1]), np.nan, "float32")
     errors, full = [], {}
-    progress = keras.utils.Progbar(len(paths), unit_name="image", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for places, images in _batches(model, paths, tta, batch_size, broken, errors):
+    progress = Progress(len(paths), "image", "images", verbose=verbose)
+    batches = _batches(model, paths, tta, batch_size, broken, errors)
+    for places, images in progress.over(batches, lambda batch: len(batch[0])):
         # Each image size is compiled for one batch size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         where = f"an image of the batch of {os.fspath(paths[places[0]])}"
         views = views_of(model, scaled(images, model), tta)
         outputs = [output_of(model, view, most, where) for view in views]
         predictions[list(places)] = mean_probabilities(outputs, activation)
-        progress.add(len(places))
     if errors:
-        progress.update(len(paths), finalize=True)
         if len(errors) == len(paths):
             raise errors[0]
         count = f"{len(errors)} of {len(paths)} images could not be read, and have no predictions. The first of them:"

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.models.graph import is_graph, operations_before
 from keras_vit.preprocessing import carrier_of
 
@@ -65,6 +66,18 @@ def graph_of(model):
 def takes(expected, received):
     """Whether a shape matches an input shape, in which None is any size."""
     return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
+
+
+def check_size(model, images, name):
+    """Raises the same error on every backend if images do not have the model's input shape."""
+    inputs = getattr(model, "inputs", None) or ()
+    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
+    received = tuple(images.shape[1:])
+    if not takes(expected, received):
+        described = f"images of shape {expected} for model {model.name!r}, where None is any number"
+        if len(received) == 3 and received[2] == expected[-1]:
+            described += f": resize them, or build the model with image_size={received[:2]}"
+        raise arguments.invalid(name, described, received)
 
 
 def range_of(model):

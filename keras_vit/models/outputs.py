@@ -6,7 +6,8 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.models.inputs import check_values, num_batches, takes
+from keras_vit.models.inputs import check_size, check_values, num_batches
+from keras_vit.progress import Progress
 
 logger = logging.getLogger("keras_vit")
 
@@ -36,8 +37,8 @@ def outputs_of(model, batches, steps=None, verbose=0, name="data"):
 def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
     """Yields, for each batch, the list of a model's outputs for its views by `tta`; as `outputs_of`."""
     full, seen = 0, 0
-    progress = keras.utils.Progbar(steps, unit_name="batch", verbose=arguments.one_of("verbose", verbose, (0, 1)))
-    for images in batches:
+    progress = Progress(steps, "batch", "images", verbose=verbose)
+    for images in progress.over(batches, count=len):
         count = len(images)
         views = views_of(model, images, tta, name)
         if not count:
@@ -49,7 +50,6 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
         where = f"an image among {seen} to {seen + count - 1}"
         yield [output_of(model, view, full, where) for view in views]
         seen += count
-        progress.add(1)
     if not seen:
         raise arguments.invalid(name, "at least one image", "none")
 
@@ -74,7 +74,7 @@ def views_of(model, images, tta=None, name="data"):
     if arguments.one_of("tta", tta, TTA) in ("five_crop", "ten_crop"):
         views = _five_crops(model, images, tta, name)
     else:
-        _check_size(model, images, name)
+        check_size(model, images, name)
         views = [images]
     return views + [view[:, :, ::-1] for view in views] if tta in ("flip", "ten_crop") else views
 
@@ -92,12 +92,3 @@ def _five_crops(model, images, tta, name):
         raise arguments.invalid(name, described, images.shape[1:])
     corners = [(0, 0), (0, right), (below, 0), (below, right), (below // 2, right // 2)]
     return [images[:, y : y + height, x : x + width] for y, x in corners]
-
-
-def _check_size(model, images, name):
-    """Raises the same error on every backend if images do not have the model's input shape."""
-    inputs = getattr(model, "inputs", None) or ()
-    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
-    if not takes(expected, images.shape[1:]):
-        described = f"images of shape {expected} for model {model.name!r}, where None is any number"
-        raise arguments.invalid(name, described, images.shape[1:])

@@ -1,6 +1,9 @@
+import os
+
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.inputs import in_unit_range
 from keras_vit.preprocessing import carrier_of
@@ -23,6 +26,8 @@ def preprocess_input(x, model: keras.Model | None = None):
     >>> keras_vit.preprocess_input(np.array([[[0, 255, 255]]], "uint8")).tolist()
     [[[-1.0, 1.0, 1.0]]]
     """
+    if isinstance(x, (str, os.PathLike)):
+        raise arguments.invalid("x", "an array of images, as keras_vit.read_image(path, model) reads from a file", x)
     if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
         raise ValueError(
             f"Expected images of 0..255. Received: values from {np.min(x)} to {np.max(x)}, which look like images "

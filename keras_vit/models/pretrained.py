@@ -1,6 +1,8 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
+import inspect
 import os
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import keras
 
 from keras_vit import arguments
+from keras_vit.files import absent
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.bit import BiT
 from keras_vit.models.coatnet import CoAtNet
@@ -83,6 +86,10 @@ def from_pretrained(
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
     build = BUILDERS[checkpoint.family]
+    known = set(inspect.signature(build).parameters)
+    for name in set(kwargs) - known:
+        expected = f"an argument of keras_vit.{build.__name__}: {', '.join(sorted(known))}"
+        raise ValueError(f"Expected {expected}. Received: {name}={kwargs[name]!r}{arguments.nearest(name, known)}")
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
     given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
     fields = dict(checkpoint.stated.fields)
@@ -149,13 +156,18 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     if os.path.isfile(os.path.join(path, MODEL)):
         path = os.path.join(path, MODEL)
     elif os.path.isfile(os.path.join(path, STARTED)):
-        raise FileNotFoundError(f"Expected a run that has ended. There is no {MODEL} in {path!r} yet.")
+        raise FileNotFoundError(
+            f"Expected a run that has ended. There is no {MODEL} in {path!r} yet: train again to continue."
+        )
     if not path.endswith(".keras"):
         return from_pretrained(path, **options)
     if options:
-        raise ValueError(f"Expected no {', '.join(options)} with {path!r}, which contains it.")
+        raise ValueError(
+            f"Expected no {', '.join(options)} with {path!r}, which contains it. For another, load it in Python, write "
+            "a checkpoint with keras_vit.save_weights, and read that."
+        )
     if not Path(path).is_file():
-        raise FileNotFoundError(f"Expected a .keras file. There is no file {path!r}")
+        raise FileNotFoundError(f"Expected a .keras file. Received: {absent(path)}")
     damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
@@ -176,9 +188,13 @@ def _local_path(path, row):
         return zoo.fetch(row)
     path = hub.local_path(os.fspath(path))
     if not os.path.exists(path):
+        meant = arguments.nearest(path, zoo.ROWS, most=2)
+        if not meant and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+            meant = f". On the Hugging Face hub it would be 'hf://{path}'"
         raise FileNotFoundError(
             "Invalid value received for argument `path`. Expected a file or folder of weights, hf://owner/name, or "
-            f'the name of a published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: {path!r}'
+            f'the name of a published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: '
+            f"{absent(path)}{meant}"
         )
     return path
 

@@ -217,4 +217,4 @@ def _warn_of_dropped_pixels(config):
 
 def architecture_of(variant):
     """The name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
-    return re.sub(r"^(?:(\w+)\+)?(?=\w)", r"\1ViT", variant, count=1).replace("/", "")
+    return re.sub(r"^(?:(\w+)\+)?(?=\w)", r"\1ViT", str(variant), count=1).replace("/", "")

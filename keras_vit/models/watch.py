@@ -11,6 +11,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbedding, TokenPooling, TransformerBlock
 from keras_vit.models.graph import is_graph, replay
+from keras_vit.models.inputs import check_size
 from keras_vit.record import config_of
 
 # The layers that `Watch.run` handles.
@@ -58,6 +59,8 @@ class Watch:
 
         `inputs` is {"rotary": ...} in models with rotary positions, else {}.
         """
+        if hasattr(inputs, "shape"):
+            check_size(self.model, inputs, "images")
         self.layout = self.images = self.pooled = None
         self.pooling = self.config.pooling
         ran = []

@@ -97,7 +97,7 @@ def pseudo_labels(
     threshold: float = 0.3,
     per_class: int | None = None,
     batch_size: int = 32,
-    verbose: int = 0,
+    verbose: int = 1,
 ) -> PseudoLabels:
     """Labels images with a teacher, and chooses those of which it is confident, as for Noisy Student.
 
@@ -117,7 +117,7 @@ def pseudo_labels(
         per_class: Int of at least 1, the images of each class: the most confident, the first ones of equal confidence.
             A class with fewer repeats them, the most confident first; one without any stays empty. None keeps all.
         batch_size: Int, images per batch if `images` is an array.
-        verbose: 0 or 1; 1 shows a progress bar.
+        verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
 
     Raises:
         ValueError: If an argument is out of range, the teacher has no single output of two or more classes or its

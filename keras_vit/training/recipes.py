@@ -1,5 +1,6 @@
 """Training recipes: those of the papers, and some of this package."""
 
+from keras_vit import arguments
 from keras_vit.training.settings import Recipe
 
 _VIT = "arXiv 2010.11929, appendix B.1, table"
@@ -285,5 +286,6 @@ def recipe(name):
     2500
     """
     if name not in RECIPES:
-        raise ValueError(f"Expected a recipe: {', '.join(RECIPES)}. Received: {name!r}")
+        meant = arguments.nearest(name, RECIPES)
+        raise ValueError(f"Expected a recipe: {', '.join(RECIPES)}. Received: {name!r}{meant}")
     return RECIPES[name]

@@ -15,6 +15,7 @@ from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
+from keras_vit.progress import silenced
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
 from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
@@ -103,7 +104,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
             f"Expected a `batch_size` that the {split.parts} devices with a part of each batch divide. "
             f"Received: {recipe.batch_size}"
         )
-    model = build(recipe, labels.num_classes, weights, labels.class_names)
+    with silenced(verbose == 0):
+        model = build(recipe, labels.num_classes, weights, labels.class_names)
     options |= {"batch_size": recipe.batch_size, "preprocessing": model}
     options |= {"num_shards": split.num_shards, "shard_index": split.shard_index}
     training = functools.partial(

@@ -141,7 +141,7 @@ class Recipe:
             (
                 unknown,
                 f"arguments of keras_vit.{builder.__name__} in `model`: {', '.join(sorted(known))}",
-                ", ".join(unknown),
+                ", ".join(unknown) + arguments.nearest(next(iter(unknown), None), known),
             ),
         ):
             if wrong:
@@ -178,6 +178,7 @@ class Recipe:
             if key not in kinds:
                 raise ValueError(
                     f"Expected a setting of a recipe: {', '.join(kinds)}, or model.ARGUMENT. Received: {key!r}"
+                    + arguments.nearest(key, kinds)
                 )
             fields[key] = _checked(key, value, kinds[key])
         if fields.get("steps") or fields.get("epochs"):

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import re
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.files import replacing
+from keras_vit.progress import MEGABYTE, Progress
 from keras_vit.weights.read.file import check_is_no_stand_in, digest_in
 from keras_vit.weights.read.file import sha256 as digest_of
 
@@ -56,8 +56,10 @@ def download(
             return
         expected = _expected(sha256, sha256_prefix, pin)
         with replacing(path) as temporary:
-            with open(temporary, "xb") as file:
-                digest = _receive(_Transfer(url, file, timeout, bool(expected), most), expected, attempts, delay)
+            _say(f"Downloading {url}")
+            with open(temporary, "xb") as file, Progress(None, "MB", "MB") as progress:
+                transfer = _Transfer(url, file, progress, timeout, bool(expected), most)
+                digest = _receive(transfer, expected, attempts, delay)
                 os.fsync(file.fileno())
             if check is not None and not expected:
                 try:
@@ -124,9 +126,9 @@ def _locked(path):
 class _Transfer:
     """A download in progress, with the mark that identifies the file when it is resumed."""
 
-    def __init__(self, url, file, timeout, checkable, most):
-        self.url, self.file, self.timeout, self.checkable, self.most = url, file, timeout, checkable, most
-        self.progress = None
+    def __init__(self, url, file, progress, timeout, checkable, most):
+        self.url, self.file, self.progress = url, file, progress
+        self.timeout, self.checkable, self.most = timeout, checkable, most
         self.restart()
 
     def restart(self):
@@ -200,7 +202,7 @@ class _Transfer:
                 f"Cannot download {self.url}: the server says neither how long the file is nor what its hash is, so "
                 "that a broken connection would not be noticed."
             )
-        self.progress = self.progress or _progress(self.url, self.total)
+        self.progress.bar.target = self.total and self.total / MEGABYTE
 
 
 def _receive(transfer, expected, attempts, delay):
@@ -210,8 +212,7 @@ def _receive(transfer, expected, attempts, delay):
         try:
             for block in transfer.connect():
                 transfer.file.write(block)
-                if transfer.progress:
-                    transfer.progress.update(transfer.file.tell())
+                transfer.progress.update(transfer.file.tell() / MEGABYTE)
         except _BrokenError as error:
             reason = str(error)
         else:
@@ -252,15 +253,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 def _opener():
     return urllib.request.build_opener(_Redirects)
-
-
-def _progress(url, total):
-    if not keras.config.is_interactive_logging_enabled():
-        return None
-    _say(f"Downloading {url}")
-    # Outside a terminal or notebook each update prints a new line.
-    moving = sys.stdout.isatty() or "ipykernel" in sys.modules
-    return keras.utils.Progbar(total, interval=0.1 if moving else 10, unit_name="byte")
 
 
 def _say(text):

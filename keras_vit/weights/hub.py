@@ -94,8 +94,9 @@ def _of_kaggle(name, handle, inside):
         status = getattr(getattr(error, "response", None), "status_code", None)
         kind = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}.get(status, ConnectionError)
         raise kind(
-            f"Cannot get {name!r}: {error} If it needs an account or consent, accept its terms on kaggle.com and call "
-            "kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network only a name with a version can be cached."
+            f"Cannot get {name!r}: {_sentence(error)} If it needs an account or consent, accept its terms on "
+            "kaggle.com and call kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network only a name with a "
+            "version can be cached."
         ) from error
     return path if inside else str(Path(path, _choose(name, _files_in(path), "")[0]))
 
@@ -141,6 +142,11 @@ def _client(package):
         raise ImportError(f'Names of this hub need the package {package}: pip install "keras-vit[hub]"') from error
 
 
+def _sentence(error):
+    text = str(error).strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 @contextlib.contextmanager
 def _explaining(what, repo):
     """Raises errors that name the repository and say what to do, in place of huggingface_hub's."""
@@ -168,5 +174,5 @@ def _explaining(what, repo):
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConnectionError(
-            f"{what}: {error} Check the network and run it again: complete files are kept."
+            f"{what}: {_sentence(error)} Check the network and run it again: complete files are kept."
         ) from error

@@ -1,5 +1,6 @@
 """Writes .npz and .safetensors files completely or not at all."""
 
+import io
 import json
 import os
 import zipfile
@@ -9,15 +10,28 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from keras_vit.files import replacing
+from keras_vit.progress import MEGABYTE, Progress
 from keras_vit.weights.read import sha256
 from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
 
+class _File(io.FileIO):
+    """A file that shows how much of it is written."""
+
+    def write(self, data):
+        count = super().write(data)
+        self.progress.update(self.tell() / MEGABYTE)
+        return count
+
+
 def write_npz(path, arrays, comment):
     """Writes a dict of arrays as an .npz archive, with a dict as its comment, in JSON with a checksum."""
     with replacing(path) as temporary:
-        with open(temporary, "wb") as file:
+        megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
+        progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
+        with progress, _File(temporary, "wb") as file:
+            file.progress = progress
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = json.dumps({**comment, CHECKSUM: comment_checksum(comment)}).encode()

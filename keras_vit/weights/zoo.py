@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from keras_vit import arguments, variants
+from keras_vit.files import absent
 from keras_vit.text_table import text_table
 from keras_vit.weights import hub
 from keras_vit.weights.checkpoint import Checkpoint
@@ -40,20 +41,21 @@ def list_weights(architecture: str | None = None) -> list[Row]:
     """
     if architecture is None:
         return list(ROWS.values())
-    rows = [row for row in ROWS.values() if row.architecture == architecture]
-    if not rows:
-        known = ", ".join(dict.fromkeys(repr(row.architecture) for row in ROWS.values()))
-        raise arguments.invalid("architecture", f"one of {known}", architecture)
-    return rows
+    arguments.one_of("architecture", architecture, _architectures())
+    return [row for row in ROWS.values() if row.architecture == architecture]
 
 
 def containing(text):
     """Returns the Rows whose name contains `text`, regardless of capitals; raises if there is none."""
     rows = [row for row in ROWS.values() if text.lower() in row.name.lower()]
     if not rows:
-        known = ", ".join(dict.fromkeys(row.architecture for row in ROWS.values()))
-        raise arguments.invalid("name", f"one of {known}, or a part of a checkpoint's name", text)
+        expected = f"one of {', '.join(_architectures())}, or a part of a checkpoint's name"
+        raise arguments.invalid("name", expected, text, _architectures())
     return rows
+
+
+def _architectures():
+    return list(dict.fromkeys(row.architecture for row in ROWS.values()))
 
 
 def table(rows, columns=("name", "params", "resolution", "classes", "top-1", "license", "source")):
@@ -72,9 +74,9 @@ def resolve(architecture, tag):
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
-    tags = [repr(row.tag) for row in ROWS.values() if row.architecture == architecture]
-    expected = f"the path of a file, or a tag of {architecture}: {', '.join(tags) or 'none is known'}"
-    raise arguments.invalid("weights", expected, tag)
+    tags = [row.tag for row in ROWS.values() if row.architecture == architecture]
+    expected = f"the path of a file, or a tag of {architecture}: {', '.join(map(repr, tags)) or 'none is known'}"
+    raise arguments.invalid("weights", expected, tag, tags)
 
 
 def local_path(weights, architecture):
@@ -83,8 +85,9 @@ def local_path(weights, architecture):
     row = find(f"{architecture}.{path}")
     if row is None and os.path.exists(path):
         return path
-    if row is None and (os.path.basename(path) != path or os.path.splitext(path)[1] or not isinstance(weights, str)):
-        raise FileNotFoundError(f"Expected a weights file. Received: {path!r}, where there is no file.")
+    is_path = os.path.basename(path) != path or os.path.splitext(path)[1] or not isinstance(weights, str)
+    if row is None and is_path and find(path) is None:
+        raise FileNotFoundError(f"Expected a file or folder of weights. Received: {absent(path)}.")
     return fetch(row or resolve(architecture, path))
 
 

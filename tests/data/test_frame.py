@@ -81,7 +81,7 @@ def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
         (b"path,label\n\xff\xfe\x00,0\n", {}, "a CSV file in UTF-8"),
         ("", {}, r"no \['path', 'label'\] among \[\]"),
         ("path,label\n", {}, "a row or more"),
-        ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\]"),
+        ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\].*`path_column`"),
         ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
         ({"path": PATHS, "label": NAMES[:5]}, {}, "columns of one length"),
         ({"path": PATHS, "label": [0, 1, 5, -1, 0, 1]}, {"num_classes": 5}, "5 classes. Received: row 2: 5; row 3: -1"),

@@ -37,12 +37,12 @@ def test_a_folder_of_classes_is_split_by_the_seed(tmp_path):
 
 
 def test_neither_a_folder_nor_a_dataset(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):
         data.splits(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="There is no folder 'cifar10'. As the name"):
         data.splits("cifar10", data_dir=tmp_path)("train", **OPTIONS)
     (tmp_path / "labels.txt").write_text("path,label")
-    with pytest.raises(FileNotFoundError, match="labels.txt"):
+    with pytest.raises(FileNotFoundError, match="labels.txt'$"):
         data.splits(tmp_path / "labels.txt")
     with pytest.raises(ValueError, match="`holdout` in"):
         data.splits(tmp_path, holdout=2)
@@ -51,7 +51,9 @@ def test_neither_a_folder_nor_a_dataset(tmp_path):
 def test_train_without_test_is_no_class(tmp_path):
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
-    with pytest.raises(ValueError, match=r"Expected a folder test or val or .* beside .*train.*'Tests'"):
+    with pytest.raises(
+        ValueError, match=r"Expected a folder test or val or .* beside .*train.*'Tests'.*pass .*train' itself"
+    ):
         data.splits(tmp_path)
 
 

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import progress
 from keras_vit.evaluation import extract_features
 from tests.tiny import build, randomize
 
@@ -116,9 +117,11 @@ def test_half_precision_comes_out_as_float32():
     assert extract_features(model, (IMAGES, LABELS), verbose=0)[0].dtype == np.float32
 
 
-def test_progress(capsys):
+def test_progress(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
     extract_features(build(), (IMAGES, LABELS), batch_size=3)
-    assert "3/3" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "3/3" in shown and "images/s: " in shown
     extract_features(build(), (IMAGES, LABELS), batch_size=3, verbose=0)
     assert capsys.readouterr().out == ""
 
@@ -126,7 +129,7 @@ def test_progress(capsys):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (IMAGES, "Expected batches of"),
+        (IMAGES, r"Expected batches of \(images, labels\). Received: ndarray batches without labels"),
         ((IMAGES, LABELS[:5]), "as many labels as images.*7 images and 5 labels"),
         ((IMAGES[:0], LABELS[:0]), "at least one image"),
         (3, "`data`. Expected .*int"),

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from keras_vit import progress
 from keras_vit.evaluation import extract_features, few_shot_accuracy, few_shot_from_features
 from tests.evaluation.arrays import blobs
 from tests.golden import GOLDEN_FOLDER
@@ -105,3 +106,11 @@ def test_bad_input(changes, match):
 def test_options_are_checked_before_the_features_are_computed():
     with pytest.raises(ValueError, match="`shots`"):
         few_shot_accuracy(None, None, None, shots=0)
+
+
+def test_progress(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    few_shot_from_features(*TRAIN, *TEST, shots=3, seeds=(0, 1), l2=(0.1, 1.0))
+    assert "4/4" in capsys.readouterr().out
+    few_shot_from_features(*TRAIN, *TEST, shots=3, seeds=(0, 1), l2=(0.1, 1.0), verbose=0)
+    assert capsys.readouterr().out == ""

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from keras_vit import progress
 from keras_vit.evaluation import knn, knn_accuracy, knn_from_features
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
@@ -35,3 +36,11 @@ def test_bad_input():
     for options in ({"k": 0}, {"temperature": 0}, {"temperature": -1.0}):
         with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
             knn_accuracy(None, None, None, **options)
+
+
+def test_progress(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    knn_from_features(*TRAIN, *TEST, k=1)
+    assert "150/150" in capsys.readouterr().out
+    knn_from_features(*TRAIN, *TEST, k=1, verbose=0)
+    assert capsys.readouterr().out == ""

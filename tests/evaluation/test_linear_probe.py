@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import progress
 from keras_vit.evaluation import linear_probe_accuracy, linear_probe_from_features
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
@@ -72,3 +73,11 @@ def test_bad_options(options, name):
 def test_one_image_leaves_none_to_choose_on():
     with pytest.raises(ValueError, match="two images or more to choose `l2` on. Received: 1"):
         linear_probe_from_features(TRAIN[0][:1], TRAIN[1][:1], *TEST)
+
+
+def test_progress(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    linear_probe_from_features(*TRAIN, *TEST)
+    assert "Fitting 6 linear classifiers" in capsys.readouterr().out
+    linear_probe_from_features(*TRAIN, *TEST, verbose=0)
+    assert capsys.readouterr().out == ""

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import progress
 from keras_vit.export import ParityError, parity
 from keras_vit.export.checked import Format, write_checked
 from keras_vit.export.precision import PRECISIONS
@@ -46,6 +47,15 @@ def test_an_export_that_agrees_is_put_in_its_place(tmp_path):
     assert report.change.same_top1 == report.change.num_images == 9
     assert report.change.before == report.change.after
     assert "15 images" in str(report) and "same top-1 on 9" in str(report)
+
+
+def test_progress(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    model = tiny_model()
+    check(model, tmp_path / "model.x", exact(model), images=np.zeros((9, 16, 16, 3)))
+    shown = capsys.readouterr().out
+    # The checks' own images are random.
+    assert shown.count("15/15") == 2 and "9/9" in shown and "Running the export" in shown
 
 
 @pytest.mark.parametrize("wrong", [0.25, np.nan])

@@ -256,3 +256,12 @@ def test_wrong_arguments_are_refused():
     for function in (attention_rollout, gradient_rollout):
         with pytest.raises(ValueError, match="`readout`. Expected one of None, 'token', 'gap'. Received: 'mean'"):
             function(model, images, readout="mean")
+
+
+def test_images_of_another_size_are_refused_with_what_to_do():
+    model = keras_vit.ViT("Ti/16", image_size=32, hidden_dim=12, num_layers=1, num_heads=3, mlp_dim=20)
+    expected = r"`images`. Expected images of shape \(32, 32, 3\).*resize them, or .*image_size=\(48, 32\)"
+    with pytest.raises(ValueError, match=expected):
+        attention_maps(model, np.zeros((1, 48, 32, 3)))
+    with pytest.raises(ValueError, match=r"where None is any number. Received: \(3, 32, 32\)"):
+        attention_maps(model, np.zeros((1, 3, 32, 32)))

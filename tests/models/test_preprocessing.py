@@ -94,3 +94,10 @@ def test_images_that_were_scaled_to_0_to_1_are_refused(model):
         keras_vit.preprocess_input(raw() / 255, model)
     for black in (np.zeros((1, 2, 2, 3)), np.ones((1, 2, 2, 3))):
         assert keras_vit.preprocess_input(black).max() < 0
+
+
+def test_a_path_is_no_image():
+    with pytest.raises(
+        ValueError, match="`x`. Expected an array of images, as keras_vit.read_image.*Received: 'cat.jpg'"
+    ):
+        keras_vit.preprocess_input("cat.jpg")

@@ -283,6 +283,26 @@ def test_an_unsquare_table_of_positions_needs_its_grid():
         keras_vit.from_pretrained(path)
 
 
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        ("nowhere.npz", "which does not exist in the current folder '[^']*'$"),
+        ("vit_b16", r"Did you mean 'ViTB16\.\w+' or 'ViTB16\.\w+'\?$"),
+        ("google/vit-base-patch16-224", "would be 'hf://google/vit-base-patch16-224'$"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_told_with_what_may_be_meant(path, message):
+    with pytest.raises(FileNotFoundError, match=f"hf://owner/name, or the name of .* Received: '{path}', .*{message}"):
+        keras_vit.from_pretrained(path)
+
+
+def test_an_argument_that_the_builder_does_not_have():
+    with pytest.raises(
+        ValueError, match="keras_vit.ViT: .*num_layers.*Received: img_size=3. Did you mean 'image_size'"
+    ):
+        keras_vit.from_pretrained(GOLDEN_FOLDER / "vit_token.npz", img_size=3)
+
+
 def test_sizes_and_settings_passed_overrule_the_file():
     path = GOLDEN_FOLDER / "vit_token.npz"
     model = keras_vit.from_pretrained(

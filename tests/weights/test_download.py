@@ -14,6 +14,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from keras_vit import progress
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, confirm
 from tests.weights.http_server import Answer, running
@@ -400,11 +401,13 @@ def test_without_locks_it_goes_on(server, path, monkeypatch):
     assert other.exists()
 
 
-def test_progress_is_shown_when_keras_shows_things(server, path, capsys):
+def test_progress_is_shown_when_keras_shows_things(server, path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    server.body, server.answers = bytes(5_000_000), [Answer(stop=2_000_000), Answer()]
     keras.config.enable_interactive_logging()
-    download(server.url, path)
+    download(server.url, path, delay=0.01)
     shown = capsys.readouterr().out
-    assert f"Downloading {server.url}" in shown and "200000/200000" in shown
+    assert f"Downloading {server.url}" in shown and "5/5" in shown and "MB/s: " in shown
     path.unlink()
     keras.config.disable_interactive_logging()
     try:
@@ -423,6 +426,7 @@ for name in ("keras_vit", "keras_vit.weights", "keras_vit.weights.read"):
     sys.modules[name].__path__ = [root + name.removeprefix("keras_vit").replace(".", "/")]
 keras = sys.modules["keras"] = types.ModuleType("keras")
 keras.config = types.SimpleNamespace(is_interactive_logging_enabled=lambda: False)
+keras.utils = types.SimpleNamespace(Progbar=lambda *_, **__: types.SimpleNamespace())
 from keras_vit.weights.download import download
 download(sys.argv[2], sys.argv[3])
 """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from keras_vit import progress
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
 
@@ -85,3 +86,17 @@ def test_a_hash_beside_the_file_is_renewed(tmp_path, write):
     write(path, ARRAYS, {})
     assert (tmp_path / "file.sha256").read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  file\n"
     assert open_checkpoint(path).entries.keys() == ARRAYS.keys()
+
+
+def test_progress(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    arrays = {name: np.ones(750_000, "float32") for name in "ab"}
+    write_npz(tmp_path / "file.npz", arrays, {})
+    shown = capsys.readouterr().out
+    assert f"Writing {tmp_path / 'file.npz'}" in shown and "6/6" in shown and "MB/s: " in shown
+    file = open_checkpoint(tmp_path / "file.npz")
+    assert {name for name, _ in file.read(["a", "b"])} == {"a", "b"}
+    shown = capsys.readouterr().out
+    assert f"Reading {tmp_path / 'file.npz'}" in shown and "6/6" in shown
+    write_safetensors(tmp_path / "file.safetensors", arrays, {})
+    assert "Checking " in capsys.readouterr().out

@@ -252,6 +252,18 @@ def test_unknown_tags(architecture, tag, message):
         zoo.resolve(architecture, tag)
 
 
+def test_a_path_or_a_whole_name_in_place_of_a_tag(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match="file or folder of weights. Received: 'a.npz', which does not exist in"
+    ):
+        zoo.local_path("a.npz", "ViTB16")
+    with pytest.raises(ValueError, match="Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'"):
+        zoo.local_path("ViTB16.imagenet21k", "ViTB16")
+    with pytest.raises(FileNotFoundError, match="which does not exist in .*a published checkpoint.*`from_pretrained`"):
+        keras_vit.load_weights(keras.Sequential(), "ViTB16.imagenet21k")
+
+
 @pytest.mark.parametrize("place", [TI16.filename, f"a-kaggle-input/{TI16.filename}", f"augreg/{TI16.filename}"])
 def test_the_named_folder_comes_first(named, home, offline, place):
     put(home / TI16.filename, "in the cache")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 from typing import NamedTuple
@@ -11,13 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.weights.published import SHA256_PREFIXES
+from keras_vit.files import absent
+from keras_vit.progress import MEGABYTE, Progress
+from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
 # The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
 LARGEST = 1e4
 # In bytes: an index of 100,000 arrays has a fifth of it.
 _LARGEST_TEXT = 50_000_000
 _DIGEST = "[0-9a-fA-F]{64}"
+_AGAIN = "download or copy it again"
 
 
 class Entry(NamedTuple):
@@ -42,10 +46,13 @@ class WeightsFile:
 
     def read(self, keys):
         """Yields (key, float32 array) in order; raises ValueError for damage, NaN or infinity, KeyError if missing."""
+        keys = list(keys)
+        megabytes = {key: 4e-6 * math.prod(self.entries[key].shape) for key in keys if key in self.entries}
+        progress = Progress(sum(megabytes.values()), "MB", "MB", title=f"Reading {self.path}")
         with contextlib.ExitStack() as stack:
             with refusing_damage(self.path):
                 source = stack.enter_context(self._open())
-            for key in keys:
+            for key in progress.over(keys, lambda key: megabytes[key]):
                 if key not in self.entries:
                     raise KeyError(f"{self.path!r} does not hold {key!r}")
                 with refusing_damage(self.path), np.errstate(over="ignore"):
@@ -79,7 +86,7 @@ def refuse(path, what):
 
 
 @contextlib.contextmanager
-def refusing_damage(path, what="it is truncated or damaged", also=()):
+def refusing_damage(path, what=None, also=()):
     """Converts errors to a RefusedError, except those of the memory, permissions or disk that are not in `also`."""
     try:
         yield
@@ -90,19 +97,21 @@ def refusing_damage(path, what="it is truncated or damaged", also=()):
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
             raise
-        raise refuse(path, f"{what} ({error})") from error
+        said = f"it is truncated or damaged ({error}); {_AGAIN}" if what is None else f"{what} ({error})"
+        raise refuse(path, said) from error
 
 
 def checked(path):
     """Returns the path of a file, a regular one that agrees with any `<path>.sha256` beside it; raises otherwise."""
     path = os.fsdecode(path)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"Expected a weights file. Received: {path!r}, which does not exist.")
+        published = ". It is the name of a published checkpoint, which `from_pretrained` takes" if path in ROWS else ""
+        raise FileNotFoundError(f"Expected a weights file. Received: {absent(path)}{published}")
     # Opening a pipe would block forever.
     if not os.path.isfile(path):
         raise refuse(path, "it is not a regular file")
     if not os.path.getsize(path):
-        raise refuse(path, "it is empty (0 bytes)")
+        raise refuse(path, f"it is empty (0 bytes); {_AGAIN}")
     check_is_no_stand_in(path)
     digits = known_digits(path)
     if digits is not None:
@@ -155,7 +164,16 @@ def read_json(path):
 def sha256(path):
     """Returns the SHA-256 of a file as 64 hexadecimal digits."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of(file, hashlib.sha256())
+
+
+def digest_of(file, digest):
+    """Updates a hash with the rest of an open file, and returns its hexadecimal digits."""
+    size = os.fstat(file.fileno()).st_size - file.tell()
+    progress = Progress(size / MEGABYTE, "MB", "MB", title=f"Checking {os.fsdecode(file.name)}")
+    for block in progress.over(iter(lambda: file.read(MEGABYTE), b""), lambda block: len(block) / MEGABYTE):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def check_sha256(path, expected):
@@ -170,13 +188,13 @@ def check_sha256(path, expected):
 def _check_digits(path, digits):
     kind, found = ("Git hash", _git_hash(path)) if len(digits) == 40 else ("SHA-256", sha256(path))
     if not found.startswith(digits.lower()):
-        raise refuse(path, f"it is damaged or another file: its {kind} is {found}, expected {digits.lower()}")
+        raise refuse(path, f"it is damaged or another file: its {kind} is {found}, expected {digits.lower()}; {_AGAIN}")
 
 
 def _git_hash(path):
     start = b"blob %d\0" % os.path.getsize(path)
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.sha1(start, usedforsecurity=False)).hexdigest()
+        return digest_of(file, hashlib.sha1(start, usedforsecurity=False))
 
 
 def digest_in(sidecar, name):

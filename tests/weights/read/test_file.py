@@ -49,7 +49,7 @@ def test_what_is_no_damage_is_not_called_so(tmp_path, error):
     ids=repr,
 )
 def test_damage_names_the_file(tmp_path, error):
-    with pytest.raises(ValueError, match=r"file\.npz.*it is truncated or damaged \(.*bad"):
+    with pytest.raises(ValueError, match=r"file\.npz.*it is truncated or damaged \(.*bad.*copy it again"):
         read(tmp_path, error)
 
 
