@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.distribution.processes import num_processes
 from keras_vit.text_table import text_table
 
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -72,6 +73,10 @@ def compile_step(model, batch_size):
     """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
     import jax  # Keras has no way to look at the compiled step.
 
+    if num_processes() == 1:
+        # Otherwise the step would create the variables of the metrics, and return more than it was given.
+        model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
+        model.reset_metrics()
     inputs = (((batch_size, *model.input_shape[1:]), "float32"), ((batch_size,), "int32"))
     distribution = keras.distribution.distribution()
     parts = 1 if distribution is None else distribution.device_mesh.shape[0]

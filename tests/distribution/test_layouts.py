@@ -166,6 +166,15 @@ def test_collectives_are_counted_in_the_text_of_a_program():
     assert set(found) == {"all-reduce", "all-gather"}
 
 
+@jax_only
+def test_describe_takes_a_model_with_metrics():
+    model = build()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    first, second = (distribution.describe(model, batch_size=2) for _ in range(2))
+    assert first == second and first.flops > 0
+    assert all(not np.any(variable) for variable in model.metrics_variables)
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has them")
 def test_other_backends_have_no_layouts():
     backend = keras.backend.backend()

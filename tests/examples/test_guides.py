@@ -16,7 +16,7 @@ from keras_vit import cli, training
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 # The backend that tries each guide. Each has about as much to do.
 TRIED_ON = {
-    "coming_from": "torch",
+    "coming_from": "tensorflow",
     "distribution": "jax",
     "evaluation": "tensorflow",
     "export_and_serving": "torch",
@@ -24,7 +24,7 @@ TRIED_ON = {
     "how_it_is_built": "jax",
     "inspection": "tensorflow",
     "pretraining_and_distillation": "jax",
-    "recipes": "tensorflow",
+    "recipes": "torch",
     "semi_supervised": "jax",
 }
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
