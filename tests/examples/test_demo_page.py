@@ -17,7 +17,7 @@ import urllib.request
 from base64 import b64encode
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
@@ -115,7 +115,10 @@ def asked(url, data):
 
 def test_images_are_answered_with_classes_and_attention(page, url, photo, tmp_path):
     other = tmp_path / "other.jpg"
-    other.write_bytes(encoded(4))
+    # Turned by its camera, which the model takes no notice of.
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    other.write_bytes(encoded(4, exif=exif))
     send(page, photo, other)
     assert all(note.startswith("Answered in ") and note.endswith(" ms.") for note in answers(page, 2))
     assert texts(page, "h2") == ["photo.png", "other.jpg"]
@@ -140,7 +143,7 @@ def test_images_are_answered_with_classes_and_attention(page, url, photo, tmp_pa
         # Where the crop is on the image.
         (top, left), (bottom, right) = row["attention_corners"]
         image, place = find(article, "img").rect, canvas.rect
-        assert 0 < left < right < 1 and image["width"] == 320
+        assert 0 < left < right < 1 and image["width"] == 320 and image["height"] == pytest.approx(320 * 20 / 30, abs=1)
         expected = (left, top, right - left, bottom - top)
         sides = [image[side] for side in ("width", "height") * 2]
         offset = [image["x"], image["y"], 0, 0]
