@@ -103,8 +103,8 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
 
     Example:
 
-    >>> ensemble([[[0.5, 0.5]], [[0.1, 0.9]]], weights=[3, 1]).round(2).tolist()
-    [[0.4, 0.6]]
+    >>> ensemble([[[0.5, 0.5]], [[1.0, 0.0]]], weights=[3, 1]).tolist()
+    [[0.625, 0.375]]
 
     Reference: [arXiv 1612.01474](https://arxiv.org/abs/1612.01474), section 2.4.
     """
