@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_vit.export import parity
 from keras_vit.export.precision import stored
+from keras_vit.layers.fused_attention import in_one_piece
 
 
 def write_litert(model, path, precision):
@@ -18,7 +19,9 @@ def write_litert(model, path, precision):
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        _save_plain(model, folder)
+        # LiteRT has no loop over the slices of an unknown number of images.
+        with in_one_piece():
+            _save_plain(model, folder)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
         if precision == "float16":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]

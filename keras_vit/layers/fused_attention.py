@@ -1,3 +1,4 @@
+import contextlib
 import math
 
 import keras
@@ -7,6 +8,17 @@ from keras_vit.layers.cpu import has_gpu
 
 # Longer sequences are attended to by this many queries at a time: 2,048 tokens are 724 pixels in patches of 16.
 _LONG, _SLICE = 2048, 512
+
+
+@contextlib.contextmanager
+def in_one_piece():
+    """Within it long sequences are not sliced, for converters that know no loops."""
+    global _LONG
+    before, _LONG = _LONG, math.inf
+    try:
+        yield
+    finally:
+        _LONG = before
 
 
 def has_fused_kernel():
@@ -47,18 +59,37 @@ def _attend_in_slices(query, key, value, bias, training):
     def attend_slice(query, key, value, bias=None):
         return attend_unfused(query, key, value, bias, dropout=lambda weights: weights)[0]
 
-    length = query.shape[2]
+    length, head_dim = query.shape[2:]
     # Not where it is known at run time only: TensorFlow has None then, JAX a symbol when it exports.
     if not isinstance(length, int) or length <= _LONG:
         return attend_slice(query, key, value, bias)
+    count = -(-length // _SLICE)
+    size = -(-length // count)
+
+    def slices(x):
+        """Returns (slices, batch, heads, queries, channels); the last slice is filled up."""
+        x = ops.pad(x, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
+        return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
+
     step = keras.remat(attend_slice) if training else attend_slice
-    parts = []
-    for start in range(0, length, _SLICE):
-        part = slice(start, start + _SLICE)
-        # TensorFlow's recomputation takes tensors only, not None.
-        biases = [] if bias is None else [bias if bias.shape[2] == 1 else bias[:, :, part]]
-        parts.append(step(query[:, :, part], key, value, *biases))
-    return ops.concatenate(parts, axis=2)
+    # TensorFlow's recomputation takes tensors only, not None, and has no gradient for those it is not given.
+    by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
+    parts = [query] if bias is None or by_key else [query, bias]
+    # In a loop: written one after another, XLA and TensorFlow compute the slices side by side, and keep all scores.
+    parts = [slices(part) for part in parts]
+    x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
+    return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
+
+
+def _map(function, parts):
+    """Returns what a function returns for one part after another, of the shape of the first of each, stacked."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.map(function, parts)
+    import tensorflow as tf
+
+    # ops.map would compute ten parts at once.
+    signature = tf.TensorSpec(parts[0].shape[1:], parts[0].dtype)
+    return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)
 
 
 def attend_unfused(query, key, value, bias, dropout):

@@ -7,6 +7,7 @@ import pytest
 
 from keras_vit import export
 from keras_vit.export.parity import outputs_of
+from keras_vit.layers import fused_attention
 from tests import tiny
 
 pytest.importorskip("tensorflow")
@@ -62,6 +63,14 @@ def test_litert_answers_any_number_of_images(tmp_path):
         runner = interpreter.Interpreter(str(tmp_path / "vit.tflite")).get_signature_runner("serving_default")
         np.testing.assert_allclose(runner(images=images)["outputs"], outputs_of(model, images)[0], atol=1e-5)
     assert [p.name for p in tmp_path.iterdir()] == ["vit.tflite"]
+
+
+@here
+@pytest.mark.parametrize("write, name", [(export.litert, "vit.tflite"), (export.openvino, "vit.xml")])
+def test_a_long_sequence_is_exported(tmp_path, monkeypatch, write, name):
+    monkeypatch.setattr(fused_attention, "_LONG", 4)
+    monkeypatch.setattr(fused_attention, "_SLICE", 3)
+    assert write(tiny.build(num_layers=1), tmp_path / name).difference < 1e-5
 
 
 @here

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -55,3 +58,27 @@ def test_a_long_sequence_trains_as_in_one_piece(monkeypatch):
         trained.append(model.get_weights())
     for whole, sliced in zip(*trained, strict=True):
         np.testing.assert_allclose(sliced, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="it reads the peak memory from Linux")
+def test_the_memory_of_a_long_sequence_is_less_than_its_scores(monkeypatch):
+    """In training; with all slices at once they would be there several times."""
+    length = 4096
+    scores = 4 * length**2
+    # A few slices are in use at once.
+    monkeypatch.setattr(fused_attention, "_SLICE", length // 32)
+    layer = keras_vit.layers.MultiHeadSelfAttention(1)
+    model = keras.Sequential([keras.Input((length, 8)), layer])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x, y = np.random.default_rng(0).normal(size=(2, 1, length, 8)).astype("float32")
+    # It compiles.
+    model.train_on_batch(x, y)
+
+    def memory(field):
+        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
+
+    # Sets the peak to the present memory.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    model.train_on_batch(x, y)
+    assert memory("VmHWM") - before < 0.75 * scores
