@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import platform
 import statistics
@@ -174,6 +175,11 @@ def _torch_ways():
 WAYS = {"tensorflow": _tensorflow_ways, "jax": _jax_ways, "torch": _torch_ways}
 
 
+def reset_peak():
+    """Makes the peak of `memory` that from now on."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 def memory():
     """Returns the current and peak megabytes of this process; ru_maxrss would start with the parent's peak."""
     lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -191,6 +197,26 @@ def processor():
     return ", ".join(f"{key} {told[key]}" for key in ("model name", "cpu family", "model") if key in told)
 
 
+def resumed(path, facts):
+    """Returns the content of a results file, or `facts` with no rows; exits if the file has other facts."""
+    facts = {**facts, "backend": keras.backend.backend(), "keras": keras.__version__, "processor": processor()}
+    facts["cores"] = len(os.sched_getaffinity(0))
+    if path is None or not path.exists():
+        return {**facts, "rows": []}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if different := {name for name, value in facts.items() if found.get(name) != value}:
+        raise SystemExit(f"Expected the settings of {path}. Received others: {', '.join(sorted(different))}")
+    return found
+
+
+def write(path, content):
+    """Writes a results file at once; does nothing without a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def read_rows(path):
     """Returns the rows of a results file; none if it does not exist."""
     path = pathlib.Path(path)
@@ -205,6 +231,4 @@ def add_rows(path, rows):
         return tuple(row[name] for name in KEY)
 
     merged = {key(row): row for row in (*read_rows(path), *rows)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_text(json.dumps({"rows": [merged[k] for k in sorted(merged)]}, indent=1) + "\n", encoding="utf-8")
+    write(path, {"rows": [merged[k] for k in sorted(merged)]})

@@ -8,6 +8,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.joint import relabelled, with_pseudo_labels, with_unlabelled
 from keras_vit.data.mix import Mix
 from keras_vit.data.pipelines import pipeline
+from keras_vit.data.resized import resize_folder
 from keras_vit.data.source import Source
 from keras_vit.data.splitting import folds, splits
 from keras_vit.data.tfds import load
@@ -30,6 +31,7 @@ __all__ = [
     "pipeline",
     "read_image",
     "relabelled",
+    "resize_folder",
     "splits",
     "with_pseudo_labels",
     "with_unlabelled",

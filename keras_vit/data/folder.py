@@ -75,14 +75,14 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     labelled = options.get("labels") != "none"
     if labelled:
         names = _class_folders(path, class_names, may_lack)
-        groups = {name: _files(path / name) for name in names}
+        groups = {name: image_files_of(path / name) for name in names}
         empty = [name for name, files in groups.items() if not files]
         if empty and not may_lack:
             raise ValueError(f"Expected images of each class. None found in {str(path / empty[0])!r}")
     elif class_names is not None:
         raise ValueError(f"Expected no `class_names` with labels='none'. Received: {list(class_names)[:10]}")
     else:
-        names, groups = [], {str(path): _files(path)}
+        names, groups = [], {str(path): image_files_of(path)}
         options = {"training": False, **options}
     files = [(file, label) for label, members in enumerate(groups.values()) for file in members]
     if not files:
@@ -129,7 +129,7 @@ def _class_folders(path, class_names, may_lack):
     return names
 
 
-def _files(folder):
+def image_files_of(folder):
     """Returns all files below a folder, sorted, without hidden files and those that Windows adds."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))

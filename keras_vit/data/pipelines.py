@@ -105,7 +105,7 @@ def pipeline(
         seed: Integer.
         repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
-            of several processes needs a path of its own.
+            of several processes needs a path of its own. To decode less in each epoch, see `resize_folder`.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
         pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
         num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.

@@ -33,7 +33,9 @@ def attend(query, key, value, bias, training=False):
     Inputs and output: (batch, num_heads, num_tokens, head_dim). By the backend's fused kernel; a backend without one
     computes long sequences in slices of queries, so that memory grows linearly with their length.
     """
-    if not has_fused_kernel():
+    # JAX has one for 16 bits only.
+    unfused = keras.backend.backend() == "jax" and keras.backend.standardize_dtype(query.dtype) == "float32"
+    if not has_fused_kernel() or (unfused and _is_long(query)):
         return _attend_in_slices(query, key, value, bias, training)
     if keras.backend.backend() == "torch":
         # Keras' own operation copies its inputs and takes no bias.
@@ -59,10 +61,9 @@ def _attend_in_slices(query, key, value, bias, training):
     def attend_slice(query, key, value, bias=None):
         return attend_unfused(query, key, value, bias, dropout=lambda weights: weights)[0]
 
-    length, head_dim = query.shape[2:]
-    # Not where it is known at run time only: TensorFlow has None then, JAX a symbol when it exports.
-    if not isinstance(length, int) or length <= _LONG:
+    if not _is_long(query):
         return attend_slice(query, key, value, bias)
+    length, head_dim = query.shape[2:]
     count = -(-length // _SLICE)
     size = -(-length // count)
 
@@ -79,6 +80,12 @@ def _attend_in_slices(query, key, value, bias, training):
     parts = [slices(part) for part in parts]
     x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
+
+
+def _is_long(query):
+    # Not where it is known at run time only: TensorFlow has None then, JAX a symbol when it exports.
+    length = query.shape[2]
+    return isinstance(length, int) and length > _LONG
 
 
 def _map(function, parts):

@@ -99,11 +99,16 @@ def load_weights(
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
     checkpoint = Checkpoint(path, source, grid_size, sha256)
-    return load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
+    options = {"skip": skip, "allow": allow, "position_interpolation": position_interpolation}
+    return load_checkpoint(model, checkpoint, whole=True, **options)
 
 
-def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolation=None):
-    """Loads an open Checkpoint; otherwise like `load_weights`."""
+def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolation=None, whole=False):
+    """Loads an open Checkpoint; otherwise like `load_weights`.
+
+    With `whole`, the model takes all weights or none, in twice its memory. Otherwise each array is freed once it is
+    loaded, and a damaged one leaves a model that is not to be used: for builders, which raise the error.
+    """
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
@@ -122,7 +127,11 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
             f"{name}={here!r}. Nothing was loaded. Build the model with {name}={there!r}, or call "
             f"load_weights with allow=({name!r},) to load it nevertheless."
         )
-    _assign(plan.variables, plan.read())
+    if whole:
+        _assign(plan.variables, dict(plan.values()))
+    else:
+        for weight, value in plan.values():
+            plan.variables[weight].assign(value)
     return plan.report
 
 
@@ -262,24 +271,46 @@ class _Plan:
         if name and name.keys[0] in mismatched and self.grid_there is None:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
-    def read(self):
-        """Returns {weight: array} for all weights that change; leaves the model untouched."""
-        arrays = dict(self.checkpoint.read(key for name in self.rows.values() for key in name.keys))
-        values = {}
+    def values(self):
+        """Yields (weight, array) for all weights that change, each once its arrays are read; changes no weight."""
+        self.report.loaded.update({weight: tuple(self.variables[weight].shape) for weight in self.rows})
+        # {key of the file: the weights that still need it}.
+        users = {}
         for weight, name in self.rows.items():
-            shape = tuple(self.variables[weight].shape)
-            self.report.loaded[weight] = shape
-            adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
-            adapt = self._adapt_table if weight.endswith(TABLE) else adapt
-            there = shape if adapt is None else self.checkpoint.weights.get(weight, shape)
-            value = name.codec.to_model([arrays[key] for key in name.keys], there)
-            values[weight] = value if adapt is None else adapt(weight, value, shape)
+            for key in name.keys:
+                users.setdefault(key, []).append(weight)
+        arrays, tokens = {}, {}
+        for key, array in self.checkpoint.read(list(users)):
+            arrays[key] = array
+            for weight in list(users[key]):
+                keys = self.rows[weight].keys
+                if not all(needed in arrays for needed in keys):
+                    continue
+                value = self._value(weight, arrays)
+                for used in keys:
+                    users[used].remove(weight)
+                    if not users[used]:
+                        del arrays[used]
+                if weight in (*PREFIX_TOKENS, *REGISTERS):
+                    # What is added to them is known after the position embeddings.
+                    tokens[weight] = value
+                else:
+                    yield weight, value
         for weight, what in self.report.kept.items():
             if what == "zero":
-                values[weight] = np.zeros(self.variables[weight].shape, "float32")
+                yield weight, np.zeros(self.variables[weight].shape, "float32")
         if self.prefix_rows is not None:
-            self._add_prefix_positions(values)
-        return values
+            self._add_prefix_positions(tokens)
+        yield from tokens.items()
+
+    def _value(self, weight, arrays):
+        """Returns the value of a weight, from arrays of the file by their keys."""
+        name, shape = self.rows[weight], tuple(self.variables[weight].shape)
+        adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
+        adapt = self._adapt_table if weight.endswith(TABLE) else adapt
+        there = shape if adapt is None else self.checkpoint.weights.get(weight, shape)
+        value = name.codec.to_model([arrays[key] for key in name.keys], there)
+        return value if adapt is None else adapt(weight, value, shape)
 
     def _adapt_entrance(self, weight, kernel, shape):
         old, new = kernel.shape[2], shape[2]

@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import shutil
 
 import keras
@@ -13,6 +14,7 @@ from keras_vit.weights import WeightsMismatchError, names, resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from keras_vit.weights.read import open_checkpoint
+from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
@@ -578,6 +580,16 @@ def test_a_load_that_fails_between_two_weights_changes_none(tiny, tiny_file, mon
     with pytest.raises(error):
         keras_vit.load_weights(model, tiny_file)
     assert unchanged(model, before)
+
+
+def test_a_builder_frees_each_array_before_it_reads_many_others(tiny, tiny_file, monkeypatch):
+    events, read, assign = [], NpzFile._read, keras.Variable.assign
+    monkeypatch.setattr(NpzFile, "_read", lambda *args: events.append("read") or read(*args))
+    monkeypatch.setattr(keras.Variable, "assign", lambda *args: events.append("assign") or assign(*args))
+    model = keras_vit.from_pretrained(tiny_file)
+    assert unchanged(model, tiny.get_weights())
+    # Those of queries, keys and values are one weight here.
+    assert max(len(list(run)) for kind, run in itertools.groupby(events) if kind == "read") == 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class SafetensorsFile(WeightsFile):
 
     def __init__(self, path):
         super().__init__(path)
-        with refusing_damage(self.path), self._open() as file:
+        with refusing_damage(self.path), safe_open(self.path, framework="numpy") as file:
             self.facts = file.metadata() or {}
             arrays = {key: file.get_slice(key) for key in list(file.keys())}
             self.entries = {key: Entry(tuple(array.get_shape()), array.get_dtype()) for key, array in arrays.items()}
@@ -44,13 +44,12 @@ class SafetensorsFile(WeightsFile):
                 )
             self.verified = True
 
-    def _open(self):
-        return safe_open(self.path, framework="numpy")
-
-    def _read(self, file, key):
+    def _read(self, _, key):
         if self.entries[key].dtype not in _FLOATS:
             raise self._no_float(key)
-        return file.get_tensor(key)
+        # Opened for each array, since the parts of an open file that were read stay in memory.
+        with safe_open(self.path, framework="numpy") as file:
+            return file.get_tensor(key)
 
     def _no_float(self, key):
         dtype = self.entries[key].dtype

@@ -1,0 +1,75 @@
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_vit import data
+from tests.data.images import HUGE_PNG
+
+# Nothing here depends on the backend.
+pytestmark = pytest.mark.tried_on("torch")
+
+
+def gradient(height, width):
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows % 256, columns % 256, (rows + columns) % 256], axis=-1).astype("uint8")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, shape in {"cat/0.png": (30, 40), "cat/1.JPG": (50, 20), "dog/sub/2.jpeg": (8, 9)}.items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(gradient(*shape)).save(path, quality=100)
+    return tmp_path / "photos"
+
+
+def test_larger_images_are_reduced_and_the_others_copied(folder, tmp_path):
+    assert data.resize_folder(folder, tmp_path / "small", shorter_side=10) == {}
+    found = {str(path.relative_to(tmp_path / "small")) for path in (tmp_path / "small").rglob("*.*")}
+    assert found == {"cat/0.png.jpg", "cat/1.JPG", "dog/sub/2.jpeg"}
+    assert data.read_image(tmp_path / "small/cat/1.JPG").shape == (25, 10, 3)
+    expected = Image.fromarray(gradient(30, 40)).resize((13, 10), Image.Resampling.BICUBIC)
+    image = data.read_image(tmp_path / "small/cat/0.png.jpg")
+    assert image.shape == (10, 13, 3) and np.abs(image - np.asarray(expected, "float32")).max() < 30
+    assert (tmp_path / "small/dog/sub/2.jpeg").read_bytes() == (folder / "dog/sub/2.jpeg").read_bytes()
+    batches = data.from_directory(tmp_path / "small", image_size=8, batch_size=3, training=False)
+    assert batches.class_names == ["cat", "dog"] and next(iter(batches))[1].numpy().tolist() == [0, 0, 1]
+
+
+def test_an_interrupted_copy_goes_on(folder, tmp_path):
+    (tmp_path / "small" / "cat").mkdir(parents=True)
+    (tmp_path / "small" / "cat" / "0.png.jpg").write_text("kept")
+    data.resize_folder(folder, tmp_path / "small", shorter_side=10)
+    assert (tmp_path / "small" / "cat" / "0.png.jpg").read_text() == "kept"
+    assert (tmp_path / "small" / "cat" / "1.JPG").exists()
+
+
+def test_what_does_not_decode_is_left_out_and_listed(folder, tmp_path, caplog):
+    (folder / "dog" / "half.jpg").write_bytes((folder / "cat" / "1.JPG").read_bytes()[:300])
+    (folder / "dog" / "huge.png").write_bytes(HUGE_PNG)
+    with caplog.at_level(logging.WARNING, "keras_vit.data"):
+        errors = data.resize_folder(folder, tmp_path / "small", shorter_side=10)
+    assert list(errors) == [str(folder / "dog" / name) for name in ("half.jpg", "huge.png")]
+    assert "2 of 5 files were left out" in caplog.text and "half.jpg" in caplog.text
+    assert len(list((tmp_path / "small").rglob("*.*"))) == 3
+
+
+def test_a_name_for_two_copies_is_refused(folder, tmp_path):
+    Image.fromarray(gradient(9, 9)).save(folder / "cat" / "0.png.jpg")
+    with pytest.raises(ValueError, match=r"Expected no files whose names are others' with .jpg.*0\.png\.jpg"):
+        data.resize_folder(folder, tmp_path / "small")
+
+
+@pytest.mark.parametrize("name, value", [("shorter_side", 0), ("quality", 0), ("quality", 101)])
+def test_refuses(folder, tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"`{name}`. Expected an integer .*Received: {value}"):
+        data.resize_folder(folder, tmp_path / "small", **{name: value})
+
+
+def test_refuses_unsuitable_folders(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="Expected `path` to be a folder of images"):
+        data.resize_folder(tmp_path / "nothing", tmp_path / "small")
+    with pytest.raises(ValueError, match="`out`. Expected a folder outside"):
+        data.resize_folder(folder, folder / "small")
