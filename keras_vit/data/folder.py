@@ -124,7 +124,7 @@ def _class_folders(path, class_names, may_lack):
         advice = f"{within[0]!r} has such folders" if within else "labels='none' takes images without classes"
         raise ValueError(
             f"Expected folders of two classes or more in {str(path)!r}, as {str(path / 'cat')!r} and "
-            f"{str(path / 'dog')!r}. Received: {len(_files(path))} files, and the folders {names}. {advice}"
+            f"{str(path / 'dog')!r}. Received: {len(image_files_of(path))} files, and the folders {names}. {advice}"
         )
     return names
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.models.inputs import check_size, check_values, num_batches
+from keras_vit.models.inputs import check_size, check_values, num_batches, takes
 from keras_vit.progress import Progress
 
 logger = logging.getLogger("keras_vit")

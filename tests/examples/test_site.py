@@ -83,8 +83,9 @@ def test_what_was_not_measured_is_called_so(site):
 def test_docstrings_become_markdown(site):
     pytest.importorskip("griffe", reason="the site's extra brings it")
     rewritten = site("docstrings").rewritten
-    text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\nExample:\n\n>>> 1 + 1\n2\n\nReference: [a](b), `x`."
-    assert rewritten(text, "keras_vit.layers", {"MLP"}) == (
+    text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\n"
+    text += "Example:\n\n>>> 1 + 1\n2\n\nReference: [a](b), `x`."
+    assert rewritten(text, "keras_vit.layers", "keras_vit.layers.MLP") == (
         "Like [`Patches`][keras_vit.layers.Patches], and `MLP`.\n\nArgs:\n    mean,\u2002std: Two.\n\n"
         '<span class="doc-section-title">Example:</span>\n\n```pycon\n>>> 1 + 1\n2\n```\n\n'
         '<span class="doc-section-title">Reference:</span> [a](b), `x`.'

@@ -45,8 +45,9 @@ def test_search_finds_names(address, driver):
     driver.get(f"{address}/index.html")
     browser.wait_for(driver, browser.READY)
     driver.execute_script(
-        "const query = document.querySelector('[data-md-component=search-query]'); query.focus(); query.value = 'attention_rollout';"
-        "query.dispatchEvent(new Event('keyup', {bubbles: true})); query.dispatchEvent(new Event('input', {bubbles: true}));"
+        "const query = document.querySelector('[data-md-component=search-query]');"
+        "query.focus(); query.value = 'attention_rollout';"
+        "for (const name of ['keyup', 'input']) query.dispatchEvent(new Event(name, {bubbles: true}));"
     )
     links = browser.wait_for(
         driver, "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
