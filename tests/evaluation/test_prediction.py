@@ -60,7 +60,6 @@ def test_any_data_gives_the_probabilities_of_each_image():
         ({"regression": True}, lambda x: x),
         ({"classifier_activation": "softmax"}, lambda x: x),
     ],
-    ids=str,
 )
 def test_each_kind_of_head_is_averaged_as_what_it_predicts(changes, apply):
     model = randomize(build(**changes))

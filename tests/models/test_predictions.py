@@ -135,7 +135,6 @@ def test_a_model_of_numbers_has_no_classes(tmp_path):
         ("binary_crossentropy", "multi_label"),
         (keras.losses.BinaryCrossentropy(from_logits=True), "multi_label"),
     ],
-    ids=str,
 )
 def test_a_loss_of_other_outputs_than_the_model_says_is_refused(loss, setting):
     model = build()
