@@ -4,6 +4,7 @@ KERAS_VIT_SITE=1, after `mkdocs build --strict -f examples/site/mkdocs.yml`."""
 import importlib
 import os
 import re
+import shlex
 import sys
 import zlib
 from types import ModuleType
@@ -12,6 +13,7 @@ import keras
 import pytest
 
 import keras_vit
+from keras_vit import cli
 from keras_vit.models import builders
 from tests.examples import scripts
 
@@ -92,21 +94,35 @@ def test_docstrings_become_markdown(site):
     )
 
 
+def blocks_of_first_page(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.tried_on("torch")
-def test_the_first_page_shows_what_its_code_prints(shared, tmp_path, monkeypatch, capsys):
+def test_the_first_page_shows_what_its_code_predicts(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     (tmp_path / "cats.png").symlink_to(shared / "data" / "coco_cats.png")
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
-    predict, train = (code for language, code in blocks if language == "python")
-    (expected,) = (code for language, code in blocks if language == "text")
-    exec(predict, {})
-    assert capsys.readouterr().out == expected
+    exec(blocks_of_first_page("python")[0], {})
+    assert capsys.readouterr().out == blocks_of_first_page("text")[0]
+
+
+@pytest.mark.tried_on("tensorflow")
+def test_the_first_page_trains(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    monkeypatch.chdir(tmp_path)
     namespace = {}
-    exec(train, namespace)
+    exec(blocks_of_first_page("python")[1], namespace)
     assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
     assert keras.saving.load_model("digits.keras").config == namespace["model"].config
+
+
+def test_every_command_of_the_pages_is_one():
+    lines = [line for text in PAGES.values() for line in text.splitlines() if line.startswith("keras-vit ")]
+    assert len(lines) >= 4
+    for line in lines:
+        assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
 
 
 @needs_site
