@@ -2,25 +2,19 @@
 
 import inspect
 import re
-import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
 
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File
-
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parents[1]
-# The tables lie beside this file, and show this copy of the package.
-sys.path[:0] = [str(FOLDER), str(ROOT)]
-
 import model_tables
 import result_tables
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
 
 import keras_vit
 from keras_vit.models import builders
 
+ROOT = Path(__file__).resolve().parents[2]
 TABLES = {**model_tables.TABLES, **result_tables.TABLES}
 # A line such as "<!-- family: ViT -->" in a page stands for a table.
 MARKER = re.compile(r"^( *)<!-- (\w+)(?:: (.+?))? -->$", re.MULTILINE)

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 
 from markdown_table import markdown_table
+from model_tables import count_parameters
 
 from keras_vit.costs import PAPER
 from keras_vit.training import RECIPES
@@ -72,8 +73,6 @@ def linked(text):
 
 def parameters():
     """The parameter counts that the papers state."""
-    from model_tables import count_parameters
-
     rows = [
         [f"ViT-{variant}", millions, f"{count_parameters('ViT' + variant.replace('/', '')) / 1e6:.1f}"]
         for variant, millions in PAPER.items()
@@ -329,10 +328,9 @@ def serving():
     for backend, title in BACKENDS.items():
         found = result(f"serving_{backend}")
         if found:
-            latency = [
-                f"{found[name]:,.0f}" for name in ("requests_per_second", "median_milliseconds", "p99_milliseconds")
-            ]
-            cells.append([title, *latency, f"{found['errors']} of {found['requests']:,}", f"{found['growth']:.1%}"])
+            names = ("requests_per_second", "median_milliseconds", "p99_milliseconds")
+            errors = f"{found['errors']} of {found['requests']:,}"
+            cells.append([title, *(f"{found[name]:,.0f}" for name in names), errors, f"{found['growth']:.1%}"])
     columns = ["Exported from", "Requests a second", "Median (ms)", "99th percentile (ms)", "Errors", "Memory growth"]
     return markdown_table(columns, cells)
 

@@ -35,8 +35,8 @@ FLAGS = (
 # What a page scrolls to, and what is wider than the page and not inside an element that scrolls by itself.
 OVERFLOW = """
 const width = document.documentElement.clientWidth;
-const scrolls = e => e && e !== document.body &&
-    (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
+const scrolls = e => e && e !== document.body
+    && (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
 const wide = [...document.querySelectorAll(".md-content *")].filter(
     e => e.getBoundingClientRect().right > width + 1 && !scrolls(e.parentElement));
 return [document.documentElement.scrollWidth - width, wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120))];

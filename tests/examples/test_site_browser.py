@@ -10,6 +10,15 @@ from tests.examples.test_site import BUILT, needs_site
 pytestmark = needs_site
 PAGES = browser.pages_of(BUILT) if os.environ.get("KERAS_VIT_SITE") == "1" else []
 
+SEARCH = """
+const query = document.querySelector("[data-md-component=search-query]");
+query.focus();
+query.value = arguments[0];
+query.dispatchEvent(new Event("input", {bubbles: true}));
+query.dispatchEvent(new Event("keyup", {bubbles: true}));
+"""
+FOUND = "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
+
 
 @pytest.fixture(scope="module")
 def address():
@@ -44,13 +53,7 @@ def test_what_is_wrong_is_noticed(tmp_path, driver):
 def test_search_finds_names(address, driver):
     driver.get(f"{address}/index.html")
     browser.wait_for(driver, browser.READY)
-    driver.execute_script(
-        "const query = document.querySelector('[data-md-component=search-query]');"
-        "query.focus(); query.value = 'attention_rollout';"
-        "for (const name of ['keyup', 'input']) query.dispatchEvent(new Event(name, {bubbles: true}));"
-    )
-    links = browser.wait_for(
-        driver, "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
-    )
+    driver.execute_script(SEARCH, "attention_rollout")
+    links = browser.wait_for(driver, FOUND)
     assert "api/inspection.html" in links
     assert not browser.complaints(driver, address)
