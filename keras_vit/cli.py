@@ -30,7 +30,8 @@ def _convert(args):
     import keras_vit
 
     model = _read_model(args, args.source_path, source=args.source)
-    keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
+    with _off_stdout():
+        keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
     print(f"Wrote {args.target_path} ({args.to})")
 
 
@@ -84,7 +85,8 @@ def _inspect(args):
     model = _read_model(args, args.model)
     # A model of any image size has no fixed costs.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
-    path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
+    with _off_stdout():
+        path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
     print(f"Wrote {path}")
 
 
@@ -109,7 +111,9 @@ def _export(args):
         options |= {"postprocess": postprocess_of(model), "labels": args.labels}
     if args.verify:
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
-    print(getattr(keras_vit.export, args.to)(model, path, **options))
+    with _off_stdout():
+        report = getattr(keras_vit.export, args.to)(model, path, **options)
+    print(report)
 
 
 def _recipes(args):

@@ -16,8 +16,12 @@ from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
 
-class _File(io.FileIO):
-    """A file that shows how much of it is written."""
+class _File(io.BufferedWriter):
+    """A new file that shows how much of it is written."""
+
+    def __init__(self, path, progress):
+        super().__init__(io.FileIO(path, "w"))
+        self.progress = progress
 
     def write(self, data):
         count = super().write(data)
@@ -30,8 +34,7 @@ def write_npz(path, arrays, comment):
     with replacing(path) as temporary:
         megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
         progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
-        with progress, _File(temporary, "wb") as file:
-            file.progress = progress
+        with progress, _File(temporary, progress) as file:
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = json.dumps({**comment, CHECKSUM: comment_checksum(comment)}).encode()

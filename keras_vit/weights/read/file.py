@@ -170,7 +170,7 @@ def sha256(path):
 def digest_of(file, digest):
     """Updates a hash with the rest of an open file, and returns its hexadecimal digits."""
     size = os.fstat(file.fileno()).st_size - file.tell()
-    progress = Progress(size / MEGABYTE, "MB", "MB", title=f"Checking {os.fsdecode(file.name)}")
+    progress = Progress(size / MEGABYTE, "MB", "MB", title=f"Checking {os.path.basename(file.name)}")
     for block in progress.over(iter(lambda: file.read(MEGABYTE), b""), lambda block: len(block) / MEGABYTE):
         digest.update(block)
     return digest.hexdigest()
