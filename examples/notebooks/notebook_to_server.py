@@ -1,0 +1,272 @@
+# %% [markdown]
+# # From the notebook to a server
+#
+# A model leaves the notebook in two ways here: as a SavedModel behind a server, which clients ask over HTTP with the
+# bytes of an image file, and as an ONNX file, which onnxruntime computes without Keras. At the end, all three answers
+# are the same.
+#
+# **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
+# three answers · 8 Stop the server
+#
+# It needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder `examples/serve`. The model
+# may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses one): the SavedModel is
+# written by TensorFlow and the ONNX file by PyTorch, in a process of their own if need be.
+
+# %%
+import atexit
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import onnxruntime
+
+import keras_vit
+from keras_vit import export
+
+# %matplotlib inline
+# %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "pil_kwargs": {"quality": 85}}
+# %config InlineBackend.figure_formats = ["jpeg"]
+
+QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
+print("Keras", keras.__version__, "on", keras.backend.backend())
+
+
+# %%
+def sample(name):
+    """Finds a file or folder in the inputs of a Kaggle notebook or in the folder KERAS_VIT_SAMPLES; None if absent."""
+    places = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
+    paths = [place / folder / name for place in places for folder in ("", "weights")]
+    return next((path for path in paths if path.exists()), None)
+
+
+# All files of this notebook; the folder is deleted at its end.
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
+
+# %% [markdown]
+# ## 1 A model
+#
+# Google's ViT-B/16, trained on ImageNet, if its file `ViT-B_16-224.npz` and some photos (`coco_cats.png`, `flowers17`)
+# are found in the inputs of a Kaggle notebook or in the folder that the environment variable `KERAS_VIT_SAMPLES` names.
+# Otherwise, and with `KERAS_VIT_QUICK=1`, a small ViT learns scikit-learn's handwritten digits first. Any model of this
+# package, or one of yours that contains it, goes the same way.
+
+
+# %%
+def train_on_digits():
+    """Trains a small ViT on handwritten digits; returns it and the paths of four digits that it did not see."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = (digits.images[..., None] * (255 / 16)).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = keras_vit.ViT(
+        "Ti/16",
+        image_size=8,
+        patch_size=2,
+        in_channels=1,
+        num_classes=10,
+        class_names=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+        hidden_dim=64,
+        num_layers=4,
+        num_heads=4,
+        mlp_dim=128,
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"])
+    inputs = keras_vit.preprocess_input(images[4:], model)
+    model.fit(inputs, digits.target[4:], batch_size=64, epochs=10, verbose=0)
+    paths = [folder / f"digit_{label}.png" for label in digits.target[:4]]
+    for path, image in zip(paths, images[:4], strict=True):
+        keras.utils.save_img(path, image, data_format="channels_last", scale=False)
+    return model, paths
+
+
+weights, cats, flowers = (sample(name) for name in ("ViT-B_16-224.npz", "coco_cats.png", "flowers17"))
+if QUICK or None in (weights, cats, flowers):
+    model, paths = train_on_digits()
+else:
+    model = keras_vit.from_pretrained(weights)
+    daisies = sorted((flowers / "daisy").iterdir())
+    paths = [cats, daisies[2], sorted((flowers / "sunflower").iterdir())[3], sorted((flowers / "tulip").iterdir())[0]]
+print(f"{model.count_params():,} parameters, images of {model.input_shape[1:]}, {model.config.num_classes} classes")
+
+# %% [markdown]
+# What the model says in the notebook. `read_image` resizes and crops a file as the checkpoint was evaluated, and
+# `preprocess_input` scales it: both read the model's own record, which the exports take along too. ImageNet has a class
+# for daisies, but none for sunflowers and tulips: there the probabilities are low.
+
+# %%
+raw = np.stack([keras_vit.read_image(path, model) for path in paths])
+logits = model.predict(keras_vit.preprocess_input(raw, model), verbose=0)
+probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+best = [row[0] for row in keras_vit.decode_predictions(probabilities, model, top=1)]
+for path, (_, name, probability) in zip(paths, best, strict=True):
+    print(f"{path.name:16} {name:24} {probability:.4f}")
+
+# %% [markdown]
+# ## 2 SavedModel
+#
+# `postprocess="classify"` adds probabilities and the names of the most probable classes. The folder's name, 1, is the
+# version: a server takes the highest. The export is compared with the model before it is put in place.
+
+# %%
+report = export.saved_model(model, folder / "models" / "vit" / "1", postprocess="classify", top=3)
+print(f"{report.size / 1e6:.1f} MB, outputs at most {report.difference:.1e} from the model's")
+
+# %% [markdown]
+# It has three signatures, whichever backend the model comes from:
+#
+# | signature | a row of the request |
+# |---|---|
+# | `serving_default` | `images`: what the model takes, float32 |
+# | `serving_uint8` | `images`: raw pixels, 0 to 255 |
+# | `serving_bytes` | `image_bytes`: a JPEG or PNG file |
+#
+# Decoding, resizing and scaling are inside, so that a client needs no image library.
+#
+# ## 3 The server
+#
+# `examples/serve/server.py` speaks TensorFlow Serving's REST interface and needs TensorFlow, but neither Keras nor this
+# package. It runs as a process of its own here, on a free port. For production, `examples/serve/docker-compose.yml`
+# starts TensorFlow Serving on the same folder.
+
+# %%
+# Beside this notebook's folder, or, if the notebook runs elsewhere, in the clone that keras_vit is imported from.
+places = Path("../serve"), Path(keras_vit.__file__).parents[1] / "examples" / "serve"
+serve = next(filter(Path.is_dir, places), None)
+if serve is None:
+    raise FileNotFoundError("Expected the folder examples/serve of the repository. Received: a notebook without it")
+
+server = subprocess.Popen(
+    [sys.executable, serve / "server.py", folder / "models" / "vit", "--port", "0"],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+)
+# If a later cell fails, the server must not outlive the notebook.
+atexit.register(server.kill)
+# The server says where it listens as soon as the model is loaded.
+line = server.stdout.readline()
+url = line.split()[-1].removesuffix(":predict")
+with urllib.request.urlopen(url, timeout=60) as response:
+    print(response.status, json.load(response))
+
+# %% [markdown]
+# ## 4 A client
+#
+# A request is JSON: a list of files in base64. This is all that a client must do, in any language:
+
+# %%
+rows = [{"image_bytes": {"b64": base64.b64encode(path.read_bytes()).decode()}} for path in paths]
+body = json.dumps({"signature_name": "serving_bytes", "instances": rows}).encode()
+with urllib.request.urlopen(f"{url}:predict", body, timeout=120) as response:
+    answers = json.load(response)["predictions"]
+
+for path, answer in zip(paths, answers, strict=True):
+    top = ", ".join(f"{n} {s:.4f}" for n, s in zip(answer["labels"], answer["scores"], strict=True))
+    print(f"{path.name:16} {answer['status']}: {top}")
+
+# %% [markdown]
+# `examples/serve/client.py` does the same on the command line, with the standard library alone:
+
+# %%
+command = [sys.executable, (serve / "client.py").resolve(), "--url", url, *(path.name for path in paths[:1])]
+done = subprocess.run(command, cwd=paths[0].parent, capture_output=True, text=True)
+print(done.stdout or done.stderr)
+
+# %% [markdown]
+# ## 5 Requests that are no pictures
+#
+# A file that cannot be read gets a status, and the other pictures of the request their answers. A request that makes no
+# sense is refused with a reason.
+
+# %%
+damaged = paths[0].read_bytes()[:100]
+rows = [{"image_bytes": {"b64": base64.b64encode(data).decode()}} for data in (damaged, b"text", paths[0].read_bytes())]
+body = json.dumps({"signature_name": "serving_bytes", "instances": rows}).encode()
+with urllib.request.urlopen(f"{url}:predict", body, timeout=120) as response:
+    for answer in json.load(response)["predictions"]:
+        print(answer["status"], answer["labels"][:1])
+
+try:
+    urllib.request.urlopen(f"{url}:predict", b'{"instances": [[1, 2, 3]]}', timeout=60)
+except urllib.error.HTTPError as error:
+    print(error.code, json.load(error)["error"])
+
+# %% [markdown]
+# ## 6 ONNX
+#
+# An ONNX file holds the network alone: the client scales the images. Any program with onnxruntime can run it, on any
+# machine, without Keras and without this package.
+
+# %%
+with warnings.catch_warnings():
+    # PyTorch's exporter uses a function that PyTorch calls outdated.
+    warnings.simplefilter("ignore", FutureWarning)
+    report = export.onnx(model, folder / "vit.onnx")
+print(f"{report.size / 1e6:.1f} MB, outputs at most {report.difference:.1e} from the model's")
+
+session = onnxruntime.InferenceSession(report.path, providers=["CPUExecutionProvider"])
+for kind, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
+    for value in values:
+        print(f"{kind} {value.name}: {value.type}, any number of {value.shape[1:]}")
+
+# %%
+(onnx_logits,) = session.run(["outputs"], {"images": keras_vit.preprocess_input(raw, model)})
+print(f"largest difference of a logit: {np.abs(onnx_logits - logits).max():.1e}")
+
+# %% [markdown]
+# ## 7 The three answers
+#
+# The server decoded and resized the files itself, with TensorFlow, where the notebook used Pillow: its numbers may
+# differ a little from the notebook's. onnxruntime got the notebook's pixels.
+
+# %%
+served = np.array([answer["probabilities"] for answer in answers])
+exponentials = np.exp(onnx_logits - onnx_logits.max(axis=-1, keepdims=True))
+from_onnx = exponentials / exponentials.sum(axis=-1, keepdims=True)
+runtimes = {"Keras": probabilities, "server": served, "onnxruntime": from_onnx}
+for name, found in runtimes.items():
+    print(f"{name:12} classes {found.argmax(axis=1).tolist()}, at most {np.abs(found - probabilities).max():.1e} away")
+assert all((found.argmax(axis=1) == probabilities.argmax(axis=1)).all() for found in runtimes.values())
+
+# %%
+figure, panels = plt.subplots(2, len(paths), figsize=(10, 4.6), height_ratios=(3, 2), layout="constrained")
+for i, (top, bottom) in enumerate(panels.T):
+    top.imshow(raw[i].astype("uint8").squeeze(), cmap="gray")
+    top.set_axis_off()
+    top.set_title(best[i][1].replace("_", " "), fontsize=10)
+    bars = bottom.barh(list(runtimes), [found[i, probabilities[i].argmax()] for found in runtimes.values()])
+    bottom.bar_label(bars, fmt="%.4f", padding=3, fontsize=8)
+    bottom.set(xlim=(0, 1.4), xticks=[0, 0.5, 1], xlabel="probability")
+    bottom.invert_yaxis()
+    if i:
+        bottom.set_yticks([])
+
+# %% [markdown]
+# ## 8 Stop the server
+#
+# `terminate` asks the process to end, and `wait` sees that it did. After that nobody answers.
+
+# %%
+server.terminate()
+server.wait(timeout=30)
+server.stdout.close()
+temporary.cleanup()
+try:
+    urllib.request.urlopen(url, timeout=5)
+except urllib.error.URLError as error:
+    print("stopped:", type(error.reason).__name__)
