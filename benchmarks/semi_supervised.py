@@ -16,7 +16,7 @@ is the result, of all of them. `--validation` holds out the last 5,000 training 
 settings by. Results are written after each run, so an interrupted benchmark resumes. `--quick` tries it in seconds.
 
 Chosen with --validation and seed 0, at 1,000 updates: a learning rate of 4e-3 of the supervised model (0.838 of the
-held-out images; 0.834 with 2e-3, 0.822 with dropout of 0.5, 0.831 with batches of 150). Noisy Student reached 0.842, Meta
+held-out images; 0.834 with 2e-3, 0.822 with dropout 0.5, 0.831 with batches of 150). Noisy Student reached 0.842, Meta
 Pseudo Labels 0.815, and 0.826 after fine-tuning, below the supervised model; its teacher 0.845. With the small ViT of
 pretraining.py, supervised training reached 0.773, Noisy Student 0.774, and Meta Pseudo Labels at most 0.752. The test
 images are not measured yet.
