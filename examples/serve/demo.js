@@ -28,38 +28,47 @@ function base64(file) {
   });
 }
 
+// The server's response and its text.
+async function post(body) {
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body };
+  try {
+    const signal = AbortSignal.timeout(TIMEOUT);
+    const response = await fetch(`/v1/models/${encodeURIComponent(model.name)}:predict`, { ...options, signal });
+    return [response, await response.text()];
+  } catch (error) {
+    const late = error.name === "TimeoutError";
+    throw new Error(late ? "The server took more than two minutes." : "The server does not answer. Is it running?");
+  }
+}
+
 async function predict(file) {
   if (file.size > mostBytes) {
     throw new Error(`This file has ${megabytes(file.size)}. The server takes at most ${megabytes(mostBytes)}.`);
   }
   const body = JSON.stringify({ signature_name: signature, instances: [{ b64: await base64(file) }] });
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body };
   const start = performance.now();
-  let response, answer;
+  const [response, text] = await post(body);
+  const milliseconds = performance.now() - start;
+  let answer = {};
   try {
-    const signal = AbortSignal.timeout(TIMEOUT);
-    response = await fetch(`/v1/models/${encodeURIComponent(model.name)}:predict`, { ...options, signal });
-    answer = JSON.parse(await response.text());
-  } catch (error) {
-    if (!response) {
-      const late = error.name === "TimeoutError";
-      throw new Error(late ? "The server is too slow: no answer in two minutes." : "The server does not answer. Is it running?");
-    }
+    answer = JSON.parse(text);
+  } catch {
+    // What stands before the server may answer in other words.
   }
-  if (!response.ok || !answer?.predictions) {
-    throw new Error(answer?.error ?? `The server answered ${response.status} ${response.statusText}.`);
+  if (!answer.predictions) {
+    throw new Error(answer.error ?? `The server answered ${response.status} ${response.statusText}.`);
   }
   const [row] = answer.predictions;
   if (row.status !== "ok") {
     throw new Error(REASONS[row.status] ?? `The server could not read this file: ${row.status}.`);
   }
-  return { row, milliseconds: performance.now() - start };
+  return { row, milliseconds };
 }
 
 // The five largest numbers of each output that is a vector, for exports without class names.
 function largest(row) {
-  const vectors = Object.entries(row).filter(([name, values]) => !NOT_OUTPUTS.includes(name) && typeof values[0] === "number");
-  return vectors.flatMap(([name, values]) => {
+  const outputs = Object.entries(row).filter(([name]) => !NOT_OUTPUTS.includes(name));
+  return outputs.filter(([, values]) => typeof values[0] === "number").flatMap(([name, values]) => {
     const order = values.map((_, i) => i).sort((i, j) => values[j] - values[i]);
     return order.slice(0, 5).map((i) => ({ label: `${name} ${i}`, value: values[i].toPrecision(4) }));
   });
@@ -110,8 +119,9 @@ async function show(article, file) {
       article.querySelector("ol").append(item);
     }
     if (row.attention) drawAttention(article.querySelector("canvas"), row.attention, row.attention_corners);
-    const unnamed = row.labels ? "" : " This export has no class names: these are its largest outputs.";
-    note.textContent = `Answered in ${Math.round(milliseconds)} ms.${predictions.length ? unnamed : " It has no vector to show."}`;
+    note.textContent = `Answered in ${Math.round(milliseconds)} ms.`;
+    if (!predictions.length) note.append(" This export has no output of one vector per image, so none is shown.");
+    else if (!row.labels) note.append(" This export has no class names: these are its largest outputs.");
     report(file, predictions.length ? `${predictions[0].label} ${predictions[0].value}` : note.textContent);
   } catch (error) {
     note.textContent = error.message;

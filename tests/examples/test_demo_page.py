@@ -238,25 +238,28 @@ def test_a_plain_export_is_shown_until_its_server_is_gone(chromium, photo, tmp_p
 
 
 class Fake:
-    """What a server may answer that this package's exports do not."""
+    """Answers as many requests as it is given rows, and then has an error."""
 
     version = "1"
 
-    def __init__(self, *signatures):
-        self.signatures = dict.fromkeys(signatures)
+    def __init__(self, signatures, rows):
+        self.signatures, self.rows = dict.fromkeys(signatures), list(rows)
 
     def parse(self, body, max_rows):
-        raise ZeroDivisionError(HOSTILE)
+        if not self.rows:
+            raise ZeroDivisionError(HOSTILE)
+        row = self.rows.pop(0)
+        return lambda: {"predictions": [row]}
 
 
 @pytest.fixture
 def fake():
-    """A function that serves a fake of some signatures, and returns its address."""
+    """A function that serves some signatures and rows of answers, and returns its address."""
     serve = scripts.load("serve/server.py")
     servers = []
 
-    def of(*signatures):
-        application = serve.Application(Fake(*signatures), HOSTILE)
+    def of(*signatures, rows=()):
+        application = serve.Application(Fake(signatures, rows), HOSTILE)
         limits = {name: value for name, value in serve.LIMITS.items() if name != "max_rows"}
         servers.append(serve.make_server(application, "127.0.0.1", 0, **limits))
         threading.Thread(target=servers[-1].run, daemon=True).start()
@@ -273,6 +276,17 @@ def test_an_error_of_the_server_is_shown_as_text(chromium, fake, photo, capsys):
     assert answers(page, 1) == [f"The server failed: ZeroDivisionError: {HOSTILE}"]
     assert find(page, "#name").text == HOSTILE and page.title == f"Try the model {HOSTILE}"
     assert not page.find_elements(By.CSS_SELECTOR, "header img, .note img")
+
+
+def test_exports_of_other_outputs_are_shown(chromium, fake, photo):
+    several = {"head": [1.5, 2.5], "head_dist": [0.25, -1.0], "status": "ok"}
+    maps = {"patch_map_0": [[[1.0, 2.0]]], "status": "ok"}
+    page = opened(chromium, fake("serving_bytes", rows=(several, maps)))
+    send(page, photo, photo)
+    notes = answers(page, 2)
+    assert "largest outputs" in notes[0] and "no output of one vector per image" in notes[1]
+    assert texts(page, ".label") == ["head 1", "head 0", "head_dist 0", "head_dist 1"]
+    assert texts(page, ".value") == ["2.500", "1.500", "0.2500", "-1.000"]
 
 
 def test_a_model_that_takes_no_files_says_so(chromium, fake):
