@@ -17,6 +17,7 @@ import atexit
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,7 @@ server = subprocess.Popen(
 atexit.register(server.kill)
 # The server says where it listens as soon as the model is loaded.
 line = server.stdout.readline()
-url = line.split()[-1].removesuffix(":predict")
+url = re.search(r"http://\S+(?=:predict)", line)[0]
 with urllib.request.urlopen(url, timeout=60) as response:
     print(response.status, json.load(response))
 
