@@ -1,11 +1,10 @@
 """Exports a model to every format, from every backend, in every precision, and compares the outputs with the model's.
 
 Each cell of the table is one call of keras_vit.export. Results go to results/export_<backend>.json after each cell, so
-an interrupted run resumes. --table prints them as the README's table, --readme writes it there.
+an interrupted run resumes. --table prints them as Markdown, as the documentation shows them.
 
     python benchmarks/export.py --weights ViT-B_16-224.npz --images ViT-B_16-224.reference.npz
     python benchmarks/export.py --table
-    python benchmarks/export.py --readme
 """
 
 import argparse
@@ -31,9 +30,6 @@ FORMATS = {
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "onnx", "onnxscript", "onnxruntime", "openvino")
 PACKAGES += ("ai-edge-litert", "numpy")
 RESULTS = pathlib.Path(__file__).parent / "results"
-README = pathlib.Path(__file__).parents[1] / "README.md"
-# Invisible in rendered Markdown.
-MARKS = ("<!-- What benchmarks/export.py --readme wrote: -->", "<!-- The end of it. -->")
 ONLY_FLOAT32 = "its weights are stored as TensorFlow computes with them"
 # Reasons in the table, by the start of the message.
 SHORT_REASONS = {
@@ -186,14 +182,6 @@ def _difference(cell, reasons):
     return f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
 
 
-def with_table(text, table):
-    """Returns a README with the table between its two marks; raises ValueError unless each occurs once."""
-    if [text.count(mark) for mark in MARKS] != [1, 1]:
-        raise ValueError(f"Expected a README with {MARKS[0]!r} and {MARKS[1]!r} once each.")
-    before, rest = text.split(MARKS[0])
-    return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n    ")[0], formatter_class=argparse.RawDescriptionHelpFormatter
@@ -205,7 +193,6 @@ def parse_arguments():
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--again", action="store_true", help="forget the results that are there")
     parser.add_argument("--table", action="store_true", help="only print the table of the results that are there")
-    parser.add_argument("--readme", action="store_true", help="only write that table to README.md, between its marks")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the JSON files")
     args = parser.parse_args()
     if (args.weights is None) != (args.images is None):
@@ -215,9 +202,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    if args.readme:
-        README.write_text(with_table(README.read_text(encoding="utf-8"), table(args.out)), encoding="utf-8")
-    elif not args.table:
+    if not args.table:
         if os.environ.get("KERAS_VIT_EXPORT_CHILD"):
             run_backend(args)
             return
