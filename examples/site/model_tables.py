@@ -9,6 +9,8 @@ from markdown_table import markdown_table
 import keras_vit
 from keras_vit.models import builders
 
+# A hyphen at which no line ends.
+NO_BREAK = "&#8209;"
 # Families by the start of their builders' names.
 FAMILIES = {
     "ViT": r"ViT",
@@ -76,7 +78,7 @@ def checkpoints():
             row.resolution,
             f"{row.num_classes:,}" if row.num_classes else "none",
             f"{row.accuracy:.2f}" if row.accuracy else None,
-            row.license,
+            row.license.replace("-", NO_BREAK),
             f"[{row.url.rsplit('/', 1)[-1].replace('%2B', '+')}]({row.url})",
         ]
         for row in keras_vit.list_weights()
