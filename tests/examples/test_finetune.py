@@ -148,7 +148,7 @@ def test_unprepared_datasets_are_refused(name, finetune, weights, tmp_path):
 
 
 def test_missing_and_unfitting_weights_are_refused(finetune, weights, folder, tmp_path):
-    with pytest.raises(SystemExit, match="absent.npz., where there is no file"):
+    with pytest.raises(SystemExit, match="absent.npz., which does not exist"):
         finetune.main(options(tmp_path / "absent.npz", folder, tmp_path / "run"))
     with pytest.raises(SystemExit, match="does not fit model"):
         finetune.main([*options(weights, folder, tmp_path / "run"), "--variant", "S/16"])
