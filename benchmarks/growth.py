@@ -1,8 +1,9 @@
 """Time and peak memory of a ViT against image size, depth, width, batch and token merging, with what theory expects.
 
 Each point is a fresh child process: a forward pass and a training step (SGD, momentum) in float32, the shortest of
-three calls after the first, and the peak memory above that of the built model. The lines in the plot are the
-multiply-adds of `keras_vit.profile` and, for memory, growth in proportion; both go through the smallest point.
+three calls after the first, and the peak memory above that of the built model. The dotted lines in the plot are the
+multiply-adds of `keras_vit.profile` and, for memory, growth in proportion; both go through the largest point, as small
+ones have costs of their own.
 `memory exponent` is the slope of memory by tokens between the two largest images: 1 is linear, 2 is quadratic.
 
 Rows are added to results/growth_<backend>.json, and an interrupted run goes on with the points that are missing:
@@ -127,7 +128,9 @@ def draw(folder):
                 if own:
                     color, at = f"C{number}", [row[x] for row in own]
                     ax.plot(at, [row[kind] for row in own], "o-", color=color, markersize=4, label=BACKENDS[backend])
-                    ax.plot(at, expected(own, x, kind), ":", color=color)
+                    # Merged tokens are fewer in each block, so that no proportion tells their memory.
+                    if (name, kind) != ("token merging", "MB"):
+                        ax.plot(at, expected(own, x, kind), ":", color=color)
             # Merging starts at 0, which a logarithm has not.
             scale = "linear" if name == "token merging" else "log"
             ax.set(xscale=scale, yscale=scale, xlabel=f"{x}{', patches a block' * (name == 'token merging')}")
@@ -144,11 +147,8 @@ def draw(folder):
 
 def expected(rows, x, kind):
     """Returns what theory expects of sorted rows: time by the multiply-adds, memory in proportion to `x`."""
-    first = rows[0]
-    if kind == "seconds":
-        return [first[kind] * row["multiply_adds"] / first["multiply_adds"] for row in rows]
-    # Without merging memory is that of the first point; merging has no simple line.
-    return [first[kind] * (row[x] / first[x] if first[x] else 1) for row in rows]
+    by = x if kind == "MB" else "multiply_adds"
+    return [rows[-1][kind] * row[by] / rows[-1][by] for row in rows]
 
 
 def main():

@@ -93,7 +93,7 @@ def _inspect(args):
 def _export(args):
     import keras_vit
     from keras_vit.models.classify import read_images
-    from keras_vit.models.predictions import names_of, postprocess_of
+    from keras_vit.models.predictions import gives_classes, postprocess_of
 
     options, path = {"overwrite": args.overwrite}, args.out
     if args.to != "saved_model":
@@ -107,7 +107,7 @@ def _export(args):
     model = _read_model(args, args.model)
     if args.attention:
         options["attention"] = True
-    if args.to == "saved_model" and (args.labels or names_of(model)):
+    if args.to == "saved_model" and (args.labels or gives_classes(model)):
         options |= {"postprocess": postprocess_of(model), "labels": args.labels}
     if args.verify:
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)

@@ -124,12 +124,16 @@ def test_a_missing_package_is_named_with_what_brings_it(capsys, tmp_path, monkey
 
 
 @pytest.mark.tried_on("tensorflow")
-def test_export_of_a_run_answers_with_its_own_labels(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "second"),
+    [({"class_names": ["ant", "bee", "cat", "dog", "emu"]}, "bee"), ({"num_classes": 1000}, "goldfish")],
+)
+def test_export_of_a_run_answers_with_its_own_labels(options, second, capsys, tmp_path):
     (tmp_path / "run").mkdir()
-    build(class_names=["ant", "bee", "cat", "dog", "emu"]).save(tmp_path / "run" / "model.keras")
+    build(**options).save(tmp_path / "run" / "model.keras")
     command = ("export", tmp_path / "run", "--to", "saved_model", "--out")
     assert run(capsys, *command, tmp_path / "vit" / "1")[0] == 0
-    assert (tmp_path / "vit" / "1" / "assets" / "labels.txt").read_text().split()[1] == "bee"
+    assert (tmp_path / "vit" / "1" / "assets" / "labels.txt").read_text().split()[1] == second
     status, _, err = run(capsys, *command, tmp_path / "vit" / "latest")
     assert status == 1 and "named by a number" in err
 

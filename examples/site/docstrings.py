@@ -1,5 +1,7 @@
 """A griffe extension: gives docstrings as this package writes them the form that the API pages can show."""
 
+import dataclasses
+import importlib
 import re
 
 import griffe
@@ -10,12 +12,14 @@ from keras_vit.models import builders
 # Titles that griffe does not know as sections; it shows this span for those that it knows.
 TITLE = '<span class="doc-section-title">{}:</span>'
 TITLES = re.compile(
-    r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes):(?=\s|$)",
+    r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes(?=: )):(?=\s|$)",
     re.MULTILINE,
 )
 # "mean, std: ...": griffe takes what comes after a plain space for a type.
 SEVERAL = re.compile(r"^    \w+(?:, \w+)+:", re.MULTILINE)
 EN_SPACE = "\u2002"
+# Its fields are longer than all else, and `model.preprocessing` shows them.
+PREPROCESSING = re.compile(r"Preprocessing\((?:[^()]|\([^()]*\))*\)")
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 # A name in backticks, on a line that is not code.
 NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?![`\]])")
@@ -70,6 +74,19 @@ def own_names(obj):
     return names | {obj.name}
 
 
+def show_defaults(obj):
+    """Gives the fields of a dataclass the defaults that they have at run time, in place of the calls that make them."""
+    for field in dataclasses.fields(getattr(importlib.import_module(obj.module.path), obj.name)):
+        if field.name in obj.members and field.default_factory is dataclasses.MISSING:
+            obj.members[field.name].value = None if field.default is dataclasses.MISSING else shown(field.default)
+
+
+def shown(value):
+    """Returns the code of a default."""
+    own = dataclasses.is_dataclass(value) and value == type(value)()
+    return f"{type(value).__name__}()" if own else repr(value)
+
+
 class Docstrings(griffe.Extension):
     """Rewrites all docstrings, and gives the named builders, which a table makes, those that they have at run time."""
 
@@ -80,15 +97,15 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg, **kwargs):
         """Goes through a package once it is loaded."""
-        seen = set()
 
         def walk(obj):
-            if obj.is_alias or id(obj) in seen:
+            if obj.is_alias:
                 return
-            seen.add(id(obj))
             if obj.path.startswith("keras_vit.models.builders.") and obj.name in builders.__all__:
                 summary = getattr(builders, obj.name).__doc__.partition("\n\n")[0]
-                obj.docstring = griffe.Docstring(summary, parent=obj)
+                obj.docstring = griffe.Docstring(PREPROCESSING.sub("Preprocessing(...)", summary), parent=obj)
+            if obj.is_class and any("dataclass" in str(decorator.value) for decorator in obj.decorators):
+                show_defaults(obj)
             if obj.docstring is not None:
                 room = ".".join(obj.path.split(".")[:2])
                 obj.docstring.value = rewritten(obj.docstring.value, room, own_names(obj))

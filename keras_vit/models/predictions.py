@@ -99,6 +99,12 @@ def classes_of(model):
     return outputs_named(model)
 
 
+def gives_classes(model):
+    """Whether the only output of a model is (batch, classes)."""
+    one = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
+    return one and not gives_features(model) and postprocess_of(model) is not None
+
+
 def outputs_named(model):
     """`classes_of`, also for a regression model, whose class names are those of its targets."""
     num_classes = _output_of(model).shape[1]

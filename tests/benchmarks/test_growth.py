@@ -55,8 +55,8 @@ def test_results_of_another_machine_are_kept(growth, tmp_path, monkeypatch):
         run(growth, monkeypatch, "--out", out)
 
 
-def test_theory_goes_through_the_smallest_point(growth):
+def test_theory_goes_through_the_largest_point(growth):
     rows = [{"tokens": 5, "MB": 2.0, "seconds": 1.0, "multiply_adds": 10}]
     rows.append({"tokens": 10, "MB": 9.0, "seconds": 9.0, "multiply_adds": 30})
-    assert growth.expected(rows, "tokens", "MB") == [2.0, 4.0]
-    assert growth.expected(rows, "tokens", "seconds") == [1.0, 3.0]
+    assert growth.expected(rows, "tokens", "MB") == [4.5, 9.0]
+    assert growth.expected(rows, "tokens", "seconds") == [3.0, 9.0]

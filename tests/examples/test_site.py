@@ -85,9 +85,9 @@ def test_what_was_not_measured_is_called_so(site):
 def test_docstrings_become_markdown(site):
     pytest.importorskip("griffe", reason="the site's extra brings it")
     rewritten = site("docstrings").rewritten
-    text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\n"
-    text += "Example:\n\n>>> 1 + 1\n2\n\nReference: [a](b), `x`."
-    assert rewritten(text, "keras_vit.layers", "keras_vit.layers.MLP") == (
+    text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\nExample:\n\n>>> 1 + 1\n2\n\n"
+    text += "Reference: [a](b), `x`."
+    assert rewritten(text, "keras_vit.layers", {"MLP"}) == (
         "Like [`Patches`][keras_vit.layers.Patches], and `MLP`.\n\nArgs:\n    mean,\u2002std: Two.\n\n"
         '<span class="doc-section-title">Example:</span>\n\n```pycon\n>>> 1 + 1\n2\n```\n\n'
         '<span class="doc-section-title">Reference:</span> [a](b), `x`.'
@@ -138,6 +138,14 @@ def test_the_inventory_has_each_public_name():
     uri = inventory["keras_vit.ViTB16"].replace("$", "keras_vit.ViTB16")
     page, _, anchor = uri.partition("#")
     assert f'id="{anchor}"' in (BUILT / page).read_text(encoding="utf-8")
+
+
+@needs_site
+def test_the_api_shows_examples_as_code_and_defaults_as_values():
+    for page in (BUILT / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<blockquote>" not in text, page
+        assert "checked(" not in re.sub(r"<[^>]*>", "", text), page
 
 
 @needs_site
