@@ -140,8 +140,8 @@ def datasets(model, training, validation):
 # `from_pretrained` reads the checkpoint and adds a head of zeros for the classes. The lower half of the blocks stays
 # frozen: edges and textures are the same in all pictures, and a step takes two thirds of the time.
 #
-# - **Mixed precision**: `"mixed_float16"` on a GPU; Keras scales the loss by itself. TPUs take `"mixed_bfloat16"`, as do
-#   CPUs that multiply in bfloat16; on others it is slower than float32.
+# - **Mixed precision**: `"mixed_float16"` on a GPU; Keras scales the loss by itself. TPUs take `"mixed_bfloat16"`, and
+#   so do CPUs that multiply in bfloat16; on others it is slower than float32.
 # - **Schedule**: the learning rate rises for a tenth of the steps, then falls along a cosine to 0.
 # - **EMA**: `use_ema` keeps a moving average of the weights, and `SwapEMAWeights` puts it into the model for each
 #   validation, so that `EarlyStopping` judges and restores averaged weights. It has to be the first of the two.

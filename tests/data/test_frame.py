@@ -166,7 +166,7 @@ def test_bare_names(folder):
 def test_missing_files_are_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="the `directory` .*Received: row 1: .*nowhere.jpg"):
         make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
-    with pytest.raises(FileNotFoundError, match="There is no file '.*none.csv'"):
+    with pytest.raises(FileNotFoundError, match="none.csv', which does not exist"):
         from_dataframe(tmp_path / "none.csv")
 
 
