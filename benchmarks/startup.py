@@ -28,7 +28,8 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FORMATS = {"npz": {}, "safetensors": {"format": "timm"}}
+# timm's code computes the exact GELU, whatever the file says.
+FORMATS = {"npz": {}, "safetensors": {"format": "timm", "allow": ("activation",)}}
 STEPS = ("import", "build", *FORMATS, "forward")
 
 
