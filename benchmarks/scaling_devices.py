@@ -137,6 +137,8 @@ def measure(model, layout, devices, model_devices, batch, remat, blocks=None, **
     # Afterwards the variables have shapes and dtypes, but no values.
     jax.eval_shape(build)
     (network,) = built
+    # But metrics, whose values the step's own are made from.
+    network.reset_metrics()
     start = time.perf_counter()
     compiled = compile_step(network, batch)
     seconds = time.perf_counter() - start

@@ -74,9 +74,7 @@ def compile_step(model, batch_size):
     import jax  # Keras has no way to look at the compiled step.
 
     if num_processes() == 1:
-        # Otherwise the step would create the variables of the metrics, and return more than it was given. Those that a
-        # model made inside `jax.eval_shape` has have no values before they are reset.
-        model.reset_metrics()
+        # Otherwise the step would create the variables of the metrics, and return more than it was given.
         model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
         model.reset_metrics()
     inputs = (((batch_size, *model.input_shape[1:]), "float32"), ((batch_size,), "int32"))
