@@ -100,9 +100,8 @@ def classes_of(model):
 
 
 def gives_classes(model):
-    """Whether the only output of a model is (batch, classes)."""
-    one = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
-    return one and not gives_features(model) and postprocess_of(model) is not None
+    """Whether `classes_of` knows the classes of a model."""
+    return _has_one_row(model) and not gives_features(model) and postprocess_of(model) is not None
 
 
 def outputs_named(model):
@@ -120,7 +119,7 @@ def outputs_named(model):
 def names_of(model):
     """The class names of a model; None if there are none, or they do not fit its outputs."""
     names = getattr(carrier_of(model), "class_names", None)
-    if len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
+    if not _has_one_row(model):
         return None
     num_classes = model.outputs[0].shape[1]
     if names and len(names) != num_classes:
@@ -181,6 +180,11 @@ def mean_probabilities(outputs, activation):
     if activation is not None:
         outputs = [ops.convert_to_numpy(getattr(ops, activation)(ops.convert_to_tensor(x))) for x in outputs]
     return np.mean(outputs, axis=0)
+
+
+def _has_one_row(model):
+    """Whether a model has one output, of numbers for each image."""
+    return len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
 
 
 def _output_of(model):
