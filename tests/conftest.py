@@ -94,7 +94,7 @@ def _forget():
     """Frees what JAX compiled for a file, once it takes gigabytes, of which two workers would need too many.
 
     Python's garbage collector need not go again and again through the million objects that frameworks and earlier files
-    keep, which takes it half of the time.
+    keep, which took a third of the time of files of large models.
     """
     gc.collect()
     gc.freeze()

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-import keras_vit
 from keras_vit import cli
 from keras_vit.models import builders
-from tests.tiny import build
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,8 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    weights = Path("ViT-B_16-224.npz")
-    weights.symlink_to(shared / "weights" / weights)
+    Path("ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
     Path("cats.png").symlink_to(shared / "data" / "coco_cats.png")
     # Two images of each class, where a user has a folder of them.
     for folder in (shared / "data" / "flowers17").iterdir():
@@ -30,15 +27,11 @@ def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
     predict, fine_tune, train = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
     exec(predict, namespace)
     assert "Egyptian_cat" in capsys.readouterr().out
-    # From here on in small: a step of the B/16 takes minutes where no GPU is.
-    weights.unlink()
-    keras_vit.save_weights(build(num_classes=1000), weights)
     exec(fine_tune, namespace)
     assert Path("flowers.keras").exists() and namespace["model"].output_shape == (None, 17)
     assert np.isfinite(namespace["model"].history.history["val_loss"]).all()
-    assert "epochs=5" in train
-    exec(train.replace("epochs=5", "epochs=1"), namespace)
-    assert namespace["model"].history.history["val_accuracy"][-1] > 0.15
+    exec(train, namespace)
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
     assert "hidden_dim=192" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 

@@ -255,6 +255,10 @@ def test_clear_errors_before_training(folder, tmp_path):
     shutil.copytree(folder / "class0", tmp_path / "class0")
     with pytest.raises(ValueError, match=r"two classes or more in .* the folders \['class0'\]. labels='none' takes"):
         from_directory(tmp_path)
+    shutil.copytree(folder, tmp_path / "outer" / "photos")
+    with pytest.raises(ValueError, match=f"the folders .*. {str(tmp_path / 'outer' / 'photos')!r} has such folders"):
+        from_directory(tmp_path / "outer")
+    shutil.rmtree(tmp_path / "outer")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".DS_Store").write_bytes(b"clutter")
     with pytest.raises(ValueError, match="images of each class. None found in '.*empty'"):

@@ -113,10 +113,8 @@ def test_the_first_page_trains(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     monkeypatch.chdir(tmp_path)
     namespace = {}
-    code = blocks_of_first_page("python")[1]
-    assert "epochs=5" in code
-    exec(code.replace("epochs=5", "epochs=1"), namespace)
-    assert namespace["model"].history.history["val_accuracy"][-1] > 0.15
+    exec(blocks_of_first_page("python")[1], namespace)
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
     assert keras.saving.load_model("digits.keras").config == namespace["model"].config
 
 
