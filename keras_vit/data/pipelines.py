@@ -253,6 +253,8 @@ def pipeline(
 def _options():
     options = tf.data.Options()
     options.deterministic = True
+    # After a minute of an iteration, tf.data's tuner wakes up once a minute, and the iteration cannot end before.
+    options.autotune.enabled = False
     # A prefetch after the batch counter would make it count ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
