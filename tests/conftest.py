@@ -7,6 +7,7 @@ import importlib.util
 import mmap
 import os
 import resource
+import zlib
 from pathlib import Path
 
 # Before Keras brings TensorFlow in, which reads it once.
@@ -67,16 +68,28 @@ BACKEND_FREE = {
         "test_zoo.py",
     ),
 }
+BACKENDS = ("tensorflow", "jax", "torch")
 if keras.backend.backend() != "tensorflow":
     collect_ignore = [f"{folder}/{name}" for folder, names in BACKEND_FREE.items() for name in names]
 
 
 def pytest_collection_modifyitems(items):
-    """Leaves out the whole programs that another backend tries, whose parts have tests of their own on this one."""
+    """Leaves out what another backend tries, unless KERAS_VIT_EVERYWHERE=1: all on each takes three times as long.
+
+    `tried_on` names the backends. `in_turn` is for tests that put together what each backend tests by itself, layers
+    and golden files above all: each of them is tried on one backend, chosen by its name.
+    """
+    if os.environ.get("KERAS_VIT_EVERYWHERE") == "1":
+        return
     for item in items:
-        for mark in item.iter_markers("tried_on"):
-            if keras.backend.backend() not in mark.args:
-                item.add_marker(pytest.mark.skip(reason=f"tried on {', '.join(mark.args)}"))
+        if mark := item.get_closest_marker("tried_on"):
+            backends = mark.args
+        elif item.get_closest_marker("in_turn") and not item.get_closest_marker("skipif"):
+            backends = [BACKENDS[zlib.crc32(item.name.encode()) % len(BACKENDS)]]
+        else:
+            continue
+        if keras.backend.backend() not in backends:
+            item.add_marker(pytest.mark.skip(reason=f"tried on {', '.join(backends)}"))
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

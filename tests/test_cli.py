@@ -18,6 +18,8 @@ from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
+pytestmark = pytest.mark.in_turn
+
 
 @pytest.fixture
 def file(tmp_path):

@@ -11,6 +11,8 @@ from keras_vit.variants import decode_variant
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build
 
+pytestmark = pytest.mark.in_turn
+
 VARIATIONS = [
     {},
     {"pooling": "gap", "num_classes": 0},

@@ -12,6 +12,8 @@ from tests.golden import GOLDEN_FOLDER
 from tests.models.test_vit import KINDS
 from tests.tiny import build
 
+pytestmark = pytest.mark.in_turn
+
 IMAGES = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
 
 

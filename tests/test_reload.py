@@ -50,7 +50,8 @@ MODELS["norm_after_pooling"] = lambda: build(pooling="gap", norm_after_pooling=T
 if hasattr(keras.quantizers, "Int8QuantizationConfig"):
     # Older Keras quantizes activations too, which differ by whole steps from one backend to another.
     MODELS["int8"] = lambda: build(pooling="map", qk_norm=True)
-BACKENDS = ("tensorflow", "jax", "torch")
+# Each reads what another writes.
+READERS = {"tensorflow": "jax", "jax": "torch", "torch": "tensorflow"}
 
 # All that a user who gets the files has: the file, Keras and this package.
 READER = """
@@ -93,12 +94,10 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
+def test_every_model_opens_in_a_fresh_process_of_another_backend(folder):
+    backend = READERS[keras.backend.backend()]
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    if keras.backend.backend() not in ("tensorflow", backend):
-        pytest.skip("What TensorFlow's run writes is read by all")
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     read = subprocess.run(
         [sys.executable, "-c", READER, str(folder), backend], env=environment, capture_output=True, text=True
@@ -109,15 +108,13 @@ def test_every_model_opens_in_a_fresh_process_of_each_backend(folder, backend):
             (folder / f"{name}.here.json").read_text()
         )
         here, there = np.load(folder / f"{name}.here.npy"), np.load(folder / f"{name}.{backend}.npy")
-        if backend == keras.backend.backend():
-            np.testing.assert_array_equal(there, here, err_msg=name)
-        else:
-            np.testing.assert_allclose(there, here, atol=1e-4, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(there, here, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.tried_on("jax", "torch")
 def test_importing_the_package_brings_in_no_framework_that_keras_does_not():
     def frameworks_of(module):
-        script = f"import sys, {module}; print([m for m in {BACKENDS} if m in sys.modules])"
+        script = f"import sys, {module}; print([m for m in {tuple(READERS)} if m in sys.modules])"
         return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
 
     assert frameworks_of("keras_vit") == frameworks_of("keras")

@@ -27,11 +27,12 @@ def make(folder, **options):
     "options",
     [
         {},
-        pytest.param({"policy": "deit"}, marks=pytest.mark.tried_on("tensorflow")),
+        {"policy": "deit"},
         {"policy": "strong1", "cache": True},
     ],
     ids=str,
 )
+@pytest.mark.tried_on("tensorflow")
 def test_the_same_seed_gives_the_same_batches(folder, options):
     first, again, threads, other = (
         batches(make(folder, **options, **more).take(6)) for more in ({}, {}, {"num_parallel_calls": 5}, {"seed": 1})
@@ -274,6 +275,12 @@ def test_shapes_are_static(folder):
 
 
 @pytest.mark.tried_on("tensorflow")
+def test_no_iteration_waits_for_the_tuner_when_it_ends(folder):
+    # It sleeps for up to a minute, once an iteration has taken as long.
+    assert make(folder).prefetch(1).options().autotune.enabled is False
+
+
+@pytest.mark.tried_on("tensorflow")
 def test_cached_on_disk(folder, tmp_path):
     options = {"cache": tmp_path / "cache", "training": False}
     first = batches(make(folder, **options))
@@ -361,6 +368,7 @@ def test_fit_sees_the_same_batches_on_each_backend(folder):
 
 
 @pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.tried_on("tensorflow")
 def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
     if broken:
         paths = write_classes(tmp_path, 24)
@@ -383,6 +391,7 @@ def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
 DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_fraction": 0.875}
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_the_preprocessing_of_a_model(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 3)).astype("uint8")
     for i, name in enumerate("ab"):

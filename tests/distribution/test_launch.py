@@ -1,6 +1,5 @@
 import json
 
-import keras
 import pytest
 
 from keras_vit.distribution import join, launch
@@ -48,7 +47,7 @@ def test_a_process_that_fails_is_named(capfd):
     assert "no-such-command" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="Keras trains in several processes on the others")
+@pytest.mark.tried_on("jax")
 def test_a_run_goes_on_after_one_of_its_processes_was_killed(tmp_path):
     (seconds,) = killed.compare(tmp_path, [6])
     assert seconds < 60

@@ -5,6 +5,8 @@ import pytest
 import keras_vit
 from tests.examples import scripts
 
+pytestmark = pytest.mark.in_turn
+
 tf = pytest.importorskip("tensorflow", reason="the examples feed the model through tf.data")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 

@@ -4,6 +4,8 @@ import pytest
 import keras_vit
 from tests.examples import scripts
 
+pytestmark = pytest.mark.in_turn
+
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and reads folders")

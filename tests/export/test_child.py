@@ -9,6 +9,8 @@ from keras_vit.export.child import custom_objects, run_in_child
 from tests.export.jobs import shapes
 from tests.tiny import build
 
+pytestmark = pytest.mark.in_turn
+
 # Layers and functions of a module, and a layer that the running script defines.
 SCRIPT = """
 import sys

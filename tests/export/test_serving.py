@@ -115,6 +115,7 @@ def test_the_c_api_gives_the_models_answers(model, server, count):
     np.testing.assert_array_equal(answer["labels"].astype(str), np.array(LABELS)[best])
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_saved_model_cli_gives_the_models_answers(model, folder, tmp_path):
     command = [sys.executable, "-c", SAVED_MODEL_CLI, folder]
     for count in BATCHES:
@@ -258,6 +259,7 @@ def test_labels_that_are_not_lines_are_refused(labels):
         serving.read_labels(labels, 2)
 
 
+@pytest.mark.tried_on("tensorflow")
 def test_labels_are_those_that_the_model_carries(tmp_path):
     named = build(class_names=["v", "w", "x", "y", "z"])
     export.saved_model(named, tmp_path / "1", postprocess="classify", warm_up=())

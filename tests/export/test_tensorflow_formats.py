@@ -10,6 +10,8 @@ from keras_vit.export.parity import outputs_of
 from keras_vit.layers import fused_attention
 from tests import tiny
 
+pytestmark = pytest.mark.in_turn
+
 pytest.importorskip("tensorflow")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 openvino = pytest.importorskip("openvino")

@@ -58,7 +58,8 @@ def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
 
 @here
 def test_a_coatnet_of_any_size(tmp_path):
-    model = coatnet(depths=(1, 1, 1, 1), image_size=(None, None))
+    # Later stages compute the sizes in the same way, from longer terms, which takes the exporter minutes.
+    model = coatnet(depths=(1, 1, 1, 1), conv_depths=(0, 1, 1, 1), image_size=(None, None))
     export.onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     images = np.random.default_rng(0).uniform(-1, 1, (3, 64, 96, 3)).astype("float32")

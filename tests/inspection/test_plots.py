@@ -6,6 +6,8 @@ import pytest
 
 from keras_vit.inspection import plot_history, plot_predictions
 
+pytestmark = pytest.mark.in_turn
+
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 HISTORY = {
@@ -107,8 +109,9 @@ def test_predictions_take_tensors_and_floats():
 
 def test_no_window_or_global_figure_is_opened():
     pyplot = pytest.importorskip("matplotlib.pyplot")
+    before = pyplot.get_fignums()
     plot_history(HISTORY)
-    assert pyplot.get_fignums() == []
+    assert pyplot.get_fignums() == before
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -10,6 +10,8 @@ from keras_vit.coatnet_config import VARIANTS, decode_coatnet
 from keras_vit.training import enable_lora, freeze, layer_multipliers, merge_lora
 from tests.contract import check_model, check_nan, randomize
 
+pytestmark = pytest.mark.in_turn
+
 # Weights that are trained, at 224 pixels. Those of timm's names are what its own modules count.
 PARAMETERS = {
     "0": 25_036_820,

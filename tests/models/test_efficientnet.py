@@ -14,6 +14,8 @@ from keras_vit.training.layer_decay import layer_multipliers
 from keras_vit.training.trainable import freeze
 from tests.contract import check_model, check_nan, randomize
 
+pytestmark = pytest.mark.in_turn
+
 # Those of timm and of the paper's table 2, in millions there: without the statistics of the norms.
 PARAMETERS = {
     "B0": 5_288_548,

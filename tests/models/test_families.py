@@ -11,6 +11,8 @@ from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multi
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests.contract import LOW_PRECISION, check_model, randomize
 
+pytestmark = pytest.mark.in_turn
+
 SMALL = {
     "image_size": 16,
     "patch_size": 4,

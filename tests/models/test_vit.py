@@ -11,6 +11,8 @@ import keras_vit
 from tests.contract import check_model
 from tests.tiny import build, randomize
 
+pytestmark = pytest.mark.in_turn
+
 
 def images(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
@@ -139,9 +141,8 @@ def test_the_head_computes_in_float32(name):
     )
 
 
+@pytest.mark.tried_on("tensorflow", "jax")
 def test_mixed_float16_trains_with_loss_scaling():
-    if keras.backend.backend() == "torch":
-        pytest.skip("Half-precision loss scaling is checked on TensorFlow and JAX")
     with policy("mixed_float16"):
         model = build()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile="auto")

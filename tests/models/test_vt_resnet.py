@@ -8,6 +8,8 @@ from keras import ops
 import keras_vit
 from tests.contract import check_model, check_nan, randomize
 
+pytestmark = pytest.mark.in_turn
+
 PARAMETERS = {
     "VTResNet18": 11_811_752,
     "VTResNet34": 21_792_168,

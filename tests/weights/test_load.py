@@ -84,7 +84,7 @@ def test_real_checkpoint_gives_the_official_logits(real):
 
 
 # PyTorch takes minutes for bfloat16 on processors that do not multiply in it.
-@pytest.mark.tried_on("tensorflow", "jax")
+@pytest.mark.tried_on("jax")
 def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     path, reference = real
     model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16", skip_unused_tokens=True)

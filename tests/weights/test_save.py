@@ -11,6 +11,8 @@ from tests.golden import GOLDEN_FOLDER
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build, randomize
 
+pytestmark = pytest.mark.in_turn
+
 
 @pytest.mark.parametrize("name", ["vit_token_prelogits", "vit_gap"])
 def test_golden_files_come_back_bit_for_bit(tmp_path, name):
