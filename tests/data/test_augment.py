@@ -7,6 +7,8 @@ from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
 from keras_vit.data.mix import seeded
 from tests.data.images import batches, picture, write_classes
 
+pytestmark = pytest.mark.in_turn
+
 
 def test_policies_of_augreg():
     # (RandAugment's operations and magnitude, MixUp's alpha), from the paper's table.

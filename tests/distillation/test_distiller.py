@@ -12,6 +12,8 @@ from tests import tiny
 from tests.distillation import replicas
 from tests.distillation.models import IMAGES, LABELS, assert_equal, conv_teacher, linear_student, weights
 
+pytestmark = pytest.mark.in_turn
+
 BACKEND = keras.backend.backend()
 # TensorFlow takes longer to trace and compile than to train; two tests do.
 QUICK = {"jit_compile": False, "run_eagerly": True} if BACKEND == "tensorflow" else {}

@@ -13,6 +13,8 @@ import pytest
 import keras_vit
 from keras_vit import cli, training
 
+pytestmark = pytest.mark.in_turn
+
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 # The backend that tries each guide. Each has about as much to do.
 TRIED_ON = {

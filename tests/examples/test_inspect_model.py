@@ -6,6 +6,8 @@ import keras_vit
 from tests.examples import scripts
 from tests.tiny import build
 
+pytestmark = pytest.mark.in_turn
+
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 

@@ -25,6 +25,7 @@ numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2])))[0].de
 """
 
 
+@pytest.mark.tried_on("tensorflow", "torch")
 def test_onnxruntime_answers_any_number_of_images(tmp_path):
     model = tiny.build(activation="gelu")
     report = export.onnx(model, tmp_path / "vit.onnx")

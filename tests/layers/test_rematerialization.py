@@ -7,6 +7,8 @@ import keras_vit
 from keras_vit.training import enable_lora
 from tests.tiny import build
 
+pytestmark = pytest.mark.in_turn
+
 IMAGES = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
 LABELS = np.arange(4)
 CHANGES = {

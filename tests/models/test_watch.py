@@ -17,6 +17,8 @@ from keras_vit.inspection import (
 from keras_vit.models.watch import Watch, scores_of
 from tests.inspection import reference
 
+pytestmark = pytest.mark.in_turn
+
 
 @keras.saving.register_keras_serializable(package="keras_vit_tests")
 class Held(keras.layers.Layer):
@@ -208,12 +210,11 @@ IN_GRAPHS = {
 }
 
 
+@pytest.mark.tried_on("tensorflow")
 @pytest.mark.parametrize("changes", IN_GRAPHS.values(), ids=IN_GRAPHS)
 def test_rollout_in_a_graph_is_that_of_inspection(changes):
     """As exports hold it, with a batch of unknown size."""
     tf = pytest.importorskip("tensorflow")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("exports are TensorFlow's")
     model, images = reference.build(**changes)
     inputs = keras.Input(images.shape[1:])
     nested = keras.Model(inputs, Held(model)(inputs))

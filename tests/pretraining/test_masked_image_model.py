@@ -7,6 +7,8 @@ from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
 from keras_vit.training import Resume
 from tests import tiny
 
+pytestmark = pytest.mark.in_turn
+
 RNG = np.random.default_rng(0)
 METHODS = {
     "masked_patch": (MaskedPatchPrediction, {}),

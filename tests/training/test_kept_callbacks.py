@@ -8,6 +8,8 @@ from keras_vit.training import Resume, kept_callbacks
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.kept_callbacks import get_state, pack, set_state, unpack
 
+pytestmark = pytest.mark.in_turn
+
 X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
 
 

@@ -9,6 +9,8 @@ from keras_vit import data, training
 from keras_vit.preprocessing import carrier_of
 from tests.tiny import Kill
 
+pytestmark = pytest.mark.in_turn
+
 TINY = {
     "variant": "Ti/4",
     "image_size": 8,
