@@ -170,7 +170,6 @@ def test_a_new_head_keeps_the_hidden_layer(tmp_path):
 
 
 # By timm's names, of its smallest sizes, and what it computes otherwise.
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize(
     "variant, changes",
     [
@@ -195,7 +194,6 @@ def test_timm_reads_our_folders(variant, changes, tmp_path):
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("name", ["coatnet_0_224", "coatnet_1_rw_224", "coatnet_rmlp_nano_rw_224", "test_coatnet"])
 def test_a_larger_image_size_is_that_of_timm(name, tmp_path):
     timm, torch = peer("timm"), peer("torch")
