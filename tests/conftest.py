@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items):
         else:
             continue
         if keras.backend.backend() not in backends:
-            item.add_marker(pytest.mark.skip(reason=f"tried on {', '.join(backends)}"))
+            item.add_marker(pytest.mark.skip(reason=f"tried on {', '.join(backends) or 'none'}"))
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -57,6 +57,8 @@ def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
     assert 0 < report.change.largest < 0.1
 
 
+# It takes minutes: with KERAS_VIT_EVERYWHERE=1 alone.
+@pytest.mark.tried_on()
 @here
 def test_a_coatnet_of_any_size(tmp_path):
     # Later stages compute the sizes in the same way, from longer terms, which takes the exporter minutes.
