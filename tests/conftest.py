@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(items):
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # JAX compiles each operation for each new shape, which takes it ten times as long as the others.
-settings = {"deadline": None, "print_blob": True, "max_examples": 5 if keras.backend.backend() == "jax" else 10}
+settings = {"deadline": None, "print_blob": True, "max_examples": 5 if keras.backend.backend() == "jax" else 25}
 hypothesis.settings.register_profile("default", **settings)
 # CI must not fail on a draw that nobody can see again.
 hypothesis.settings.register_profile("ci", **settings, derandomize=True, database=None)
