@@ -28,10 +28,10 @@ from keras_vit.training import WarmupDecay, adamw
 class Batches(keras.utils.PyDataset):
     """Augmented batches of (images, one-hot labels), determined by the seed."""
 
-    def __init__(self, images, labels, args, **kwargs):
+    def __init__(self, images, labels, args, num_classes=10, **kwargs):
         super().__init__(**kwargs)
         self.images = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
-        self.labels = np.eye(10, dtype="float32")[labels]
+        self.labels = np.eye(num_classes, dtype="float32")[labels]
         self.args, self.epoch = args, 0
         self._shuffle()
 

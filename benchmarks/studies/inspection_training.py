@@ -1,0 +1,118 @@
+"""What a ViT and a hybrid look at while they learn (arXiv 2010.11929, figures 7, 10 and 11).
+
+A small ViT and a small hybrid are trained on CIFAR-10. At some updates, and before the first, this measures each head's
+attention distance (figure 11), the similarity of position embeddings (figures 7 centre and 10), and the principal
+components of the patch embedding (figure 7 left). If the folder of images has ViT-B_16-224.npz, the same is measured on
+the real weights.
+
+    KERAS_BACKEND=jax python benchmarks/studies/inspection_training.py --data ~/images
+"""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+from study import Study, main
+from training import accuracy, cifar10, fit, flowers, hybrid, vit
+
+import keras_vit
+from keras_vit.inspection import attention_distance, embedding_filters, position_similarity
+
+# The corners and the middle of a grid, whose similarities are drawn.
+PLACES = ((0, 0), (3, 3), (6, 1))
+FILTERS = 12
+
+
+def measure(model, images):
+    """Returns the attention distances, position similarities and filters of a model at this moment."""
+    similarity = position_similarity(model)
+    rows, columns = similarity.shape[:2]
+    grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1).reshape(-1, 2)
+    distance = np.linalg.norm(grid[:, None] - grid[None], axis=-1)
+    others = distance > 0
+    flat = similarity.reshape(rows * columns, -1)
+    return {
+        "attention_distance": attention_distance(model, images).tolist(),
+        "similarity_and_distance": float(np.corrcoef(flat[others], distance[others])[0, 1]),
+        "similarities": [similarity[row * rows // 8, column * columns // 8].tolist() for row, column in PLACES],
+        "filters": embedding_filters(model, FILTERS).tolist(),
+    }
+
+
+class Measure(keras.callbacks.Callback):
+    """Measures a model before training and after some updates."""
+
+    def __init__(self, network, images, updates):
+        super().__init__()
+        self.network, self.images, self.updates, self.found = network, images, updates, {}
+
+    def on_train_begin(self, logs=None):
+        self.found[0] = measure(self.network, self.images)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 in self.updates:
+            _ = self.model  # On JAX, asking for it writes the state of training into the variables.
+            self.found[batch + 1] = measure(self.network, self.images)
+
+
+def run(data, seed, *, model, updates, points, num_images):
+    if model == "ViT-B/16":
+        path = data and Path(data) / "ViT-B_16-224.npz"
+        if path is None or not path.exists():
+            return {"points": {}}
+        network = keras_vit.from_pretrained(path, include_preprocessing=True)
+        images = flowers(data, 224)["test"][0][:: 680 // min(num_images, 17)]
+        # Its classes are those of ImageNet.
+        return {"points": {"trained": measure(network, images.astype("float32"))}}
+    parts = cifar10(data)
+    network = vit(num_layers=6) if model == "ViT" else hybrid(hidden_dim=64, num_layers=6)
+    images = parts["test"][0][:num_images].astype("float32")
+    chosen = sorted({max(1, updates * share // 100) for share in points})
+    watch = Measure(network, images, chosen)
+    fit(network, *parts["train"], updates=updates, seed=seed, callbacks=[watch])
+    return {"accuracy": accuracy(network, *parts["test"]), "points": {str(k): v for k, v in watch.found.items()}}
+
+
+def draw(figure, runs):
+    trained = {case: rows for case, rows in runs.items() if rows[0]["points"]}
+    upper, lower = figure.subfigures(2, 1)
+    for axes, (case, rows) in zip(np.atleast_1d(upper.subplots(1, len(trained))), trained.items(), strict=True):
+        for number, update in enumerate(rows[0]["points"]):
+            mean = np.mean([np.mean(row["points"][update]["attention_distance"], axis=1) for row in rows], axis=0)
+            axes.plot(mean, "-", color=f"C{number}", label=f"update {update}" if update != "trained" else update)
+            for row in rows:
+                heads = np.array(row["points"][update]["attention_distance"])
+                depth = np.repeat(np.arange(len(heads)), heads.shape[1])
+                axes.plot(depth, heads.reshape(-1), ".", color=f"C{number}", alpha=0.3, ms=3)
+        axes.set(title=case, xlabel="block", ylabel="attention distance in pixels")
+        axes.legend(fontsize="x-small")
+        axes.grid(alpha=0.3)
+    first = next(iter(trained.values()))[0]["points"]
+    pictures = lower.subplots(2, len(first), squeeze=False)
+    for column, (update, point) in enumerate(first.items()):
+        filters = np.array(point["filters"])
+        filters = (filters - filters.min()) / (filters.max() - filters.min())
+        # Two rows, with white lines between them.
+        framed = np.pad(filters, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1)
+        pictures[0, column].imshow(np.hstack([np.vstack(framed[i : i + 2]) for i in range(0, len(framed), 2)]))
+        pictures[0, column].set_title(f"filters, update {update}", fontsize="small")
+        pictures[1, column].imshow(np.hstack([np.array(part) for part in point["similarities"]]), vmin=-1, vmax=1)
+        pictures[1, column].set_title(f"positions: r = {point['similarity_and_distance']:.2f}", fontsize="small")
+    for axes in pictures.flat:
+        axes.axis("off")
+
+
+STUDY = Study(
+    name="inspection_training",
+    cases={name: {"model": name} for name in ("ViT", "hybrid", "ViT-B/16")},
+    common={"updates": 1800, "points": (2, 10, 30, 100), "num_images": 64},
+    run=run,
+    draw=draw,
+    score="accuracy",
+    quick={"updates": 2, "num_images": 2},
+    quick_cases=("ViT",),
+    figure_size=(13.0, 7.0),
+)
+
+if __name__ == "__main__":
+    main(STUDY)
