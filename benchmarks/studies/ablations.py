@@ -16,37 +16,35 @@ from training import accuracy, bit, cifar10, fit, multiply_adds, schedule, vit
 
 from keras_vit.training import adamw, sgd
 
-RATE = 1e-3
+SGD = {"optimizer": "sgd", "learning_rate": 0.1}
+# {group: {case: what differs from the base model, which is in each group}}.
 GROUPS = {
-    "position": {
-        name: {"position_embedding": name} for name in ("none", "learned", "learned2d", "relative", "sincos2d")
-    },
+    "position": {name: {"position_embedding": name} for name in ("none", "learned2d", "relative", "sincos2d")},
     "pooling": {
-        f"{pooling} {rate:g}": {"pooling": pooling, "learning_rate": rate}
-        for pooling in ("token", "gap")
-        for rate in (3e-4, 1e-3, 3e-3)
+        "token 0.0003": {"learning_rate": 3e-4},
+        "token 0.003": {"learning_rate": 3e-3},
+        "mean 0.0003": {"pooling": "gap", "learning_rate": 3e-4},
+        "mean 0.001": {"pooling": "gap"},
+        "mean 0.003": {"pooling": "gap", "learning_rate": 3e-3},
     },
-    "head": {"linear": {}, "pre_logits": {"representation_size": 64}},
-    "optimizer": {
-        "ViT Adam": {},
-        "ViT SGD": {"learning_rate": 0.1, "optimizer": "sgd"},
-        "BiT Adam": {"family": "bit"},
-        "BiT SGD": {"family": "bit", "learning_rate": 0.1, "optimizer": "sgd"},
-    },
+    "head": {"pre_logits": {"representation_size": 48}},
+    "optimizer": {"ViT SGD": SGD, "BiT Adam": {"family": "bit"}, "BiT SGD": {"family": "bit", **SGD}},
     "scaling": {
-        "base": {},
-        **{f"depth {layers}": {"num_layers": layers} for layers in (1, 2, 8)},
-        **{f"width {width}": {"hidden_dim": width} for width in (32, 96, 128)},
+        **{f"depth {layers}": {"num_layers": layers} for layers in (1, 6)},
+        **{f"width {width}": {"hidden_dim": width} for width in (24, 96)},
         **{f"patch {patch}": {"patch_size": patch} for patch in (8, 16)},
-        **{f"MLP {size}": {"mlp_dim": size} for size in (32, 64, 256, 512)},
+        **{f"MLP {size}": {"mlp_dim": size} for size in (24, 384)},
     },
 }
+BASE = {"position": "learned", "pooling": "token 0.001", "head": "linear", "optimizer": "ViT Adam", "scaling": "base"}
+CASES = {"base": {}}
+CASES |= {f"{group}: {name}": change for group, cases in GROUPS.items() for name, change in cases.items()}
 
 
-def run(data, seed, *, updates, family="vit", optimizer="adamw", learning_rate=RATE, **sizes):
+def run(data, seed, *, updates, family="vit", optimizer="adam", learning_rate=1e-3, **sizes):
     model = bit() if family == "bit" else vit(**sizes)
     rate = schedule(learning_rate, updates)
-    made = adamw(rate, weight_decay=0.05) if optimizer == "adamw" else sgd(rate)
+    made = adamw(rate, weight_decay=0.05) if optimizer == "adam" else sgd(rate)
     parts = cifar10(data)
     fit(model, *parts["train"], updates=updates, seed=seed, optimizer=made)
     return {"accuracy": accuracy(model, *parts["test"]), "multiply_adds": multiply_adds(model)}
@@ -54,18 +52,17 @@ def run(data, seed, *, updates, family="vit", optimizer="adamw", learning_rate=R
 
 def draw(figure, runs):
     for axes, group in zip(figure.subplots(1, len(GROUPS)), GROUPS, strict=True):
-        rows = {case.split(": ")[1]: rows for case, rows in runs.items() if case.startswith(f"{group}: ")}
-        scores = [mean_and_deviation([row["accuracy"] for row in results]) for results in rows.values()]
+        cases = {BASE[group]: "base", **{name: f"{group}: {name}" for name in GROUPS[group]}}
+        rows = {name: runs[case] for name, case in cases.items() if case in runs}
+        for number, (name, results) in enumerate(rows.items()):
+            mean, spread = mean_and_deviation([row["accuracy"] for row in results])
+            x = results[0]["multiply_adds"] if group == "scaling" else number
+            axes.errorbar(x, mean, spread, fmt="o", color="C1" if name == BASE[group] else "C0", capsize=2)
+            if group == "scaling":
+                axes.annotate(name, (x, mean), fontsize="x-small")
         if group == "scaling":
-            for (name, results), (mean, spread) in zip(rows.items(), scores, strict=True):
-                kind = name.split()[0]
-                color = f"C{('base', 'depth', 'width', 'patch', 'MLP').index(kind)}"
-                axes.errorbar(results[0]["multiply_adds"], mean, spread, fmt="o", color=color, capsize=2)
-                axes.annotate(name, (results[0]["multiply_adds"], mean), fontsize="x-small")
             axes.set(xscale="log", xlabel="multiply-adds an image")
         else:
-            means, spreads = ([score[i] for score in scores] for i in range(2))
-            axes.errorbar(range(len(rows)), means, spreads, fmt="o", capsize=2)
             axes.set_xticks(range(len(rows)), list(rows), rotation=60, ha="right", fontsize="small")
         axes.set(title=group, ylabel="accuracy")
         axes.grid(alpha=0.3)
@@ -73,8 +70,8 @@ def draw(figure, runs):
 
 STUDY = Study(
     name="ablations",
-    cases={f"{group}: {name}": settings for group, cases in GROUPS.items() for name, settings in cases.items()},
-    common={"updates": 600},
+    cases=CASES,
+    common={"updates": 400},
     run=run,
     draw=draw,
     score="accuracy",

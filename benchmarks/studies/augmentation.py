@@ -16,7 +16,7 @@ from training import accuracy, cifar10, schedule, vit
 import keras_vit
 from keras_vit.training import adamw
 
-MODELS = {"S": {"hidden_dim": 48, "num_layers": 3}, "L": {"hidden_dim": 96, "num_layers": 6}}
+MODELS = {"S": {"hidden_dim": 48, "num_layers": 3}, "L": {"hidden_dim": 64, "num_layers": 4}}
 POLICIES = {"none": "none", "light": "light2", "medium": "medium2"}
 REGULARISATION = {"none": {}, "dropout": {"dropout_rate": 0.1}, "depth": {"drop_path_rate": 0.1}}
 IMAGES = (2_000, 20_000)
@@ -82,7 +82,7 @@ STUDY = Study(
         for policy in POLICIES
         for kind in REGULARISATION
     },
-    common={"updates": 400},
+    common={"updates": 200},
     run=run,
     draw=draw,
     score="accuracy",

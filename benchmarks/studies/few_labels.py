@@ -39,7 +39,7 @@ METHODS = ("supervised", "masked_patch", "simmim", "mae", "distillation", "noisy
 LABELS = (100, 300, 1000, 4000)
 BATCH, LABELLED, UNLABELLED = 100, 20, 80
 SQUARE = 6
-SIZES = {"patch_size": 7, "hidden_dim": 96, "num_layers": 4}
+SIZES = {"patch_size": 7, "hidden_dim": 64, "num_layers": 3}
 
 
 @functools.cache
@@ -173,7 +173,7 @@ def draw(figure, runs):
 STUDY = Study(
     name="few_labels",
     cases={f"{method} {count}": {"method": method, "num_labels": count} for method in METHODS for count in LABELS},
-    common={"budget": 120_000, "rates": {"supervised": 2e-3, "pretraining": 2e-3, "fine_tuning": 1e-3}},
+    common={"budget": 100_000, "rates": {"supervised": 2e-3, "pretraining": 2e-3, "fine_tuning": 1e-3}},
     run=run,
     draw=draw,
     score="accuracy",

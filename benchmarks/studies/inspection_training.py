@@ -65,7 +65,7 @@ def run(data, seed, *, model, updates, points, num_images):
         # Its classes are those of ImageNet.
         return {"points": {"trained": measure(network, images.astype("float32"))}}
     parts = cifar10(data)
-    network = vit(num_layers=6) if model == "ViT" else hybrid(hidden_dim=64, num_layers=6)
+    network = vit(hidden_dim=64, num_layers=6) if model == "ViT" else hybrid(hidden_dim=64, num_layers=6)
     images = parts["test"][0][:num_images].astype("float32")
     chosen = sorted({max(1, updates * share // 100) for share in points})
     watch = Measure(network, images, chosen)
@@ -105,7 +105,7 @@ def draw(figure, runs):
 STUDY = Study(
     name="inspection_training",
     cases={name: {"model": name} for name in ("ViT", "hybrid", "ViT-B/16")},
-    common={"updates": 1800, "points": (2, 10, 30, 100), "num_images": 64},
+    common={"updates": 600, "points": (2, 10, 30, 100), "num_images": 64},
     run=run,
     draw=draw,
     score="accuracy",

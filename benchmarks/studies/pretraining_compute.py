@@ -15,15 +15,15 @@ BATCH = 100
 MODELS = {
     "BiT-S": (bit, {"stages": (1,)}),
     "BiT-M": (bit, {"stages": (1, 1)}),
-    "BiT-L": (bit, {"stages": (1, 1, 1)}),
-    "hybrid-S": (hybrid, {"hidden_dim": 48, "num_layers": 2}),
-    "hybrid-M": (hybrid, {"hidden_dim": 64, "num_layers": 3}),
-    "hybrid-L": (hybrid, {"hidden_dim": 96, "num_layers": 4}),
-    "ViT-S": (vit, {"hidden_dim": 48, "num_layers": 3}),
-    "ViT-M": (vit, {"hidden_dim": 80, "num_layers": 4}),
-    "ViT-L": (vit, {"hidden_dim": 128, "num_layers": 6}),
+    "BiT-L": (bit, {"stages": (2, 2, 2)}),
+    "hybrid-S": (hybrid, {"hidden_dim": 32, "num_layers": 1}),
+    "hybrid-M": (hybrid, {"hidden_dim": 48, "num_layers": 2}),
+    "hybrid-L": (hybrid, {"hidden_dim": 80, "num_layers": 3}),
+    "ViT-S": (vit, {"hidden_dim": 32, "num_layers": 2}),
+    "ViT-M": (vit, {"hidden_dim": 48, "num_layers": 3}),
+    "ViT-L": (vit, {"hidden_dim": 80, "num_layers": 4}),
 }
-UPDATES = (60, 150, 380, 960)
+UPDATES = (30, 75, 190, 480)
 # Scores, and their titles in the figure.
 TITLES = {"upstream": "CIFAR-10, pre-trained on", "transfer": "Flowers, fine-tuned", "few_shot": "Flowers, 10 shots"}
 
@@ -61,12 +61,12 @@ def draw(figure, runs):
 STUDY = Study(
     name="pretraining_compute",
     cases={f"{model} {updates}": {"model": model, "updates": updates} for model in MODELS for updates in UPDATES},
-    common={"share": 1.0, "fine_tuning": 150},
+    common={"share": 1.0, "fine_tuning": 60},
     run=run,
     draw=draw,
     score="transfer",
-    quick={"share": 0.03, "fine_tuning": 2},
-    quick_cases=("BiT-S 60", "hybrid-S 60", "ViT-S 60"),
+    quick={"share": 0.05, "fine_tuning": 2},
+    quick_cases=("BiT-S 30", "hybrid-S 30", "ViT-S 30"),
     figure_size=(13.0, 4.2),
 )
 

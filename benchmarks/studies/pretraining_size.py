@@ -12,9 +12,9 @@ from training import accuracy, bit, cifar10, few_shot, fine_tuned, fit, flowers,
 
 MODELS = {
     "BiT-S": (bit, {"stages": (1,)}),
-    "BiT-L": (bit, {"stages": (1, 1, 1)}),
-    "ViT-S": (vit, {"hidden_dim": 64, "num_layers": 4}),
-    "ViT-L": (vit, {"hidden_dim": 96, "num_layers": 6}),
+    "BiT-L": (bit, {"stages": (2, 2, 2)}),
+    "ViT-S": (vit, {"hidden_dim": 48, "num_layers": 3}),
+    "ViT-L": (vit, {"hidden_dim": 80, "num_layers": 4}),
 }
 PARTS = (16, 8, 4, 2, 1)
 # Scores, and their titles in the figure.
@@ -54,7 +54,7 @@ def draw(figure, runs):
 STUDY = Study(
     name="pretraining_size",
     cases={f"{model} 1/{part}": {"model": model, "part": part} for model in MODELS for part in PARTS},
-    common={"updates": 600, "fine_tuning": 150},
+    common={"updates": 400, "fine_tuning": 60},
     run=run,
     draw=draw,
     score="few_shot",

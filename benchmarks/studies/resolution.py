@@ -46,7 +46,7 @@ STUDY = Study(
         **{f"{size} to {size}": {"before": size, "size": size} for size in SIZES[1:]},
         **{f"scratch {size}": {"before": None, "size": size} for size in SIZES},
     },
-    common={"updates": 450, "fine_tuning": 150},
+    common={"updates": 300, "fine_tuning": 100},
     run=run,
     draw=draw,
     score="transfer",

@@ -12,7 +12,6 @@ import collections
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parents[1]))
 
 import keras
+from measure import processor
 
 import keras_vit
 from keras_vit.files import replacing
@@ -134,7 +134,7 @@ def _found(path, name, settings):
     """Reads the results that are there, or begins new ones."""
     facts = {"backend": keras.backend.backend(), "keras": keras.__version__, "keras_vit": keras_vit.__version__}
     if not path.exists():
-        return {"study": name, **facts, "machine": platform.machine(), "settings": settings, "runs": {}}
+        return {"study": name, **facts, "processor": processor(), "settings": settings, "runs": {}}
     found = json.loads(path.read_text(encoding="utf-8"))
     # As JSON has them: lists in place of tuples.
     if found["settings"] != json.loads(json.dumps(settings)) or found["backend"] != facts["backend"]:

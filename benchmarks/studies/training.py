@@ -54,7 +54,7 @@ def _synthetic(classes, train, test, size=32):
 
 def vit(num_classes=10, image_size=32, **sizes):
     """Builds a small ViT for raw images."""
-    sizes = {"patch_size": 4, "hidden_dim": 64, "num_layers": 4, "num_heads": 4, **sizes}
+    sizes = {"patch_size": 4, "hidden_dim": 48, "num_layers": 3, "num_heads": 4, **sizes}
     sizes.setdefault("mlp_dim", 2 * sizes["hidden_dim"])
     return keras_vit.ViT("Ti/16", image_size=image_size, num_classes=num_classes, include_preprocessing=True, **sizes)
 
@@ -74,10 +74,10 @@ def hybrid(num_classes=10, image_size=32, **sizes):
 
 
 def bit(num_classes=10, image_size=32, *, stages=(1, 1, 1)):
-    """Builds a small BiT. Its stem reduces images to a quarter, so it sees them twice as large."""
+    """Builds a small BiT."""
     return keras_vit.BiT(
         "R50x1",
-        image_size=2 * image_size,
+        image_size=image_size,
         num_classes=num_classes,
         include_preprocessing=True,
         stages=stages,

@@ -137,6 +137,44 @@ def distillation():
     return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
 
 
+def semi_supervised():
+    """Accuracy with 1,000 labels by Noisy Student and Meta Pseudo Labels, and its compute."""
+    found = result("semi_supervised")
+    titles = {
+        "supervised": "labelled images alone",
+        "noisy_student": "Noisy Student, two rounds",
+        "meta": "Meta Pseudo Labels",
+        "meta_finetuned": "Meta Pseudo Labels, then fine-tuned on the labelled images",
+    }
+    rows = []
+    for method, title in titles.items():
+        runs = [run for name, run in found["runs"].items() if name.split("/")[0] == method]
+        forward_and_backward, forward = found["images"][method]
+        gains = found["summary"][method]["gain_over_supervised"]
+        scores = [spread([run["test_accuracy"] for run in runs]), " ".join(f"{gain:+.4f}" for gain in gains), len(runs)]
+        rows.append([title, *scores, f"{forward_and_backward:,}", f"{forward:,}"])
+    columns = ["Test accuracy", "Gain by seed", "Seeds", "Images forward and backward", "Images forward alone"]
+    return markdown_table(["", *columns], rows)
+
+
+def families():
+    """Small models of each family, trained alike on CIFAR-10."""
+    found = result("families")
+    rows = [
+        [
+            row["family"],
+            f"{row['accuracy']:.4f}",
+            f"{row['parameters']:,}",
+            f"{row['multiply_adds'] / 1e6:.1f}",
+            f"{row['trained images a CPU second']:.0f}",
+        ]
+        for row in found["rows"]
+    ]
+    text = f"{found['epochs']} epochs on {BACKENDS[found['backend']]}, one seed, one core of {found['processor']}."
+    columns = ["", "Test accuracy", "Parameters", "Multiply-adds (M)", "Images trained on a second"]
+    return f"{text}\n\n" + markdown_table(columns, rows)
+
+
 def two_moons():
     """Accuracy on two moons by method."""
     titles = {
@@ -408,6 +446,7 @@ TABLES = {
         distillation,
         examples,
         exports,
+        families,
         first_calls,
         fuzz,
         kills,
@@ -420,6 +459,7 @@ TABLES = {
         pipeline,
         pretraining,
         recipes,
+        semi_supervised,
         serving,
         speeds,
         two_moons,

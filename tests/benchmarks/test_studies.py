@@ -1,0 +1,92 @@
+"""Each study in a few steps on synthetic images, and how the runner keeps results."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.in_turn
+
+STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
+NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training"))
+
+
+def start(name, out, *options):
+    """Starts a quick run in a process group of its own."""
+    command = [sys.executable, STUDIES / f"{name}.py", "--quick", "--workers", "1", "--out", out, *options]
+    paths = os.pathsep.join([str(STUDIES.parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths}
+    text = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(list(map(str, command)), env=env, start_new_session=True, **text)
+
+
+def finish(process):
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture
+def study(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUDIES))
+    yield importlib.import_module("study")
+    # Its module and those of the studies have common names.
+    for name in ("study", "training", *NAMES):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_writes_results_and_a_plot(name, tmp_path):
+    output = finish(start(name, tmp_path / "study.json"))
+    found = json.loads((tmp_path / "study.json").read_text())
+    assert found["study"] == name and found["runs"]
+    for key, row in found["runs"].items():
+        assert key.endswith("/0") and key in output
+        assert row["seconds"] > 0 and len(row) > 1
+        assert all(0 <= value <= 1 for score in ("accuracy", "transfer", "few_shot") if (value := row.get(score)))
+    assert (tmp_path / "study.png").stat().st_size > 5_000
+
+
+def test_a_killed_study_goes_on_to_the_same_results(study, tmp_path):
+    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
+    finish(start("resolution", whole))
+    process = start("resolution", killed)
+    while not killed.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = len(json.loads(killed.read_text())["runs"])
+    output = finish(start("resolution", killed))
+    assert output.count("/0: ") == len(json.loads(whole.read_text())["runs"]) - left
+    first, second = (study.without_times(json.loads(path.read_text())) for path in (whole, killed))
+    assert first == second and list(first["runs"]) == list(second["runs"])
+    with pytest.raises(SystemExit, match="other settings"):
+        study._found(killed, "resolution", {"updates": 1})
+
+
+def test_results_are_in_the_order_of_cases_and_seeds(study, tmp_path):
+    rows = {"b/0": {"seconds": 1}, "a 1/10/2": {"seconds": 1}, "a 1/10/0": {"score": 0.5, "seconds": 2}}
+    study._write(tmp_path / "out.json", {"runs": rows}, {"a 1/10": {}, "b": {}})
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert list(found["runs"]) == ["a 1/10/0", "a 1/10/2", "b/0"]
+    assert study.without_times(found)["runs"]["a 1/10/0"] == {"score": 0.5}
+    table = study.table("score", {"a 1/10": [{"score": 0.25}, {"score": 0.75}], "b": [{}]})
+    assert table.splitlines() == ["case    score", "a 1/10  0.5000 ± 0.3536 (2 seeds)"]
+
+
+def test_every_case_of_a_study_is_one_that_its_run_takes(study):
+    for name in NAMES:
+        made = importlib.import_module(name).STUDY
+        assert made.name == name and set(made.quick_cases) <= set(made.cases)
+        assert set(made.quick) <= set(made.common)
+        arguments = made.run.__code__.co_varnames[: made.run.__code__.co_argcount + made.run.__code__.co_kwonlyargcount]
+        accepts_more = bool(made.run.__code__.co_flags & 0x08)
+        for settings in made.cases.values():
+            assert accepts_more or set(settings) | set(made.common) <= set(arguments)
