@@ -44,7 +44,7 @@ def on_page_markdown(markdown, page, **kwargs):
         indent, name, argument = found.groups()
         if name not in TABLES:
             raise PluginError(f"Expected in {page.file.src_uri} one of {', '.join(TABLES)}. Received: {found[0]}")
-        return textwrap.indent(TABLES[name](*filter(None, [argument])), indent)
+        return textwrap.indent(TABLES[name](*filter(None, (argument or "").split(", "))), indent)
 
     return MARKER.sub(table, markdown)
 

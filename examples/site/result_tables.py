@@ -16,6 +16,8 @@ from keras_vit.training import RECIPES
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+# How the files of throughput end.
+PROCESSORS = {"amd": "", "intel": "_intel"}
 NOT_MEASURED = "not measured"
 TASKS = {"forward": "forward", "train": "training step"}
 
@@ -249,10 +251,10 @@ OTHER_RESULTS = {
 }
 
 
-def throughput_rows():
-    """Yields the rows of all backends' throughput files with the backend."""
+def throughput_rows(processor="amd"):
+    """Yields the rows of all backends' throughput files on a processor, with the backend."""
     for backend in BACKENDS:
-        for row in (result(f"throughput_{backend}") or {"rows": []})["rows"]:
+        for row in (result(f"throughput_{backend}{PROCESSORS[processor]}") or {"rows": []})["rows"]:
             yield backend, row
 
 
@@ -264,10 +266,10 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
-def peers():
-    """B/16 at 224 beside each peer: the ratio of images a second, forward and in training."""
+def peers(processor):
+    """B/16 at 224 beside each peer on "amd" or "intel": the ratio of images a second, forward and in training."""
     rows = {}
-    for backend, row in throughput_rows():
+    for backend, row in throughput_rows(processor):
         if (row["model"], row["dtype"], row["batch"], row["options"]) == ("B/16@224", "float32", 8, ""):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
                 rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
@@ -278,10 +280,10 @@ def peers():
     return markdown_table(["", *TASKS.values()], cells)
 
 
-def speeds(options):
+def speeds(options, processor="amd"):
     """All rows of images a second, of models as they are ("plain") or with builder options ("options")."""
     cells = []
-    for backend, row in throughput_rows():
+    for backend, row in throughput_rows(processor):
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
             own = row["medians"]["wall"][row["subject"]]
             for side, found in row["ratios_subject_to_side"]["wall"].items():

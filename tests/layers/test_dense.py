@@ -7,6 +7,12 @@ from keras_vit.activations import gelu_tanh
 from keras_vit.layers import Dense, cpu
 
 
+@pytest.fixture(autouse=True)
+def amd(monkeypatch):
+    """The tricks of AMD processors, on each."""
+    monkeypatch.setattr(cpu, "_is_amd", lambda: True)
+
+
 @pytest.fixture(params=[False, True], ids=["plain", "tricks"])
 def tricks(request, monkeypatch):
     monkeypatch.setattr(cpu, "ENABLED", request.param)
@@ -43,6 +49,32 @@ def test_onednn_computes_the_same_without_a_gradient(activation, monkeypatch):
     assert len(calls) == 15
     gelus = {gelu_tanh: ("gelu", "tanh"), keras.activations.gelu: ("gelu", "none")}
     assert {tuple(args[3:]) for args in calls} == {gelus.get(activation, ())}
+
+
+@on_torch
+def test_other_processors_than_amds_compute_by_pytorchs_default(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(cpu, "_is_amd", lambda: False)
+    monkeypatch.setattr(cpu, "_onednn", None)
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+    with torch.no_grad():
+        torch.testing.assert_close(cpu.dense(x, kernel, bias, gelu_tanh), gelu_tanh(x @ kernel + bias))
+
+
+IS_AMD = cpu._is_amd.__wrapped__
+
+
+@pytest.mark.parametrize(("told", "expected"), [("vendor_id: AuthenticAMD", True), ("vendor_id: GenuineIntel", False)])
+def test_amd_is_known_by_its_vendor(told, expected, tmp_path, monkeypatch):
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu, "Path", lambda _: path)
+    monkeypatch.setattr(cpu.platform, "processor", lambda: told)
+    # Windows has no such file.
+    assert IS_AMD() is expected
+    path.write_text(f"processor: 0\n{told}\n")
+    monkeypatch.setattr(cpu.platform, "processor", lambda: "")
+    assert IS_AMD() is expected
 
 
 @on_torch
