@@ -159,6 +159,19 @@ def semi_supervised():
     return markdown_table(["", *columns], rows)
 
 
+def study(name, score):
+    """The cases of a study: the mean of a score and its deviation over the seeds, and what all runs cost."""
+    found = result(f"study_{name}")
+    by_case = {}
+    for key, row in found["runs"].items():
+        if score in row:
+            by_case.setdefault(key.rsplit("/", 1)[0], []).append(row[score])
+    hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
+    text = f"{hours:.1f} core hours on {BACKENDS[found['backend']]}, {found['processor'].split(',')[0]}."
+    rows = [[case, spread(scores), len(scores)] for case, scores in by_case.items()]
+    return f"{text}\n\n" + markdown_table(["Case", score.replace("_", " "), "Seeds"], rows)
+
+
 def families():
     """Small models of each family, trained alike on CIFAR-10."""
     found = result("families")
@@ -464,6 +477,7 @@ TABLES = {
         semi_supervised,
         serving,
         speeds,
+        study,
         two_moons,
         vt_resnet,
         zoo,
