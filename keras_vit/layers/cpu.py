@@ -72,9 +72,9 @@ def _onednn_takes(x, kernel, bias):
 
     return (
         ENABLED
-        and _is_amd()
         # Whatever changes or reads the operations knows only the public ones.
         and not torch.compiler.is_compiling()
+        and _is_amd()
         and _has_onednn()
         and torch.backends.mkldnn.enabled
         and not torch.jit.is_tracing()

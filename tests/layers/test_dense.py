@@ -1,3 +1,5 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -63,6 +65,16 @@ def test_other_processors_than_amds_compute_by_pytorchs_default(monkeypatch):
 
 
 IS_AMD = cpu._is_amd.__wrapped__
+
+
+@on_torch
+def test_a_compiler_does_not_meet_the_question_for_the_processor(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(cpu, "_is_amd", functools.cache(IS_AMD))
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+    product = torch.compile(lambda x: cpu.dense(x, kernel, bias), backend="eager", fullgraph=True)
+    torch.testing.assert_close(product(x), x @ kernel + bias)
 
 
 @pytest.mark.parametrize(("told", "expected"), [("vendor_id: AuthenticAMD", True), ("vendor_id: GenuineIntel", False)])
