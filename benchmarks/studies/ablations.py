@@ -8,7 +8,7 @@
 
 The accuracy is that of the 10,000 test images after the last update; no setting was chosen by it.
 
-    KERAS_BACKEND=jax python benchmarks/studies/ablations.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/ablations.py --data ~/images
 """
 
 from study import Study, main, mean_and_deviation

@@ -4,7 +4,7 @@ Two sizes of ViT are trained on 2,000 and on 20,000 images of CIFAR-10, with no,
 (RandAugment and MixUp, "light2" and "medium2" of the paper) and without regularisation, with dropout, or with
 stochastic depth, each at a rate of 0.1. All take the same number of updates. The accuracy is that of the test images.
 
-    KERAS_BACKEND=jax python benchmarks/studies/augmentation.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/augmentation.py --data ~/images
 """
 
 import keras

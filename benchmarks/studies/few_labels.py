@@ -14,7 +14,7 @@ may spend the same number of images taken forward and backward, by all its netwo
 Masked autoencoders take a quarter of the patches through the encoder, which is cheaper; forward passes alone are not
 counted. The accuracy is that of the 10,000 test images after the last update; no setting was chosen by it.
 
-    KERAS_BACKEND=jax python benchmarks/studies/few_labels.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/few_labels.py --data ~/images
 """
 
 import functools

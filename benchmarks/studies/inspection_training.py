@@ -5,7 +5,7 @@ attention distance (figure 11), the similarity of position embeddings (figures 7
 components of the patch embedding (figure 7 left). If the folder of images has ViT-B_16-224.npz, the same is measured on
 the real weights.
 
-    KERAS_BACKEND=jax python benchmarks/studies/inspection_training.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/inspection_training.py --data ~/images
 """
 
 from pathlib import Path

@@ -4,12 +4,12 @@ Three sizes of each family are pre-trained on CIFAR-10 for four budgets, which s
 its own. Then they are transferred to Oxford 17 Flowers: fine-tuned, and few-shot on frozen features. Compute is the
 multiply-adds of a forward pass times the images seen.
 
-    KERAS_BACKEND=jax python benchmarks/studies/pretraining_compute.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/pretraining_compute.py --data ~/images
 """
 
 import numpy as np
 from study import Study, main, mean_and_deviation
-from training import accuracy, bit, cifar10, few_shot, fine_tuned, fit, flowers, hybrid, multiply_adds, vit
+from training import TITLES, bit, cifar10, fit, hybrid, multiply_adds, transferred, vit
 
 BATCH = 100
 MODELS = {
@@ -24,8 +24,6 @@ MODELS = {
     "ViT-L": (vit, {"hidden_dim": 80, "num_layers": 4}),
 }
 UPDATES = (30, 75, 190, 480)
-# Scores, and their titles in the figure.
-TITLES = {"upstream": "CIFAR-10, pre-trained on", "transfer": "Flowers, fine-tuned", "few_shot": "Flowers, 10 shots"}
 
 
 def run(data, seed, *, model, updates, share, fine_tuning):
@@ -34,12 +32,9 @@ def run(data, seed, *, model, updates, share, fine_tuning):
     images, labels = cifar10(data)["train"]
     updates = max(2, round(share * updates))
     fit(network, images, labels, updates=updates, seed=seed)
-    target = flowers(data)
     return {
         "compute": float(multiply_adds(network) * updates * BATCH),
-        "upstream": accuracy(network, *cifar10(data)["test"]),
-        "few_shot": few_shot(network, target),
-        "transfer": fine_tuned(network, target, updates=fine_tuning, seed=seed),
+        **transferred(network, data, updates=fine_tuning, seed=seed),
     }
 
 

@@ -3,12 +3,12 @@
 Two sizes of BiT and of ViT are pre-trained on random subsets of CIFAR-10, each for the same number of updates, and then
 transferred to Oxford 17 Flowers: fine-tuned (figure 3), and few-shot linear on frozen features (figure 4).
 
-    KERAS_BACKEND=jax python benchmarks/studies/pretraining_size.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/pretraining_size.py --data ~/images
 """
 
 import numpy as np
 from study import Study, main, mean_and_deviation
-from training import accuracy, bit, cifar10, few_shot, fine_tuned, fit, flowers, vit
+from training import TITLES, bit, cifar10, fit, transferred, vit
 
 MODELS = {
     "BiT-S": (bit, {"stages": (1,)}),
@@ -17,8 +17,6 @@ MODELS = {
     "ViT-L": (vit, {"hidden_dim": 80, "num_layers": 4}),
 }
 PARTS = (16, 8, 4, 2, 1)
-# Scores, and their titles in the figure.
-TITLES = {"upstream": "CIFAR-10, pre-trained on", "transfer": "Flowers, fine-tuned", "few_shot": "Flowers, 10 shots"}
 
 
 def run(data, seed, *, model, part, updates, fine_tuning):
@@ -27,12 +25,9 @@ def run(data, seed, *, model, part, updates, fine_tuning):
     build, sizes = MODELS[model]
     network = build(**sizes)
     fit(network, images[chosen], labels[chosen], updates=updates, seed=seed)
-    target = flowers(data)
     return {
         "images": len(chosen),
-        "upstream": accuracy(network, *cifar10(data)["test"]),
-        "few_shot": few_shot(network, target),
-        "transfer": fine_tuned(network, target, updates=fine_tuning, seed=seed),
+        **transferred(network, data, updates=fine_tuning, seed=seed),
     }
 
 

@@ -4,7 +4,7 @@ A small ViT is pre-trained on CIFAR-10 at 32 pixels and fine-tuned on Oxford 17 
 position embeddings are interpolated. Beside it, the same model pre-trained and fine-tuned at that size, and one trained
 on Flowers at that size from scratch. The flowers are real images of each size; CIFAR-10's are enlarged.
 
-    KERAS_BACKEND=jax python benchmarks/studies/resolution.py --data ~/images
+    KERAS_BACKEND=torch python benchmarks/studies/resolution.py --data ~/images
 """
 
 from study import Study, main, mean_and_deviation

@@ -18,6 +18,8 @@ from keras_vit.evaluation import extract_features, few_shot_from_features
 from keras_vit.training import WarmupDecay, adamw
 
 SHOTS = 10
+# The scores of `transferred`, and their titles in a figure.
+TITLES = {"upstream": "CIFAR-10, pre-trained on", "transfer": "Flowers, fine-tuned", "few_shot": "Flowers, 10 shots"}
 
 
 @functools.cache
@@ -162,3 +164,12 @@ def fine_tuned(model, data, *, updates, seed, learning_rate=1e-3, **changes):
     model = with_new_head(model, int(labels.max()) + 1, **changes)
     fit(model, images, labels, updates=updates, seed=seed, learning_rate=learning_rate, batch_size=68)
     return accuracy(model, *test)
+
+
+def transferred(model, data, *, updates, seed):
+    """Returns the scores of a model pre-trained on CIFAR-10: there, and on Flowers few-shot and fine-tuned."""
+    return {
+        "upstream": accuracy(model, *cifar10(data)["test"]),
+        "few_shot": few_shot(model, flowers(data)),
+        "transfer": fine_tuned(model, flowers(data), updates=updates, seed=seed),
+    }

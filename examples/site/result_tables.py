@@ -116,6 +116,11 @@ def pretraining():
     return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
 
 
+def processor_of(found):
+    """Returns the name of the processor that results were measured on."""
+    return found["processor"].split(",")[0].removeprefix("model name ")
+
+
 def minutes(runs):
     """Returns the mean minutes of runs."""
     return f"{statistics.mean(run['seconds'] for run in runs) / 60:.0f}"
@@ -167,7 +172,7 @@ def study(name, score):
         if score in row:
             by_case.setdefault(key.rsplit("/", 1)[0], []).append(row[score])
     hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
-    text = f"{hours:.1f} core hours on {BACKENDS[found['backend']]}, {found['processor'].split(',')[0]}."
+    text = f"{hours:.1f} core hours on {BACKENDS[found['backend']]}, {processor_of(found)}."
     rows = [[case, spread(scores), len(scores)] for case, scores in by_case.items()]
     return f"{text}\n\n" + markdown_table(["Case", score.replace("_", " "), "Seeds"], rows)
 
@@ -185,7 +190,7 @@ def families():
         ]
         for row in found["rows"]
     ]
-    text = f"{found['epochs']} epochs on {BACKENDS[found['backend']]}, one seed, one core of {found['processor']}."
+    text = f"{found['epochs']} epochs on {BACKENDS[found['backend']]}, one seed, one core of {processor_of(found)}."
     columns = ["", "Test accuracy", "Parameters", "Multiply-adds (M)", "Images trained on a second"]
     return f"{text}\n\n" + markdown_table(columns, rows)
 
@@ -279,7 +284,7 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
-def peers(processor):
+def peers(processor="amd"):
     """B/16 at 224 beside each peer on "amd" or "intel": the ratio of images a second, forward and in training."""
     rows = {}
     for backend, row in throughput_rows(processor):
