@@ -4,7 +4,8 @@
 - pooling: the class token or the mean of the patches, each at three learning rates (figure 9);
 - head: with and without the hidden layer `pre_logits`;
 - optimizer: SGD and Adam, for a ViT and a BiT (table 7 has ResNets);
-- scaling: depth, width, patch size and MLP, one at a time (figure 8).
+- scaling: depth, width, patch size and MLP, one at a time (figure 8), and axial blocks, each a block along the rows and
+  one along the columns (section D.6, figure 13).
 
 The accuracy is that of the 10,000 test images after the last update; no setting was chosen by it.
 
@@ -12,7 +13,7 @@ The accuracy is that of the 10,000 test images after the last update; no setting
 """
 
 from study import Study, main, mean_and_deviation
-from training import accuracy, bit, cifar10, fit, multiply_adds, schedule, vit
+from training import accuracy, axial_vit, bit, cifar10, fit, multiply_adds, schedule, vit
 
 from keras_vit.training import adamw, sgd
 
@@ -34,6 +35,7 @@ GROUPS = {
         **{f"width {width}": {"hidden_dim": width} for width in (24, 96)},
         **{f"patch {patch}": {"patch_size": patch} for patch in (8, 16)},
         **{f"MLP {size}": {"mlp_dim": size} for size in (24, 384)},
+        **{f"axial {layers}": {"family": "axial", "num_layers": layers} for layers in (1, 3)},
     },
 }
 BASE = {"position": "learned", "pooling": "token 0.001", "head": "linear", "optimizer": "ViT Adam", "scaling": "base"}
@@ -42,7 +44,7 @@ CASES |= {f"{group}: {name}": change for group, cases in GROUPS.items() for name
 
 
 def run(data, seed, *, updates, family="vit", optimizer="adam", learning_rate=1e-3, **sizes):
-    model = bit() if family == "bit" else vit(**sizes)
+    model = {"vit": vit, "bit": bit, "axial": axial_vit}[family](**sizes)
     rate = schedule(learning_rate, updates)
     made = adamw(rate, weight_decay=0.05) if optimizer == "adam" else sgd(rate)
     parts = cifar10(data)
@@ -76,7 +78,7 @@ STUDY = Study(
     draw=draw,
     score="accuracy",
     quick={"updates": 2},
-    quick_cases=("position: relative", "head: pre_logits", "optimizer: BiT SGD"),
+    quick_cases=("position: relative", "head: pre_logits", "optimizer: BiT SGD", "scaling: axial 1"),
     figure_size=(18.0, 4.4),
 )
 

@@ -12,6 +12,7 @@ import collections
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import time
@@ -153,8 +154,10 @@ def _write(path, found, cases):
 
     found["runs"] = {key: found["runs"][key] for key in sorted(found["runs"], key=place)}
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A list of numbers is one line.
+    text = re.sub(r"\[[^][{}\"]+\]", lambda numbers: " ".join(numbers[0].split()), json.dumps(found, indent=1))
     with replacing(path) as draft:
-        draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        draft.write_text(text + "\n", encoding="utf-8")
 
 
 def _draw(study, by_case, path):

@@ -61,6 +61,20 @@ def vit(num_classes=10, image_size=32, **sizes):
     return keras_vit.ViT("Ti/16", image_size=image_size, num_classes=num_classes, include_preprocessing=True, **sizes)
 
 
+def axial_vit(num_classes=10, image_size=32, *, patch_size=4, hidden_dim=48, num_layers=3):
+    """Builds a small ViT of axial blocks, whose patches are averaged."""
+    images = keras.Input((image_size, image_size, 3))
+    x = keras_vit.layers.ImageNormalization(apply=True)(images)
+    tokens = keras_vit.layers.PatchEmbedding(hidden_dim, patch_size)(x)
+    tokens = keras_vit.layers.PositionEmbedding((image_size // patch_size,) * 2)(tokens)
+    x = keras_vit.layers.PatchMap(patch_size)(tokens, x)
+    for _ in range(num_layers):
+        x = keras_vit.layers.AxialBlock(num_heads=4, mlp_dim=2 * hidden_dim)(x)
+    x = keras.layers.LayerNormalization(epsilon=1e-6)(x)
+    x = keras.layers.GlobalAveragePooling2D(data_format="channels_last")(x)
+    return keras.Model(images, keras.layers.Dense(num_classes, kernel_initializer="zeros", name="head")(x))
+
+
 def hybrid(num_classes=10, image_size=32, **sizes):
     """Builds a small hybrid: one stage of residual units, then 8 x 8 tokens."""
     sizes = {"patch_size": 1, "num_heads": 4, "mlp_dim": 2 * sizes["hidden_dim"], **sizes}

@@ -164,8 +164,11 @@ def semi_supervised():
     return markdown_table(["", *columns], rows)
 
 
-def study(name, score):
-    """The cases of a study: the mean of a score and its deviation over the seeds, and what all runs cost."""
+def study(name, score, columns=None):
+    """The cases of a study: the mean of a score and its deviation over the seeds, and what all runs cost.
+
+    With `columns`, the title of a grid, the last word of each case is its column.
+    """
     found = result(f"study_{name}")
     by_case = {}
     for key, row in found["runs"].items():
@@ -173,8 +176,20 @@ def study(name, score):
             by_case.setdefault(key.rsplit("/", 1)[0], []).append(row[score])
     hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
     text = f"{hours:.1f} core hours on {BACKENDS[found['backend']]}, {processor_of(found)}."
-    rows = [[case, spread(scores), len(scores)] for case, scores in by_case.items()]
-    return f"{text}\n\n" + markdown_table(["Case", score.replace("_", " "), "Seeds"], rows)
+    if columns is None:
+        table = markdown_table(
+            ["Case", score.replace("_", " "), "Seeds"],
+            [[case, spread(scores), len(scores)] for case, scores in by_case.items()],
+        )
+    else:
+        # dict.fromkeys keeps the order of the cases.
+        words = [case.rsplit(" ", 1) for case in by_case]
+        rows, names = (list(dict.fromkeys(part)) for part in zip(*words, strict=True))
+        table = markdown_table(
+            [f"{score.replace('_', ' ')} by {columns}", *names],
+            [[row, *(spread(by_case[f"{row} {name}"]) for name in names)] for row in rows],
+        )
+    return f"{text}\n\n{table}"
 
 
 def families():
