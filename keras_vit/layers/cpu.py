@@ -54,16 +54,29 @@ def _dense_on_torch(x, kernel, bias, activation=None):
     import torch
     from torch.nn import functional
 
+    # A program that is recorded, or differentiated, has the public operations.
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    gelu = _gelu_of(activation) if ENABLED and not recorded else None
     if not _onednn_takes(x, kernel, bias):
         x = functional.linear(x, kernel.T, bias)
+        if gelu is not None:
+            # In place, since nobody else has the product: fresh memory would take longer than the GELU.
+            return torch.ops.aten.gelu_(x, approximate=gelu)
     elif torch.is_grad_enabled():
         x = _onednn_linear().apply(x, kernel, bias)
-    elif activation is gelu_tanh or activation is keras.activations.gelu:
+    elif gelu is not None:
         # Within the product a GELU costs nothing, where PyTorch's own tanh GELU takes longer than the exact one.
-        return _onednn(x, kernel.T, bias, "gelu", "tanh" if activation is gelu_tanh else "none")
+        return _onednn(x, kernel.T, bias, "gelu", gelu)
     else:
         x = _onednn(x, kernel.T, bias)
     return x if activation is None else activation(x)
+
+
+def _gelu_of(activation):
+    """PyTorch's name for the approximation of a GELU; None for another activation."""
+    if activation is gelu_tanh:
+        return "tanh"
+    return "none" if activation is keras.activations.gelu else None
 
 
 def _onednn_takes(x, kernel, bias):

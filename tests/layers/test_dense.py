@@ -54,14 +54,54 @@ def test_onednn_computes_the_same_without_a_gradient(activation, monkeypatch):
 
 
 @on_torch
-def test_other_processors_than_amds_compute_by_pytorchs_default(monkeypatch):
+@pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
+def test_other_processors_than_amds_compute_by_pytorchs_default(activation, tricks, monkeypatch):
     import torch
 
     monkeypatch.setattr(cpu, "_is_amd", lambda: False)
     monkeypatch.setattr(cpu, "_onednn", None)
+    products, linear = [], torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: products.append(linear(*args)) or products[-1])
     x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+    before = x.clone()
+    expected = x @ kernel + bias if activation is None else activation(x @ kernel + bias)
     with torch.no_grad():
-        torch.testing.assert_close(cpu.dense(x, kernel, bias, gelu_tanh), gelu_tanh(x @ kernel + bias))
+        outputs = cpu.dense(x, kernel, bias, activation)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(x, before, rtol=0, atol=0)
+    # A GELU takes no memory of its own.
+    in_place = activation is None or (tricks and activation is not keras.activations.silu)
+    assert (outputs.data_ptr() == products[0].data_ptr()) is in_place
+    # The product of a gradient is kept.
+    assert activation is None or cpu.dense(x, kernel, bias, activation).data_ptr() != products[1].data_ptr()
+
+
+@on_torch
+@pytest.mark.parametrize("activation", [gelu_tanh, keras.activations.gelu])
+def test_a_gelu_in_place_is_seen_by_no_program(activation, monkeypatch):
+    import torch
+    from torch import func
+    from torch.autograd import forward_ad
+
+    monkeypatch.setattr(cpu, "_is_amd", lambda: False)
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+
+    def product(x):
+        return cpu.dense(x, kernel, bias, activation)
+
+    def plain(x):
+        return activation(torch.nn.functional.linear(x, kernel.T, bias))
+
+    with torch.no_grad():
+        assert "gelu_" not in str(torch.jit.trace(product, x).graph)
+        assert "gelu_" not in str(torch.export.export(module_of(product), (x,)).graph)
+        torch.testing.assert_close(func.vmap(product)(x), plain(x))
+        tangents = []
+        for each in (product, plain):
+            with forward_ad.dual_level():
+                tangents.append(forward_ad.unpack_dual(each(forward_ad.make_dual(x, torch.ones_like(x)))).tangent)
+            tangents.append(func.grad(lambda x, f=each: f(x).square().sum())(x))
+        torch.testing.assert_close(tangents[:2], tangents[2:])
 
 
 IS_AMD = cpu._is_amd.__wrapped__
