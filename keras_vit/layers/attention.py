@@ -5,7 +5,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import cpu, initializers
+from keras_vit.layers import cpu, direct, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import attend, attend_unfused
@@ -157,7 +157,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         else:
             x, scores = attend(query, key, value, bias, training), None
         x = ops.transpose(x, (0, 2, 1, 3))
-        x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
+        x = direct.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
         outputs = [x]
         if return_attention_scores:
@@ -169,7 +169,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
         if layout_of("heads of a kernel") is None or self.quantization_mode:
-            qkv = ops.reshape(self.run(self.qkv, tokens), (-1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim))
+            shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
+            qkv = direct.reshape(self.run(self.qkv, tokens), shape)
             # One transpose, then views: the gradient of a split copies more.
             qkv = ops.transpose(qkv, (2, 0, 3, 1, 4))
         else:

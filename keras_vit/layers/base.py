@@ -3,7 +3,7 @@ import inspect
 import keras
 
 from keras_vit import activations
-from keras_vit.layers.direct import is_direct
+from keras_vit.layers import direct
 
 
 class Layer(keras.layers.Layer):
@@ -16,7 +16,7 @@ class Layer(keras.layers.Layer):
 
     def run(self, layer, x, **kwargs):
         """Calls an inner layer, without Keras' bookkeeping where that changes nothing."""
-        return (layer.call if is_direct(layer, x, self.dtype_policy) else layer)(x, **kwargs)
+        return direct.call(layer, x, **kwargs) if direct.is_direct(layer, x, self.dtype_policy) else layer(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
         """The shape of the first input; overridden if the output has another."""

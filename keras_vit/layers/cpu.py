@@ -34,9 +34,10 @@ def materialize(x):
 def dense(x, kernel, bias, activation=None, training=False):
     """Returns `activation(x @ kernel + bias)`; `bias` and `activation` may be None."""
     if keras.backend.backend() == "torch":
-        x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
+        x = ops.convert_to_tensor(x)
+        kernel, bias = (_tensor(weight, x.device) for weight in (kernel, bias))
         if x.dtype == kernel.dtype:
-            return _dense_on_torch(x, kernel, None if bias is None else ops.convert_to_tensor(bias), activation)
+            return _dense_on_torch(x, kernel, bias, activation)
     # With one row per token, TensorFlow fuses matmul, bias and GELU, and gradients are faster.
     shape = ops.shape(x)
     by_rows = ENABLED and len(shape) > 2 and 0 not in x.shape[1:]
@@ -48,6 +49,12 @@ def dense(x, kernel, bias, activation=None, training=False):
     if activation is not None:
         x = activate(activation, x, training)
     return ops.reshape(x, (-1, *shape[1:-1], x.shape[-1])) if by_rows else x
+
+
+def _tensor(weight, device):
+    """Returns a weight, which may be None, as a tensor on a device, as Keras does, but faster if it is there."""
+    tensor = weight.value if isinstance(weight, keras.Variable) else weight
+    return tensor if tensor is None or tensor.device == device else ops.convert_to_tensor(tensor)
 
 
 def _dense_on_torch(x, kernel, bias, activation=None):

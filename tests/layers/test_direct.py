@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.layers import TransformerBlock
+from keras_vit.layers import TransformerBlock, direct
 from keras_vit.layers.direct import is_direct
 
 on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
@@ -134,6 +134,31 @@ def test_a_policy_for_each_path_is_obeyed():
     tokens = keras.ops.convert_to_tensor(TOKENS)
     expected = tokens + block.mlp(block.norm_2(tokens))
     np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (block.add_mlp(tokens), expected)))
+
+
+@on_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"axis": [1, 2]}, {"center": False}, {"scale": False}, {"rms_scaling": True}], ids=str
+)
+def test_a_norm_is_that_of_its_call(options, dtype, called):
+    import torch
+
+    norm = keras.layers.LayerNormalization(dtype=dtype, **options)
+    norm.build(TOKENS.shape)
+    for weight in norm.weights:
+        weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+    x = torch.tensor(TOKENS, dtype=getattr(torch, dtype))
+    outputs = direct.call(norm, x)
+    assert not called
+    torch.testing.assert_close(outputs, norm(x), rtol=0, atol=0)
+
+
+@on_torch
+def test_a_norm_with_a_call_of_its_own_is_called(block, monkeypatch):
+    expected = block(TOKENS)
+    monkeypatch.setattr(block.norm_1, "call", lambda x: 2 * x)
+    assert (block(TOKENS) - expected).abs().max() > 0.01
 
 
 @on_torch
