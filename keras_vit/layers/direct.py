@@ -1,5 +1,7 @@
 """Calls of inner layers on PyTorch without Keras' bookkeeping, which takes longer than a small model's products."""
 
+import collections
+
 import keras
 from keras import ops
 
@@ -54,6 +56,35 @@ def call(layer, x, **kwargs):
     if {x.dtype, gamma.dtype} != {torch.float32} or gamma.device != x.device:
         return layer.call(x, **kwargs)
     return torch.nn.functional.layer_norm(x, x.shape[-1:], gamma, beta, layer.epsilon)
+
+
+def is_torch_without_gradients():
+    """Whether PyTorch computes, and keeps nothing for a gradient."""
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return not torch.is_grad_enabled()
+
+
+def run_through_graph(model, inputs, operation_fn):
+    """Runs a functional model's layers as Keras does, which keeps every output, but frees each after its last use."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth] if not node.is_input]
+    uses = collections.Counter(id(x) for node in nodes for x in node.input_tensors)
+    uses.update(map(id, model.outputs))
+    found = {id(x): value for x, value in zip(model.inputs, keras.tree.flatten(inputs), strict=True)}
+    for node in nodes:
+        args, kwargs = node.arguments.fill_in(found)
+        for x in node.input_tensors:
+            uses[id(x)] -= 1
+            if not uses[id(x)]:
+                del found[id(x)]
+        values = operation_fn(node.operation)(*args, **kwargs)
+        pairs = zip(node.outputs, keras.tree.flatten(values), strict=True)
+        found.update({id(x): value for x, value in pairs if uses[id(x)]})
+        del args, kwargs, values, pairs
+    return keras.tree.pack_sequence_as(model._outputs_struct, [found[id(x)] for x in model.outputs])
 
 
 def reshape(x, shape):

@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import keras
 
+from keras_vit.layers import direct
 from keras_vit.record import config_of
 from keras_vit.weights.preprocessing import preprocessing_of
 
@@ -27,6 +28,11 @@ class RecordedModel(keras.Model):
                 'them: keras.Model(model.input, keras.layers.Dense(7)(model.get_layer("pre_logits").output)).'
             )
         super().__setattr__(name, value)
+
+    def _run_through_graph(self, inputs, operation_fn=lambda operation: operation, **options):
+        if direct.is_torch_without_gradients() and not options:
+            return direct.run_through_graph(self, inputs, operation_fn)
+        return super()._run_through_graph(inputs, operation_fn, **options)
 
     @property
     def config(self):

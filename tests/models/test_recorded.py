@@ -1,7 +1,11 @@
+import weakref
+
 import keras
+import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.recorded import RecordedModel
 from tests.tiny import build
 
 
@@ -36,3 +40,37 @@ def test_other_builders_and_files_take_it(tmp_path):
     model = keras_vit.from_pretrained(tmp_path / "tiny.npz", num_heads=3, dtype="mixed_bfloat16")
     assert model.get_layer("block_00").compute_dtype == "bfloat16"
     assert model.output.dtype == "float32"
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="other backends free what they do not use by themselves")
+def test_what_no_layer_uses_any_more_is_freed_without_gradients():
+    import torch
+
+    model = build(num_layers=4)
+    images, alive = torch.rand(2, 16, 16, 3), []
+    outputs = []
+    for block in model.blocks:
+        # A hook before a block, and one with its output.
+        block.register_forward_pre_hook(lambda *_: alive.append(sum(output() is not None for output in outputs)))
+        block.register_forward_hook(lambda _, inputs, output: outputs.append(weakref.ref(output)))
+    expected = model(images)
+    assert alive == [0, 1, 2, 3]
+    del alive[:], outputs[:]
+    with torch.no_grad():
+        found = model(images)
+    assert alive == [0, 1, 1, 1]
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients():
+    model = build()
+    blocks = [layer.output for layer in model.blocks]
+    # Outputs that others use too, an input that is one, an output twice, and a layer called twice.
+    outputs = {"first": blocks[0], "all": [*blocks, model.output, blocks[0]], "images": model.input}
+    forked = RecordedModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    found, expected = forked.predict_on_batch(images), keras.Model(forked.input, forked.output)(images)
+    assert set(found) == {"first", "all", "images", "again"}
+    keras.tree.map_structure(
+        lambda x, y: np.testing.assert_allclose(x, keras.ops.convert_to_numpy(y), rtol=1e-5, atol=1e-5), found, expected
+    )
