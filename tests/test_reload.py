@@ -19,10 +19,11 @@ from tests.models.test_vit import KINDS
 from tests.tiny import build, randomize
 
 
-def patches():
-    """The one layer of the package that no builder uses."""
-    inputs = keras.Input((16, 16, 3))
-    return keras.Model(inputs, keras_vit.layers.Patches(4)(inputs))
+def without_builder():
+    """The layers of the package that no builder uses."""
+    inputs = keras.Input((16, 12, 3))
+    grid = keras.layers.Reshape((4, 3, 48))(keras_vit.layers.Patches(4)(inputs))
+    return keras.Model(inputs, keras_vit.layers.AxialBlock(num_heads=2, mlp_dim=8)(grid))
 
 
 def with_lora():
@@ -33,7 +34,7 @@ def with_lora():
 
 MODELS = {kind: lambda arguments=arguments: build(**arguments) for kind, arguments in KINDS.items()}
 MODELS["feature_map"] = lambda: keras_vit.features(build(num_registers=2), blocks=(1,), format="map")
-MODELS["patches"] = patches
+MODELS["without_builder"] = without_builder
 MODELS["hybrid"] = lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32)
 MODELS["bit"] = lambda: keras_vit.BiT("R50x1", stages=(1, 1), width_factor=0.5, image_size=32, num_classes=3)
 MODELS["vt_resnet"] = vt_resnet.build
@@ -67,7 +68,7 @@ for name in json.load(open(f"{folder}/names.json")):
     model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
     y = model(np.load(f"{folder}/{name}.images.npy"))
     np.save(f"{folder}/{name}.{backend}.npy", keras.ops.convert_to_numpy(y))
-    config = None if name == "patches" else keras_vit.config_of(model).to_dict()
+    config = None if name == "without_builder" else keras_vit.config_of(model).to_dict()
     json.dump([[v.path for v in model.trainable_weights], config], open(f"{folder}/{name}.{backend}.json", "w"))
 """
 
@@ -87,7 +88,7 @@ def folder(tmp_path_factory):
         model.save(path / f"{name}.keras")
         np.save(path / f"{name}.images.npy", images)
         np.save(path / f"{name}.here.npy", ops.convert_to_numpy(model(images)))
-        config = None if name == "patches" else keras_vit.config_of(model).to_dict()
+        config = None if name == "without_builder" else keras_vit.config_of(model).to_dict()
         (path / f"{name}.here.json").write_text(json.dumps([[v.path for v in model.trainable_weights], config]))
     (path / "names.json").write_text(json.dumps(list(MODELS)))
     # Those that no model has would not be tried.
