@@ -73,7 +73,7 @@ def draw(figure, runs):
 STUDY = Study(
     name="ablations",
     cases=CASES,
-    common={"updates": 400},
+    common={"updates": 300},
     run=run,
     draw=draw,
     score="accuracy",
