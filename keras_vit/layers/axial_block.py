@@ -36,7 +36,7 @@ class AxialBlock(CompositeLayer):
         self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.seed = seed
-        # Those of a block are the six from its own on.
+        # A block uses the seeds `seed` to `seed + 5`, so the second one starts at `seed + 6`.
         self.row_block, self.column_block = (
             TransformerBlock(num_heads, mlp_dim, dropout_rate, seed=s, name=name, **self.inherited)
             for name, s in zip(("row_block", "column_block"), arguments.seeds(seed, 7)[::6], strict=True)
@@ -55,6 +55,6 @@ class AxialBlock(CompositeLayer):
         for block in (self.row_block, self.column_block):
             batch, rows, columns, hidden_dim = ops.shape(tokens)
             lines = block(ops.reshape(tokens, (-1, columns, hidden_dim)), training=training)
-            # The second turn gives the grid back as it came.
+            # The second swap restores the grid.
             tokens = ops.swapaxes(ops.reshape(lines, (batch, rows, columns, hidden_dim)), 1, 2)
         return tokens

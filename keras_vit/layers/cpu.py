@@ -52,7 +52,7 @@ def dense(x, kernel, bias, activation=None, training=False):
 
 
 def _tensor(weight, device):
-    """Returns a weight, which may be None, as a tensor on a device, as Keras does, but faster if it is there."""
+    """Returns a weight (or None) as a tensor on a device, faster than Keras' conversion if it is there already."""
     tensor = weight.value if isinstance(weight, keras.Variable) else weight
     return tensor if tensor is None or tensor.device == device else ops.convert_to_tensor(tensor)
 
@@ -61,9 +61,9 @@ def _dense_on_torch(x, kernel, bias, activation=None):
     import torch
     from torch.nn import functional
 
-    # A program that is recorded, or differentiated, has the public operations.
+    # Programs that are traced or differentiated must contain only public operations.
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    gelu = _gelu_of(activation) if ENABLED and not recorded else None
+    gelu = _gelu_of(activation) if ENABLED and not recorded and not _is_watched() else None
     if not _onednn_takes(x, kernel, bias):
         x = functional.linear(x, kernel.T, bias)
         if gelu is not None:
@@ -77,6 +77,15 @@ def _dense_on_torch(x, kernel, bias, activation=None):
     else:
         x = _onednn(x, kernel.T, bias)
     return x if activation is None else activation(x)
+
+
+def _is_watched():
+    """Whether a mode of PyTorch, such as a log of activations, sees each operation and may keep its output."""
+    import torch
+
+    # Neither is public: where one is missing, there may be a mode.
+    names = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
+    return any(getattr(torch._C, name, lambda: 1)() for name in names)
 
 
 def _gelu_of(activation):

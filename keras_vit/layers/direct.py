@@ -1,7 +1,5 @@
 """Calls of inner layers on PyTorch without Keras' bookkeeping, which takes longer than a small model's products."""
 
-import collections
-
 import keras
 from keras import ops
 
@@ -39,7 +37,7 @@ def is_direct(layer, x, dtype_policy):
 
 
 def call(layer, x, **kwargs):
-    """Returns `layer.call(x)`, where `is_direct`; a norm by the function that Keras' own ends in, which is faster."""
+    """Calls a layer for which `is_direct` holds; a plain layer norm by PyTorch's function, which is faster."""
     import torch
 
     if (
@@ -59,7 +57,7 @@ def call(layer, x, **kwargs):
 
 
 def is_torch_without_gradients():
-    """Whether PyTorch computes, and keeps nothing for a gradient."""
+    """Whether the backend is PyTorch and gradients are off."""
     if keras.backend.backend() != "torch":
         return False
     import torch
@@ -67,28 +65,8 @@ def is_torch_without_gradients():
     return not torch.is_grad_enabled()
 
 
-def run_through_graph(model, inputs, operation_fn):
-    """Runs a functional model's layers as Keras does, which keeps every output, but frees each after its last use."""
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in model._nodes_by_depth[depth] if not node.is_input]
-    uses = collections.Counter(id(x) for node in nodes for x in node.input_tensors)
-    uses.update(map(id, model.outputs))
-    found = {id(x): value for x, value in zip(model.inputs, keras.tree.flatten(inputs), strict=True)}
-    for node in nodes:
-        args, kwargs = node.arguments.fill_in(found)
-        for x in node.input_tensors:
-            uses[id(x)] -= 1
-            if not uses[id(x)]:
-                del found[id(x)]
-        values = operation_fn(node.operation)(*args, **kwargs)
-        pairs = zip(node.outputs, keras.tree.flatten(values), strict=True)
-        found.update({id(x): value for x, value in pairs if uses[id(x)]})
-        del args, kwargs, values, pairs
-    return keras.tree.pack_sequence_as(model._outputs_struct, [found[id(x)] for x in model.outputs])
-
-
 def reshape(x, shape):
-    """Returns `ops.reshape(x, shape)`."""
+    """Returns `ops.reshape(x, shape)`, on PyTorch without Keras' checks, which take longer than the reshape."""
     if keras.backend.backend() == "torch" and not isinstance(x, keras.KerasTensor):
         return x.reshape(shape)
     return ops.reshape(x, shape)

@@ -1,5 +1,7 @@
 """Walks the graphs of functional models, nested models included."""
 
+import collections
+
 import keras
 
 
@@ -30,6 +32,26 @@ def operations_before(model, layer):
         if within is not None:
             return _flat(operation for operation, _ in nodes_before(inputs)) + within
     return None
+
+
+def run_and_free(model, inputs, operation_fn):
+    """Runs a functional model on PyTorch, and frees each output after its last use; Keras keeps all until the end."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth] if not node.is_input]
+    uses = collections.Counter(id(x) for node in nodes for x in node.input_tensors)
+    uses.update(map(id, model.outputs))
+    found = {id(x): value for x, value in zip(model.inputs, keras.tree.flatten(inputs), strict=True)}
+    for node in nodes:
+        args, kwargs = node.arguments.fill_in(found)
+        for x in node.input_tensors:
+            uses[id(x)] -= 1
+            if not uses[id(x)]:
+                del found[id(x)]
+        values = operation_fn(node.operation)(*args, **kwargs)
+        pairs = zip(node.outputs, keras.tree.flatten(values), strict=False)
+        found.update({id(x): value for x, value in pairs if uses[id(x)]})
+        del args, kwargs, values, pairs
+    return keras.tree.pack_sequence_as(model._outputs_struct, [found[id(x)] for x in model.outputs])
 
 
 def replay(model, inputs, call):

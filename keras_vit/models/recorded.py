@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import keras
 
 from keras_vit.layers import direct
+from keras_vit.models import graph
 from keras_vit.record import config_of
 from keras_vit.weights.preprocessing import preprocessing_of
 
@@ -31,7 +32,7 @@ class RecordedModel(keras.Model):
 
     def _run_through_graph(self, inputs, operation_fn=lambda operation: operation, **options):
         if direct.is_torch_without_gradients() and not options:
-            return direct.run_through_graph(self, inputs, operation_fn)
+            return graph.run_and_free(self, inputs, operation_fn)
         return super()._run_through_graph(inputs, operation_fn, **options)
 
     @property

@@ -104,11 +104,36 @@ def test_a_gelu_in_place_is_seen_by_no_program(activation, monkeypatch):
         torch.testing.assert_close(tangents[:2], tangents[2:])
 
 
+@on_torch
+@pytest.mark.parametrize("kind", ["TorchDispatchMode", "TorchFunctionMode"])
+def test_a_mode_that_keeps_products_finds_them_as_they_were(kind, monkeypatch):
+    import torch
+    from torch import overrides
+    from torch.utils import _python_dispatch
+
+    monkeypatch.setattr(cpu, "_is_amd", lambda: False)
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+    kept = []
+
+    class Keep(getattr(_python_dispatch if "Dispatch" in kind else overrides, kind)):
+        def keep(self, function, types, args=(), kwargs=None):
+            kept.append(function(*args, **(kwargs or {})))
+            return kept[-1]
+
+        __torch_dispatch__ = __torch_function__ = keep
+
+    with torch.no_grad():
+        product = torch.nn.functional.linear(x, kernel.T, bias)
+        with Keep():
+            cpu.dense(x, kernel, bias, gelu_tanh)
+    assert any(torch.equal(tensor, product) for tensor in kept if isinstance(tensor, torch.Tensor))
+
+
 IS_AMD = cpu._is_amd.__wrapped__
 
 
 @on_torch
-def test_a_compiler_does_not_meet_the_question_for_the_processor(monkeypatch):
+def test_compilation_does_not_read_cpuinfo(monkeypatch):
     import torch
 
     monkeypatch.setattr(cpu, "_is_amd", functools.cache(IS_AMD))
