@@ -118,9 +118,9 @@ def _run(run, data, seed, settings):
     """Runs one case with one seed; returns its results, rounded so that the last bits of a sum do not count."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
-    start = time.perf_counter()
+    start = time.process_time()
     result = run(data, seed, **settings)
-    return {**_rounded(result), "seconds": round(time.perf_counter() - start, 1)}
+    return {**_rounded(result), "seconds": round(time.process_time() - start, 1)}
 
 
 def _rounded(value):

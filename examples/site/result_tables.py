@@ -164,6 +164,18 @@ def semi_supervised():
     return markdown_table(["", *columns], rows)
 
 
+def studies():
+    """What each study took, and all together."""
+    rows = []
+    for path in sorted(RESULTS.glob("study_*.json")):
+        found = result(path.stem)
+        cases = {key.rsplit("/", 1)[0] for key in found["runs"]}
+        hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
+        rows.append([f"`{found['study']}.py`", len(cases), len(found["runs"]), hours])
+    rows.append(["all", *map(sum, zip(*(row[1:] for row in rows), strict=True))])
+    return markdown_table(["Study", "Cases", "Runs", "Core hours"], [[*row[:3], f"{row[3]:.1f}"] for row in rows])
+
+
 def study(name, score, columns=None):
     """The cases of a study: the mean of a score and its deviation over the seeds, and what all runs cost.
 
@@ -497,6 +509,7 @@ TABLES = {
         semi_supervised,
         serving,
         speeds,
+        studies,
         study,
         two_moons,
         vt_resnet,
