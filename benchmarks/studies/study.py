@@ -15,6 +15,7 @@ import os
 import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -110,8 +111,14 @@ def without_times(content):
 
 
 def _take_core(cores):
-    """Gives this process one core of its own, before a framework counts the cores."""
+    """Gives this process one core of its own, before a framework counts the cores, and ends it with its parent."""
     os.sched_setaffinity(0, {cores.get()})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _run(run, data, seed, settings):
