@@ -173,7 +173,7 @@ def draw(figure, runs):
 STUDY = Study(
     name="few_labels",
     cases={f"{method} {count}": {"method": method, "num_labels": count} for method in METHODS for count in LABELS},
-    common={"budget": 200_000, "rates": {"supervised": 2e-3, "pretraining": 2e-3, "fine_tuning": 1e-3}},
+    common={"budget": 150_000, "rates": {"supervised": 2e-3, "pretraining": 2e-3, "fine_tuning": 1e-3}},
     run=run,
     draw=draw,
     score="accuracy",
