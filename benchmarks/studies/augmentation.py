@@ -62,7 +62,8 @@ def draw(figure, runs):
                     if rows := runs.get(f"{model} {images} {policy} {kind}"):
                         grid[y, x], spread = mean_and_deviation([result["accuracy"] for result in rows])
                         axes.text(x, y, f"{grid[y, x]:.3f}\n± {spread:.3f}", ha="center", va="center", color="white")
-            axes.imshow(grid, cmap="viridis")
+            # A range wide enough to read white text.
+            axes.imshow(grid, cmap="viridis", vmin=0.1, vmax=0.45)
             axes.set_xticks(range(len(REGULARISATION)), list(REGULARISATION))
             axes.set_yticks(range(len(POLICIES)), list(POLICIES))
             axes.set(title=f"ViT-{model}, {images:,} images", ylabel="augmentation")
