@@ -18,7 +18,6 @@ MODELS = {
     "ViT-L": (vit, {"hidden_dim": 80, "num_layers": 4}),
 }
 PARTS = (256, 64, 16, 8, 4, 2, 1)
-IMAGES = [50_000 // part for part in PARTS]
 
 
 def run(data, seed, *, model, part, updates, fine_tuning):
@@ -34,6 +33,7 @@ def run(data, seed, *, model, part, updates, fine_tuning):
 
 
 def draw(figure, runs):
+    sizes = sorted({rows[0]["images"] for rows in runs.values()})
     for axes, (score, title) in zip(figure.subplots(1, 3), TITLES.items(), strict=True):
         for number, model in enumerate(MODELS):
             cases = [rows for case, rows in runs.items() if case.startswith(f"{model} ")]
@@ -44,7 +44,7 @@ def draw(figure, runs):
                     x, y, spread, color=f"C{number // 2}", ls="--" if number % 2 else "-", capsize=2, label=model
                 )
         axes.set(xscale="log", xlabel="images pre-trained on", ylabel="accuracy", title=title)
-        axes.set_xticks(IMAGES, [f"{images:,}" for images in IMAGES], rotation=60, fontsize="small")
+        axes.set_xticks(sizes, [f"{images:,}" for images in sizes], rotation=60, fontsize="small")
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     axes.legend()

@@ -164,14 +164,18 @@ def semi_supervised():
     return markdown_table(["", *columns], rows)
 
 
+def core_hours(found):
+    """Returns the core hours of the runs of a study."""
+    return sum(row["seconds"] for row in found["runs"].values()) / 3600
+
+
 def studies():
     """What each study took, and all together."""
     rows = []
     for path in sorted(RESULTS.glob("study_*.json")):
         found = result(path.stem)
         cases = {key.rsplit("/", 1)[0] for key in found["runs"]}
-        hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
-        rows.append([f"`{found['study']}.py`", len(cases), len(found["runs"]), hours])
+        rows.append([f"`{found['study']}.py`", len(cases), len(found["runs"]), core_hours(found)])
     rows.append(["all", *map(sum, zip(*(row[1:] for row in rows), strict=True))])
     return markdown_table(["Study", "Cases", "Runs", "Core hours"], [[*row[:3], f"{row[3]:.1f}"] for row in rows])
 
@@ -186,8 +190,7 @@ def study(name, score, columns=None):
     for key, row in found["runs"].items():
         if score in row:
             by_case.setdefault(key.rsplit("/", 1)[0], []).append(row[score])
-    hours = sum(row["seconds"] for row in found["runs"].values()) / 3600
-    text = f"{hours:.1f} core hours on {BACKENDS[found['backend']]}, {processor_of(found)}."
+    text = f"{core_hours(found):.1f} core hours on {BACKENDS[found['backend']]}, {processor_of(found)}."
     if columns is None:
         table = markdown_table(
             ["Case", score.replace("_", " "), "Seeds"],

@@ -63,10 +63,10 @@ def _dense_on_torch(x, kernel, bias, activation=None):
 
     # Programs that are traced or differentiated must contain only public operations.
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    gelu = _gelu_of(activation) if ENABLED and not recorded and not _is_watched() else None
+    gelu = _gelu_of(activation) if ENABLED and not recorded else None
     if not _onednn_takes(x, kernel, bias):
         x = functional.linear(x, kernel.T, bias)
-        if gelu is not None:
+        if gelu is not None and not _is_watched():
             # In place, since nobody else has the product: fresh memory would take longer than the GELU.
             return torch.ops.aten.gelu_(x, approximate=gelu)
     elif torch.is_grad_enabled():
