@@ -2,8 +2,6 @@
 
 import functools
 import os
-import platform
-from pathlib import Path
 
 import keras
 from keras import ops
@@ -59,23 +57,14 @@ def _tensor(weight, device):
 
 def _dense_on_torch(x, kernel, bias, activation=None):
     import torch
-    from torch.nn import functional
 
+    x = torch.nn.functional.linear(x, kernel.T, bias)
     # Programs that are traced or differentiated must contain only public operations.
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
     gelu = _gelu_of(activation) if ENABLED and not recorded else None
-    if not _onednn_takes(x, kernel, bias):
-        x = functional.linear(x, kernel.T, bias)
-        if gelu is not None and not _is_watched():
-            # In place, since nobody else has the product: fresh memory would take longer than the GELU.
-            return torch.ops.aten.gelu_(x, approximate=gelu)
-    elif torch.is_grad_enabled():
-        x = _onednn_linear().apply(x, kernel, bias)
-    elif gelu is not None:
-        # Within the product a GELU costs nothing, where PyTorch's own tanh GELU takes longer than the exact one.
-        return _onednn(x, kernel.T, bias, "gelu", gelu)
-    else:
-        x = _onednn(x, kernel.T, bias)
+    if gelu is not None and not _is_watched():
+        # In place, since nobody else has the product: fresh memory would take longer than the GELU.
+        return torch.ops.aten.gelu_(x, approximate=gelu)
     return x if activation is None else activation(x)
 
 
@@ -93,85 +82,6 @@ def _gelu_of(activation):
     if activation is gelu_tanh:
         return "tanh"
     return "none" if activation is keras.activations.gelu else None
-
-
-def _onednn_takes(x, kernel, bias):
-    """Whether oneDNN computes a product: on AMD, where PyTorch's default, MKL, is slower. On Intel, MKL is faster."""
-    import torch
-
-    return (
-        ENABLED
-        # Whatever changes or reads the operations knows only the public ones.
-        and not torch.compiler.is_compiling()
-        and _is_amd()
-        and _has_onednn()
-        and torch.backends.mkldnn.enabled
-        and not torch.jit.is_tracing()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch.autograd.forward_ad._current_level < 0
-        and type(x) is torch.Tensor
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and 0 not in x.shape
-        # PyTorch explains other shapes.
-        and x.shape[-1] == kernel.shape[0]
-        and (bias is None or (bias.dtype == x.dtype and bias.shape == kernel.shape[1:]))
-    )
-
-
-@functools.cache
-def _is_amd():
-    """Whether this is an AMD processor, as Linux and Windows say."""
-    path = Path("/proc/cpuinfo")
-    return "AuthenticAMD" in (path.read_text(errors="replace") if path.is_file() else platform.processor())
-
-
-@functools.cache
-def _has_onednn():
-    import torch
-
-    # None of this is public.
-    names = ("_are_functorch_transforms_active", "_len_torch_dispatch_stack")
-    there = all(hasattr(torch._C, name) for name in names) and hasattr(torch.autograd.forward_ad, "_current_level")
-    return there and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _onednn(x, weight, bias=None, activation="none", algorithm=""):
-    """Returns `activation(x @ weight.T + bias)`, without a gradient."""
-    import torch
-
-    # It would take every number of memory for a strided bias.
-    bias = None if bias is None else bias.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
-
-
-@functools.cache
-def _onednn_linear():
-    """A torch autograd function for `x @ kernel + bias`."""
-    import torch
-
-    class Linear(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, kernel, bias):
-            of_x, of_kernel, _ = ctx.needs_input_grad
-            ctx.save_for_backward(x if of_kernel else None, kernel if of_x else None)
-            return _onednn(x, kernel.T, bias)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x, kernel = ctx.saved_tensors
-            of_x, of_kernel, of_bias = ctx.needs_input_grad
-            rows = gradient.reshape(-1, gradient.shape[-1])
-            # With a gradient of their own, if that is asked for.
-            return (
-                _dense_on_torch(gradient, kernel.T, None) if of_x else None,
-                _dense_on_torch(x.reshape(-1, x.shape[-1]).T.contiguous(), rows, None) if of_kernel else None,
-                rows.sum(0) if of_bias else None,
-            )
-
-    return Linear
 
 
 def activate(activation, x, training=False):
