@@ -69,8 +69,8 @@ class PatchEmbedding(Layer):
     Args:
         hidden_dim: Int, the width of a token.
         patch_size: Int, or (height, width), in pixels.
-        method: "conv" (a strided convolution) or "unfold" (patches, then a matrix product): the same result at another
-            speed. None: "conv" on PyTorch, else "unfold", since XLA's convolution gradient is slow on CPUs.
+        method: "unfold" (patches, then a matrix product) or "conv" (a strided convolution): the same result, more
+            slowly on the CPUs of each backend.
         use_bias: Bool, whether the projection has a bias.
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
@@ -87,11 +87,12 @@ class PatchEmbedding(Layer):
     official Flax code: LeCun normal kernel, (patch_height, patch_width, channels, hidden_dim); zero bias.
     """
 
-    def __init__(self, hidden_dim, patch_size, method=None, use_bias=True, **kwargs):
+    def __init__(self, hidden_dim, patch_size, method="unfold", use_bias=True, **kwargs):
         super().__init__(**kwargs)
         self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
-        self.method = arguments.one_of("method", method, (None, "conv", "unfold"))
+        # None in older files.
+        self.method = arguments.one_of("method", "unfold" if method is None else method, ("unfold", "conv"))
         self.use_bias = bool(use_bias)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
@@ -106,8 +107,7 @@ class PatchEmbedding(Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def call(self, images):
-        method = self.method or ("conv" if keras.backend.backend() == "torch" else "unfold")
-        if method == "unfold":
+        if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return cpu.dense(unfold(images, self.patch_size), kernel, self.bias)
         # Cropped first: with 1 channel and patches 1 pixel high, TensorFlow's VALID convolution on CPUs can be wrong.

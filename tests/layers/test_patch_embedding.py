@@ -43,6 +43,11 @@ def test_without_a_bias(method):
     check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1)
 
 
+def test_older_files_tell_no_method():
+    layer = PatchEmbedding.from_config({**PatchEmbedding(8, 4).get_config(), "method": None})
+    assert layer.method == "unfold"
+
+
 def test_contract_of_patches():
     check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
 
@@ -113,7 +118,7 @@ def test_initial_weights():
         ({"hidden_dim": 0}, "`hidden_dim`. Expected an integer of at least 1. Received: 0"),
         ({"patch_size": 0}, "`patch_size`. Expected an integer of at least 1. Received: 0"),
         ({"patch_size": (4, 4, 3)}, r"`patch_size`. Expected an integer or \(height, width\). Received: \(4, 4, 3\)"),
-        ({"method": "linear"}, "`method`. Expected one of None, 'conv', 'unfold'. Received: 'linear'"),
+        ({"method": "linear"}, "`method`. Expected one of 'unfold', 'conv'. Received: 'linear'"),
     ],
 )
 def test_refuses(arguments, message):
