@@ -156,7 +156,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             x, scores = attend_unfused(query, key, value, bias, drop)
         else:
             x, scores = attend(query, key, value, bias, training), None
-        x = ops.transpose(x, (0, 2, 1, 3))
+        x = direct.transpose(x, (0, 2, 1, 3))
         x = direct.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
         outputs = [x]
@@ -172,7 +172,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
             qkv = direct.reshape(self.run(self.qkv, tokens), shape)
             # One transpose, then views: the gradient of a split copies more.
-            qkv = ops.transpose(qkv, (2, 0, 3, 1, 4))
+            qkv = direct.transpose(qkv, (2, 0, 3, 1, 4))
         else:
             qkv = self._project_by_heads(tokens)
         query, key, value = ops.unstack(qkv, 3, axis=0)

@@ -8,6 +8,10 @@ from keras import ops
 
 from keras_vit.activations import gelu_tanh
 
+ON_TORCH = keras.backend.backend() == "torch"
+if ON_TORCH:
+    import torch
+
 ENABLED = os.environ.get("KERAS_VIT_CPU_TRICKS") != "0"
 # The MLP width of Ti/16. A narrower GELU is not worth compiling.
 COMPILED_WIDTH = 768
@@ -31,9 +35,10 @@ def materialize(x):
 
 def dense(x, kernel, bias, activation=None, training=False):
     """Returns `activation(x @ kernel + bias)`; `bias` and `activation` may be None."""
-    if keras.backend.backend() == "torch":
-        x = ops.convert_to_tensor(x)
-        kernel, bias = (_tensor(weight, x.device) for weight in (kernel, bias))
+    if ON_TORCH:
+        # Faster than Keras' conversion, where there is nothing to convert.
+        x = x if isinstance(x, torch.Tensor) else ops.convert_to_tensor(x)
+        kernel, bias = _tensor(kernel, x.device), _tensor(bias, x.device)
         if x.dtype == kernel.dtype:
             return _dense_on_torch(x, kernel, bias, activation)
     # With one row per token, TensorFlow fuses matmul, bias and GELU, and gradients are faster.
@@ -50,28 +55,26 @@ def dense(x, kernel, bias, activation=None, training=False):
 
 
 def _tensor(weight, device):
-    """Returns a weight (or None) as a tensor on a device, faster than Keras' conversion if it is there already."""
+    """Returns a weight (or None) as a tensor on a device."""
     tensor = weight.value if isinstance(weight, keras.Variable) else weight
     return tensor if tensor is None or tensor.device == device else ops.convert_to_tensor(tensor)
 
 
 def _dense_on_torch(x, kernel, bias, activation=None):
-    import torch
-
     x = torch.nn.functional.linear(x, kernel.T, bias)
+    if activation is None:
+        return x
+    gelu = _gelu_of(activation) if ENABLED else None
     # Programs that are traced or differentiated must contain only public operations.
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    gelu = _gelu_of(activation) if ENABLED and not recorded else None
-    if gelu is not None and not _is_watched():
+    if gelu is not None and not recorded and not _is_watched():
         # In place, since nobody else has the product: fresh memory would take longer than the GELU.
         return torch.ops.aten.gelu_(x, approximate=gelu)
-    return x if activation is None else activation(x)
+    return activation(x)
 
 
 def _is_watched():
     """Whether a mode of PyTorch, such as a log of activations, sees each operation and may keep its output."""
-    import torch
-
     # Neither is public: where one is missing, there may be a mode.
     names = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
     return any(getattr(torch._C, name, lambda: 1)() for name in names)

@@ -24,6 +24,12 @@ class Dense(keras.layers.Dense):
     (2, 197, 8)
     """
 
+    @property
+    def kernel(self):
+        # Keras' own takes as long as a small product to find that nothing is to be added or unpacked.
+        plain = self.built and not self.lora_enabled and self.quantization_mode is None
+        return self._kernel if plain else super().kernel
+
     def call(self, inputs, training=None):
         return cpu.dense(inputs, self.kernel, self.bias, self.activation, training)
 

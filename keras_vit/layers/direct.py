@@ -1,7 +1,15 @@
-"""Calls of inner layers on PyTorch without Keras' bookkeeping, which takes longer than a small model's products."""
+"""Calls of layers on PyTorch without Keras' bookkeeping, which takes longer than a small model's products."""
+
+import functools
+import inspect
 
 import keras
 from keras import ops
+
+ON_TORCH = keras.backend.backend() == "torch"
+if ON_TORCH:
+    import torch
+    from torch.nn.modules import module
 
 
 def is_direct(layer, x, dtype_policy):
@@ -11,17 +19,14 @@ def is_direct(layer, x, dtype_policy):
     trace a model once, so that nothing is gained there. Hooks, mixed precision, PyTorch's autocast and compilation,
     quantization and Keras' rematerialization need the layer's own call.
     """
-    if keras.backend.backend() != "torch" or type(dtype_policy) is not keras.dtype_policies.DTypePolicy:
+    if not ON_TORCH or type(dtype_policy) is not keras.dtype_policies.DTypePolicy:
         return False
-    import torch
-    from torch.nn.modules import module
-
     compute_dtype = dtype_policy.compute_dtype
     return (
         isinstance(x, torch.Tensor)
         and x.dtype == getattr(torch, compute_dtype)
         and compute_dtype == dtype_policy.variable_dtype
-        and layer.dtype_policy is dtype_policy
+        and (layer.dtype_policy is dtype_policy or layer.dtype_policy == dtype_policy)
         and (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit."))
         and layer.built
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
@@ -32,14 +37,38 @@ def is_direct(layer, x, dtype_policy):
         and getattr(layer, "_remat_mode", None) is None
         and layer.activity_regularizer is None
         and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled(x.device.type)
+        and not torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type)
     )
+
+
+class InModel:
+    """A layer that a functional model of a dtype policy calls: directly if `is_direct` and without a mask."""
+
+    def __init__(self, layer, dtype_policy):
+        self._layer, self._dtype_policy = layer, dtype_policy
+
+    def __getattr__(self, name):
+        # Keras' models ask whether it takes `training`.
+        return getattr(self._layer, name)
+
+    def __call__(self, *args, **kwargs):
+        layer = self._layer
+        masked = any(getattr(x, "_keras_mask", None) is not None for x in args)
+        if len(args) != 1 or masked or not is_direct(layer, args[0], self._dtype_policy):
+            return layer(*args, **kwargs)
+        if not _takes_training(type(layer)):
+            # As in the layer's own call.
+            kwargs.pop("training", None)
+        return call(layer, *args, **kwargs)
+
+
+@functools.cache
+def _takes_training(kind):
+    return "training" in inspect.signature(kind.call).parameters
 
 
 def call(layer, x, **kwargs):
     """Calls a layer for which `is_direct` holds; a plain layer norm by PyTorch's function, which is faster."""
-    import torch
-
     if (
         type(layer) is not keras.layers.LayerNormalization
         or "call" in vars(layer)
@@ -58,18 +87,22 @@ def call(layer, x, **kwargs):
 
 def is_torch_without_gradients():
     """Whether the backend is PyTorch and gradients are off."""
-    if keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    return not torch.is_grad_enabled()
+    return ON_TORCH and not torch.is_grad_enabled()
 
 
+# On PyTorch, Keras' checks take longer than a reshape or transpose.
 def reshape(x, shape):
-    """Returns `ops.reshape(x, shape)`, on PyTorch without Keras' checks, which take longer than the reshape."""
-    if keras.backend.backend() == "torch" and not isinstance(x, keras.KerasTensor):
-        return x.reshape(shape)
-    return ops.reshape(x, shape)
+    """Returns `ops.reshape(x, shape)`."""
+    return x.reshape(shape) if _is_torch_tensor(x) else ops.reshape(x, shape)
 
 
-_KERAS_LAYERS = (keras.layers.LayerNormalization, keras.layers.Dropout)
+def transpose(x, axes):
+    """Returns `ops.transpose(x, axes)`."""
+    return x.permute(axes) if _is_torch_tensor(x) else ops.transpose(x, axes)
+
+
+def _is_torch_tensor(x):
+    return ON_TORCH and isinstance(x, torch.Tensor)
+
+
+_KERAS_LAYERS = (keras.layers.LayerNormalization, keras.layers.Dropout, keras.layers.Identity, keras.layers.Dense)

@@ -4,6 +4,8 @@ import collections
 
 import keras
 
+from keras_vit.layers import direct
+
 
 def call_of(tensor):
     """The call that made a symbolic tensor: (operation, index of the call, input tensors, index of this output)."""
@@ -47,7 +49,10 @@ def run_and_free(model, inputs, operation_fn):
             uses[id(x)] -= 1
             if not uses[id(x)]:
                 del found[id(x)]
-        values = operation_fn(node.operation)(*args, **kwargs)
+        operation = node.operation
+        if isinstance(operation, keras.layers.Layer):
+            operation = direct.InModel(operation, model.dtype_policy)
+        values = operation_fn(operation)(*args, **kwargs)
         pairs = zip(node.outputs, keras.tree.flatten(values), strict=False)
         found.update({id(x): value for x, value in pairs if uses[id(x)]})
         del args, kwargs, values, pairs

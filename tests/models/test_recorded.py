@@ -62,6 +62,36 @@ def test_what_no_layer_uses_any_more_is_freed_without_gradients():
     torch.testing.assert_close(found, expected.detach())
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="other backends call layers while tracing only")
+def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkeypatch):
+    import torch
+
+    names, call = [], keras.Layer.__call__
+    monkeypatch.setattr(keras.Layer, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
+    model, images = build(dropout_rate=0.5, num_registers=1), torch.rand(2, 16, 16, 3)
+    expected = model(images).detach()
+    del names[:]
+    with torch.no_grad():
+        found = model(images)
+        assert names == [model.name]
+        torch.testing.assert_close(found, expected)
+        # The mode reaches them.
+        assert (model(images, training=True) - expected).abs().max() > 0.01
+        names.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(images)
+        assert {layer.name for layer in model.layers[1:]} <= set(names)
+        # Which a mask needs.
+        names.clear()
+        images._keras_mask = torch.ones(2, 16, dtype=torch.bool)
+        model(images)
+        assert names[:2] == [model.name, model.layers[1].name]
+    names.clear()
+    mixed = build(dtype="mixed_bfloat16")
+    mixed.predict_on_batch(np.zeros((2, 16, 16, 3)))
+    assert {layer.name for layer in mixed.blocks} <= set(names)
+
+
 def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients():
     model = build()
     blocks = [layer.output for layer in model.blocks]
