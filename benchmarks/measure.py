@@ -15,7 +15,7 @@ from keras_vit.files import replacing
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 # Rows with the same key are replaced.
-KEY = ("task", "model", "dtype", "batch", "options")
+KEY = ("task", "model", "dtype", "batch", "options", "activation")
 # Products are repeated this long, as the first ones after another side are slower.
 PRODUCT_SECONDS = 0.05
 

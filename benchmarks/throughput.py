@@ -185,6 +185,7 @@ def make_rows(task, case, dtype, batch, unit, samples, entrants, more):
             "dtype": dtype,
             "batch": batch,
             "options": entrants[subject].options_label,
+            "activation": case.activation,
             "unit": unit,
             "subject": subject,
             "medians": {name: medians(values) for name, values in chosen.items()},
@@ -198,7 +199,7 @@ def make_rows(task, case, dtype, batch, unit, samples, entrants, more):
 
 
 def print_row(row):
-    what = f"{row['task']} {row['model']} {row['dtype']} batch {row['batch']} {row['options']}"
+    what = f"{row['task']} {row['model']} {row['dtype']} {row['activation']} batch {row['batch']} {row['options']}"
     print(f"\n{what}, {row['run']['backend']}; {row['subject']} / side: median [interval] (quartiles)")
     for measure, rates in row["medians"].items():
         for label, rate in rates.items():
@@ -252,7 +253,6 @@ def describe_run(args, case):
     return {
         "backend": keras.backend.backend(),
         "num_layers": case.sizes["num_layers"],
-        "activation": case.activation,
         "optimizer": case.optimizer,
         "jit_compile": args.jit_compile,
         "rounds": args.rounds,

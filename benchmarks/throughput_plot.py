@@ -29,7 +29,8 @@ def points_of(rows):
     for row in sorted(rows, key=lambda row: [row[name] for name in KEY]):
         ratios = next(iter(row["ratios_subject_to_side"].values()))
         for side, ratio in ratios.items():
-            what = f"{row['task']} {row['model']} {row['dtype']}, batch {row['batch']}"
+            gelu = "" if row["activation"] == "gelu" else f" {row['activation']}"
+            what = f"{row['task']} {row['model']} {row['dtype']}{gelu}, batch {row['batch']}"
             points.append((", ".join(filter(None, (what, row["options"], side))), row["run"]["backend"], ratio))
     return points
 

@@ -3,8 +3,10 @@
 import ast
 import importlib.util
 import json
+import math
 import re
 import statistics
+import sys
 from pathlib import Path
 
 from markdown_table import markdown_table
@@ -30,6 +32,9 @@ def result(name):
 
 def benchmark(name):
     """Imports a benchmark for the tables that it has."""
+    # Benchmarks import each other by their names.
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -117,8 +122,8 @@ def pretraining():
 
 
 def processor_of(found):
-    """Returns the name of the processor that results were measured on."""
-    return found["processor"].split(",")[0].removeprefix("model name ")
+    """Returns the processor that results were measured on, with its family and model."""
+    return found["processor"].removeprefix("model name ")
 
 
 def minutes(runs):
@@ -294,6 +299,7 @@ def benchmarks():
 
 # Those that do not have the name of their benchmark.
 OTHER_RESULTS = {
+    "pipeline": ("pipeline_crop", "pipeline_augment"),
     "pretraining": ("pretraining_step", "pretraining_labels"),
     "vt_resnet_table": ("vt_resnet",),
 }
@@ -306,6 +312,12 @@ def throughput_rows(processor="amd"):
             yield backend, row
 
 
+def processors(processor):
+    """Returns the processors of the rows of throughput, with family and model."""
+    names = {processor_of(row["run"]) for _, row in throughput_rows(processor)}
+    return "; ".join(sorted(names))
+
+
 def ratio(spread):
     """Returns a median with its interval, and how much of the probability that holds if that is below 95%."""
     width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
@@ -314,18 +326,22 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
+# Of the table of `peers`.
+_MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
+
+
 def peers(processor="amd"):
     """B/16 at 224 beside each peer on "amd" or "intel": the ratio of images a second, forward and in training."""
     rows = {}
     for backend, row in throughput_rows(processor):
-        if (row["model"], row["dtype"], row["batch"], row["options"]) == ("B/16@224", "float32", 8, ""):
+        if [row[name] for name in ("model", "dtype", "batch", "options", "activation")] == list(_MAIN_CASE):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
                 rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
     cells = [
         [f"{BACKENDS[backend]}, against {side}", *(found.get(task) for task in TASKS)]
         for (backend, side), found in rows.items()
     ]
-    return markdown_table(["", *TASKS.values()], cells)
+    return f"{processors(processor)}:\n\n" + markdown_table(["", *TASKS.values()], cells)
 
 
 def speeds(options, processor="amd"):
@@ -338,13 +354,14 @@ def speeds(options, processor="amd"):
                 option = [f"`{row['options']}`"] if row["options"] else []
                 model, size = row["model"].split("@")
                 against = side.replace("keras_vit", "the same without it")
-                what = [TASKS[row["task"]], f"{model} at {size}", row["batch"], row["dtype"]]
+                gelu = "tanh" if row["activation"] == "gelu_tanh" else "exact"
+                what = [TASKS[row["task"]], f"{model} at {size}", row["batch"], row["dtype"], gelu]
                 cells.append([*option, BACKENDS[backend], against, ratio(found), *what, f"{own:.3g}"])
     first = ["Option"] if options == "options" else []
     if first:
         cells.sort(key=lambda row: row[0])
-    columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "Images a second"]
-    return markdown_table([*first, *columns], cells)
+    columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "GELU", "Images a second"]
+    return f"{processors(processor)}:\n\n" + markdown_table([*first, *columns], cells)
 
 
 def first_calls():
@@ -394,20 +411,73 @@ def loading():
     return markdown_table(columns, cells)
 
 
-def pipeline():
-    """Images a second of the input pipeline beside two others."""
-    found = result("pipeline")
+def pipeline(task):
+    """Images of an input pipeline a second of one core, beside others."""
     titles = {
-        "keras_vit": "keras_vit.data",
-        "keras": "image_dataset_from_directory, RandomCrop and RandomFlip of Keras",
-        "by_hand": "tf.data by hand, with decode_and_crop_jpeg",
+        "keras_vit": "`keras_vit.data`",
+        "resized": "`keras_vit.data` on a copy made by `resize_folder`",
+        "keras": "`image_dataset_from_directory`, Keras' RandomCrop and RandomFlip",
+        "by_hand": "tf.data by hand, with `decode_and_crop_jpeg`",
+        "timm": "timm's augmentation in PyTorch's DataLoader",
+        "keras_cv": "tf.data by hand, with keras_cv's layers",
+    }
+    # Each sample: images a second, and a second of one core.
+    samples = {side: [sample[1] for sample in own] for side, own in result(f"pipeline_{task}")["samples"].items()}
+    ratios = benchmark("measure").compare(samples, "keras_vit")
+    cells = []
+    for side, rates in samples.items():
+        rate = statistics.median(rates)
+        ours = ratio(ratios[side]) if side in ratios else None
+        cells.append([titles[side], f"{rate:,.0f}", ours, math.ceil(_GPU / rate)])
+    columns = ["Pipeline", "Images a second of one core", "Ours / this", f"Cores for {_GPU:,} images a second"]
+    return markdown_table(columns, cells)
+
+
+# Images a second at which a GPU trains ViT-B/16 in bfloat16.
+_GPU = 1500
+
+
+def growth():
+    """How memory grows with the tokens of the two largest images."""
+    own = benchmark("growth")
+    cells = []
+    for backend, title in BACKENDS.items():
+        found = result(f"growth_{backend}")
+        if found:
+            exponents = (own.memory_exponent(found["rows"], task) for task in TASKS)
+            cells.append([title, *(f"{exponent:.2f}" for exponent in exponents)])
+    return markdown_table(["Backend", *(f"Exponent of memory by tokens, {title}" for title in TASKS.values())], cells)
+
+
+def startup():
+    """Seconds and memory until a model answers."""
+    titles = {
+        "import": "import Keras, its backend and keras_vit",
+        "build": "build with random weights",
+        "npz": "read an official `.npz` file",
+        "safetensors": "read a timm `.safetensors` file",
+        "forward": "first forward pass",
     }
     cells = []
-    for side, title in titles.items():
-        ratios = found["ratios"].get(side)
-        ours = f"{ratios['median']:.2f} ({ratios['q1']:.2f} to {ratios['q3']:.2f})" if ratios else None
-        cells.append([title, f"{found['images_per_second'][side]:,.0f}", ours])
-    return markdown_table(["Pipeline", "Images a second", "Ours / this (quartiles)"], cells)
+    for backend, title in BACKENDS.items():
+        for row in (result(f"startup_{backend}") or {"rows": []})["rows"]:
+            seconds, peaks = ([sample.get(name) for sample in row["samples"]] for name in ("seconds", "peak"))
+            peak = None if peaks[0] is None else f"{statistics.median(peaks):.2f}"
+            cells.append([title, row["model"], titles[row["step"]], f"{statistics.median(seconds):.1f}", peak])
+    return markdown_table(["Backend", "Model", "Step", "Seconds", "Peak memory / weights"], cells)
+
+
+def int8():
+    """Speed and top-1 of a served model in int8 and bfloat16 beside float32 in the same runtime."""
+    found = result("int8")
+    cells = []
+    for row in found["rows"]:
+        own = ratio(row["ratio to float32"]) if row["ratio to float32"] else None
+        cells.append([row["side"], own, f"{row['top-1 agreement']:.1%}", f"{row['images a second']:.3g}"])
+    columns = ["Runtime and precision", "Ratio to its float32", "Same top-1 class", "Images a second"]
+    where = f"{found['cores']} cores of {processor_of(found)}"
+    text = f"{found['pictures']} pictures, batches of {found['batch_size']}, {where}."
+    return f"{text}\n\n" + markdown_table(columns, cells)
 
 
 def serving():
@@ -499,6 +569,8 @@ TABLES = {
         families,
         first_calls,
         fuzz,
+        growth,
+        int8,
         kills,
         loading,
         low_precision,
@@ -512,6 +584,7 @@ TABLES = {
         semi_supervised,
         serving,
         speeds,
+        startup,
         studies,
         study,
         two_moons,

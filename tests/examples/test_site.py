@@ -67,8 +67,9 @@ def test_each_marker_is_a_table_and_each_table_is_shown(site):
 def test_the_tables_of_results_are_whole(site):
     tables = {**site("result_tables").TABLES, "checkpoints": site("model_tables").checkpoints}
     # They build models or take an argument.
-    calls = [(name, ()) for name in set(tables) - {"parameters", "speeds", "study"}]
-    calls += [(name, arguments.split(", ")) for name, arguments in markers(PAGES["studies.md"]) if arguments]
+    calls = [(name, ()) for name in set(tables) - {"parameters", "pipeline", "speeds", "study"}]
+    shown = [*markers(PAGES["studies.md"]), *markers(PAGES["speed.md"])]
+    calls += [(name, arguments.split(", ")) for name, arguments in shown if arguments]
     for name, arguments in calls:
         lines = [line for line in tables[name](*arguments).splitlines() if line.startswith("|")]
         assert len(lines) >= 3, (name, arguments)
