@@ -2,8 +2,8 @@
 
 Each point is a fresh child process: a forward pass and a training step (SGD, momentum) in float32, the shortest of
 three calls after the first, and the peak memory above that of the built model. The dotted lines in the plot are the
-multiply-adds of `keras_vit.profile` and, for memory, growth in proportion; both go through the largest point, as small
-ones have costs of their own.
+multiply-adds of `keras_vit.profile` and, for memory, growth in proportion (none of a forward pass with depth, whose
+activations are freed). Both go through the largest point, as small ones have costs of their own.
 `memory exponent` is the slope of memory by tokens between the two largest images: 1 is linear, 2 is quadratic.
 
 Rows are added to results/growth_<backend>.json, and an interrupted run goes on with the points that are missing:
@@ -130,14 +130,18 @@ def draw(folder):
                     ax.plot(at, [row[kind] for row in own], "o-", color=color, markersize=4, label=BACKENDS[backend])
                     # Merged tokens are fewer in each block, so that no proportion tells their memory.
                     if (name, kind) != ("token merging", "MB"):
-                        ax.plot(at, expected(own, x, kind), ":", color=color)
+                        ax.plot(at, expected(own, x, kind, task), ":", color=color)
             # Merging starts at 0, which a logarithm has not.
             scale = "linear" if name == "token merging" else "log"
             ax.set(xscale=scale, yscale=scale, xlabel=f"{x}{', patches a block' * (name == 'token merging')}")
             ax.set_title(f"{task}: {'seconds' if kind == 'seconds' else 'MB above the model'}", fontsize=9)
             if scale == "linear":
                 ax.set_ylim(bottom=0)
-            ax.grid(alpha=0.3, which="both")
+            # The points themselves: a logarithm's own ticks overlap.
+            ticks = sorted({row[x] for rows in found.values() for row in rows_of(rows, name, task)})
+            ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
+            ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+            ax.grid(alpha=0.3)
     axes[0, 0].legend(fontsize=8, title="dotted: theory", title_fontsize=8)
     path = folder / "growth.png"
     figure.savefig(path, dpi=100, metadata={"Software": None})
@@ -145,8 +149,11 @@ def draw(folder):
     return path
 
 
-def expected(rows, x, kind):
+def expected(rows, x, kind, task):
     """Returns what theory expects of sorted rows: time by the multiply-adds, memory in proportion to `x`."""
+    if (x, kind, task) == ("depth", "MB", "forward"):
+        # Each block's activations are freed before the next one's.
+        return [rows[-1][kind]] * len(rows)
     by = x if kind == "MB" else "multiply_adds"
     return [rows[-1][kind] * row[by] / rows[-1][by] for row in rows]
 

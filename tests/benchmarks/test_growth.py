@@ -58,5 +58,6 @@ def test_results_of_another_machine_are_kept(growth, tmp_path, monkeypatch):
 def test_theory_goes_through_the_largest_point(growth):
     rows = [{"tokens": 5, "MB": 2.0, "seconds": 1.0, "multiply_adds": 10}]
     rows.append({"tokens": 10, "MB": 9.0, "seconds": 9.0, "multiply_adds": 30})
-    assert growth.expected(rows, "tokens", "MB") == [4.5, 9.0]
-    assert growth.expected(rows, "tokens", "seconds") == [3.0, 9.0]
+    assert growth.expected(rows, "tokens", "MB", "forward") == [4.5, 9.0]
+    assert growth.expected(rows, "tokens", "seconds", "train") == [3.0, 9.0]
+    assert growth.expected(rows, "depth", "MB", "forward") == [9.0, 9.0]
