@@ -364,39 +364,6 @@ def speeds(options, processor="amd"):
     return f"{processors(processor)}:\n\n" + markdown_table([*first, *columns], cells)
 
 
-def first_calls():
-    """Seconds to build a model and to run it once."""
-    cells = []
-    for backend, row in throughput_rows():
-        if row["task"].startswith("first_"):
-            seconds = row["medians"]["build_and_first_call"]
-            for side, found in row["ratios_subject_to_side"]["build_and_first_call"].items():
-                work = TASKS[row["task"].removeprefix("first_")]
-                times = f"{seconds[row['subject']]:.1f}", f"{seconds[side]:.1f}"
-                model = row["model"].replace("@", " at ")
-                cells.append([BACKENDS[backend], model, row["batch"], work, side, ratio(found), *times])
-    columns = ["Backend", "Model", "Batch", "First call", "Against", "Ratio of seconds", "Ours (s)", "Theirs (s)"]
-    return markdown_table(columns, cells)
-
-
-def memory():
-    """Peak memory of models with and without builder options."""
-    cells = []
-    for backend, row in throughput_rows():
-        if row["task"].startswith("memory_"):
-            for measure, name in (("peak", "in all"), ("peak_after_build", "added to the built model")):
-                values = row["medians"][measure]
-                for side, found in row["ratios_subject_to_side"][measure].items():
-                    work = TASKS[row["task"].removeprefix("memory_")]
-                    model = row["model"].replace("@", " at ")
-                    option = f"`{row['options']}`" if row["options"] else None
-                    megabytes = f"{values[row['subject']]:,.0f}", f"{values[side]:,.0f}"
-                    what = [BACKENDS[backend], model, row["batch"], work, option, name]
-                    cells.append([*what, f"{found['median']:.2f}", *megabytes])
-    columns = ["Backend", "Model", "Batch", "Work", "Option", "Memory", "Ratio", "With it (MB)", "Without (MB)"]
-    return markdown_table(columns, cells)
-
-
 def loading():
     """Memory and time of loading a checkpoint."""
     cells = []
@@ -465,19 +432,6 @@ def startup():
             peak = None if peaks[0] is None else f"{statistics.median(peaks):.2f}"
             cells.append([title, row["model"], titles[row["step"]], f"{statistics.median(seconds):.1f}", peak])
     return markdown_table(["Backend", "Model", "Step", "Seconds", "Peak memory / weights"], cells)
-
-
-def int8():
-    """Speed and top-1 of a served model in int8 and bfloat16 beside float32 in the same runtime."""
-    found = result("int8")
-    cells = []
-    for row in found["rows"]:
-        own = ratio(row["ratio to float32"]) if row["ratio to float32"] else None
-        cells.append([row["side"], own, f"{row['top-1 agreement']:.1%}", f"{row['images a second']:.3g}"])
-    columns = ["Runtime and precision", "Ratio to its float32", "Same top-1 class", "Images a second"]
-    where = f"{found['cores']} cores of {processor_of(found)}"
-    text = f"{found['pictures']} pictures, batches of {found['batch_size']}, {where}."
-    return f"{text}\n\n" + markdown_table(columns, cells)
 
 
 def serving():
@@ -567,15 +521,12 @@ TABLES = {
         examples,
         exports,
         families,
-        first_calls,
         fuzz,
         growth,
-        int8,
         kills,
         loading,
         low_precision,
         mae_step,
-        memory,
         parameters,
         peers,
         pipeline,
