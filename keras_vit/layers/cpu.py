@@ -36,8 +36,10 @@ def materialize(x):
 def dense(x, kernel, bias, activation=None, training=False):
     """Returns `activation(x @ kernel + bias)`; `bias` and `activation` may be None."""
     if ON_TORCH:
-        # Faster than Keras' conversion, where there is nothing to convert.
-        x = x if isinstance(x, torch.Tensor) else ops.convert_to_tensor(x)
+        kernel = kernel.value if isinstance(kernel, keras.Variable) else kernel
+        # Keras' conversion, also to its device, takes longer than to see that there is nothing to convert.
+        if not isinstance(x, torch.Tensor) or x.device != kernel.device:
+            x = ops.convert_to_tensor(x)
         kernel, bias = _tensor(kernel, x.device), _tensor(bias, x.device)
         if x.dtype == kernel.dtype:
             return _dense_on_torch(x, kernel, bias, activation)

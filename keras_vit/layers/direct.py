@@ -27,7 +27,7 @@ def is_direct(layer, x, dtype_policy):
         and x.dtype == getattr(torch, compute_dtype)
         and compute_dtype == dtype_policy.variable_dtype
         and (layer.dtype_policy is dtype_policy or layer.dtype_policy == dtype_policy)
-        and (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit."))
+        and (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit.layers."))
         and layer.built
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
         and not (module._global_forward_hooks or module._global_forward_pre_hooks)
@@ -53,13 +53,21 @@ class InModel:
 
     def __call__(self, *args, **kwargs):
         layer = self._layer
-        masked = any(getattr(x, "_keras_mask", None) is not None for x in args)
-        if len(args) != 1 or masked or not is_direct(layer, args[0], self._dtype_policy):
+        if len(args) != 1 or not is_direct(layer, args[0], self._dtype_policy) or self._needs_call(args[0], kwargs):
             return layer(*args, **kwargs)
         if not _takes_training(type(layer)):
             # As in the layer's own call.
             kwargs.pop("training", None)
         return call(layer, *args, **kwargs)
+
+    def _needs_call(self, x, kwargs):
+        """Whether there is a mask, a tensor to cast to the compute dtype or another mode than `training`."""
+        tensors = [value for value in kwargs.values() if isinstance(value, torch.Tensor)]
+        return (
+            getattr(x, "_keras_mask", None) is not None
+            or any(tensor.is_floating_point() and tensor.dtype != x.dtype for tensor in tensors)
+            or set(getattr(self._layer, "_call_context_args", ())) > {"training"}
+        )
 
 
 @functools.cache

@@ -115,6 +115,15 @@ def test_programs_of_pytorch_take_a_product():
             assert product(x).dtype == torch.bfloat16
 
 
+@on_torch
+def test_an_input_on_another_device_than_the_weights_comes_to_theirs():
+    import torch
+
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
+    outputs = cpu.dense(x.to("meta"), kernel, bias, gelu_tanh)
+    assert outputs.device == kernel.device and outputs.shape == torch.Size((2, 5, 6))
+
+
 def module_of(function):
     import torch
 

@@ -92,6 +92,33 @@ def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkey
     assert {layer.name for layer in mixed.blocks} <= set(names)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="other backends have one way")
+@pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
+def test_angles_are_rounded_to_the_compute_dtype_without_gradients_too(rotary_embedding):
+    import torch
+
+    model, images = build(rotary_embedding=rotary_embedding, dtype="bfloat16"), torch.rand(2, 16, 16, 3)
+    seen = []
+    for block in model.blocks:
+        attention = block.attention
+        attention.call = lambda *a, call=attention.call, **k: seen.append(k["rotary"].dtype) or call(*a, **k)
+    expected = model(images)
+    with torch.no_grad():
+        found = model(images)
+    assert set(seen) == {torch.bfloat16}
+    torch.testing.assert_close(found, expected.detach(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_model_within_a_model_refuses_other_image_sizes(learning):
+    inner = build()
+    inputs = keras.Input((None, None, 3))
+    outer = type(inner)(inputs, inner(inputs))
+    images = np.zeros((2, 18, 18, 3), "float32")
+    with pytest.raises(ValueError, match="18"):
+        outer(images) if learning else outer.predict_on_batch(images)
+
+
 def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients():
     model = build()
     blocks = [layer.output for layer in model.blocks]
