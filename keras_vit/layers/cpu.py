@@ -36,11 +36,11 @@ def materialize(x):
 def dense(x, kernel, bias, activation=None, training=False):
     """Returns `activation(x @ kernel + bias)`; `bias` and `activation` may be None."""
     if ON_TORCH:
-        kernel = kernel.value if isinstance(kernel, keras.Variable) else kernel
+        kernel, bias = _value(kernel), _value(bias)
         # Keras' conversion, also to its device, takes longer than to see that there is nothing to convert.
-        if not isinstance(x, torch.Tensor) or x.device != kernel.device:
-            x = ops.convert_to_tensor(x)
-        kernel, bias = _tensor(kernel, x.device), _tensor(bias, x.device)
+        here = isinstance(x, torch.Tensor) and x.device == kernel.device
+        if not here or (bias is not None and bias.device != x.device):
+            x, kernel, bias = (None if y is None else ops.convert_to_tensor(y) for y in (x, kernel, bias))
         if x.dtype == kernel.dtype:
             return _dense_on_torch(x, kernel, bias, activation)
     # With one row per token, TensorFlow fuses matmul, bias and GELU, and gradients are faster.
@@ -56,10 +56,9 @@ def dense(x, kernel, bias, activation=None, training=False):
     return ops.reshape(x, (-1, *shape[1:-1], x.shape[-1])) if by_rows else x
 
 
-def _tensor(weight, device):
-    """Returns a weight (or None) as a tensor on a device."""
-    tensor = weight.value if isinstance(weight, keras.Variable) else weight
-    return tensor if tensor is None or tensor.device == device else ops.convert_to_tensor(tensor)
+def _value(weight):
+    """Returns the tensor of a weight, which may be one already, or None."""
+    return weight.value if isinstance(weight, keras.Variable) else weight
 
 
 def _dense_on_torch(x, kernel, bias, activation=None):

@@ -1,12 +1,10 @@
 """Calls of layers on PyTorch without Keras' bookkeeping, which takes longer than a small model's products."""
 
-import functools
-import inspect
-
 import keras
 from keras import ops
 
-ON_TORCH = keras.backend.backend() == "torch"
+from keras_vit.layers.cpu import ON_TORCH
+
 if ON_TORCH:
     import torch
     from torch.nn.modules import module
@@ -55,7 +53,7 @@ class InModel:
         layer = self._layer
         if len(args) != 1 or not is_direct(layer, args[0], self._dtype_policy) or self._needs_call(args[0], kwargs):
             return layer(*args, **kwargs)
-        if not _takes_training(type(layer)):
+        if not layer._call_has_training_arg:
             # As in the layer's own call.
             kwargs.pop("training", None)
         return call(layer, *args, **kwargs)
@@ -68,11 +66,6 @@ class InModel:
             or any(tensor.is_floating_point() and tensor.dtype != x.dtype for tensor in tensors)
             or set(getattr(self._layer, "_call_context_args", ())) > {"training"}
         )
-
-
-@functools.cache
-def _takes_training(kind):
-    return "training" in inspect.signature(kind.call).parameters
 
 
 def call(layer, x, **kwargs):

@@ -19,10 +19,10 @@ def unfold(images, patch_size):
     """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
     images, rows, columns = whole_patches(images, patch_size)
     ph, pw = patch_size
-    channels = images.shape[-1]
-    x = ops.reshape(images, (-1, rows, ph, columns, pw, channels))
-    x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-    return ops.reshape(x, (-1, rows * columns, ph * pw * channels))
+    # A row of a patch with its channels stays in one piece.
+    width = pw * images.shape[-1]
+    x = ops.transpose(ops.reshape(images, (-1, rows, ph, columns, width)), (0, 1, 3, 2, 4))
+    return ops.reshape(x, (-1, rows * columns, ph * width))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

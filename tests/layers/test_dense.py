@@ -25,6 +25,22 @@ def tensors(*shapes):
 
 @on_torch
 @pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
+def test_layouts_that_are_not_a_matrixs_give_the_same_without_a_gradient(activation):
+    import torch
+
+    x, kernel, bias = tensors((2, 5, 8), (8, 6), (12,))
+    with torch.no_grad():
+        for inputs in (x, x.transpose(0, 1), x[:, ::2], x[0, 0], x[:, :1].expand(2, 5, 8), x[:0]):
+            for each in (None, bias[:6], bias[::2]):
+                exact = inputs.double() @ kernel.double()
+                exact = exact if each is None else exact + each.double()
+                exact = exact if activation is None else activation(exact)
+                outputs = cpu.dense(inputs, kernel, each, activation)
+                np.testing.assert_allclose(outputs, exact, rtol=1e-6, atol=2e-6)
+
+
+@on_torch
+@pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
 def test_pytorchs_product_with_a_gelu_in_place(activation, tricks, monkeypatch):
     import torch
 
@@ -98,6 +114,7 @@ def test_a_mode_that_keeps_products_finds_them_as_they_were(kind):
 @on_torch
 def test_programs_of_pytorch_take_a_product():
     import torch
+    from torch.autograd import forward_ad
     from torch.utils.flop_counter import FlopCounterMode
 
     x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
@@ -105,9 +122,22 @@ def test_programs_of_pytorch_take_a_product():
     def product(x):
         return cpu.dense(x, kernel, bias, gelu_tanh)
 
+    def plain(x):
+        return cpu.dense(x, kernel, bias)
+
     with torch.no_grad():
-        expected = product(x)
-        torch.testing.assert_close(torch.compile(product, backend="eager", fullgraph=True)(x), expected)
+        for function in (product, plain):
+            programs = [
+                torch.compile(function, backend="eager", fullgraph=True),
+                torch.jit.trace(function, x),
+                torch.export.export(module_of(function), (x,)).module(),
+            ]
+            for program in programs:
+                torch.testing.assert_close(program(x), function(x))
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(plain(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        torch.testing.assert_close(tangent, torch.ones_like(x) @ kernel)
+        torch.testing.assert_close(torch.func.vmap(plain)(x), x @ kernel + bias)
         with FlopCounterMode(display=False) as counter:
             product(x)
         assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 6
