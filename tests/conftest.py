@@ -50,6 +50,7 @@ BACKEND_FREE = {
     "data": (
         "test_broken.py",
         "test_crop.py",
+        "test_erase.py",
         "test_frame.py",
         "test_joint.py",
         "test_operations.py",

@@ -19,7 +19,8 @@ class Policy:
         randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
-        erasing: Float in [0, 1], the probability of erasing a random rectangle of an image.
+        erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normal noise, of mean 0
+            and standard deviation 1 after normalization.
         repeats: Integer, the number of differently augmented copies of each image, next to each other in the batch. An
             epoch then covers only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
@@ -34,8 +35,6 @@ class Policy:
     ((2, 9), 0.5, 'timm')
 
     Reference: arXiv 2106.10270, section 3.2 and figure 4; arXiv 2012.12877, table 9; arXiv 2106.04803, table 10.
-    Erasing differs from DeiT's: Keras' `RandomErasing` fills with normal noise of standard deviation 255 around black,
-    clipped to 0..255, instead of the images' mean and standard deviation, and draws both sides independently.
     """
 
     randaugment: tuple[int, float] | None = None

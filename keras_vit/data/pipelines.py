@@ -202,7 +202,7 @@ def pipeline(
         )
         length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
         row_weight = epochs.row_weight(length) if pad_remainder else None
-        steps = Steps(cut, policy, source, labels, record if inputs["normalize"] else None, files, root, row_weight)
+        steps = Steps(cut, policy, source, labels, record, inputs["normalize"], files, root, row_weight)
 
         # Captures only what it needs, since TensorFlow never frees a dataset's Python functions.
         def try_decode(record):

@@ -1,7 +1,8 @@
 import numpy as np
 
 from keras_vit.data.augment import RandAugment
-from keras_vit.data.mix import Mix, seeded
+from keras_vit.data.erase import RandomErasing
+from keras_vit.data.mix import Mix
 from keras_vit.data.source import tf
 
 
@@ -11,18 +12,20 @@ class Steps:
     With a `row_weight`, each image has a weight: this one, times its own; 0 if its index is negative.
     """
 
-    def __init__(self, cut, policy, source, labels, scale, files, root, row_weight=None):
+    def __init__(self, cut, policy, source, labels, preprocessing, normalize, files, root, row_weight=None):
         self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files
         keys = source.records.element_spec
         self._beside = [] if labels is None else [key for key in ("label", "weight") if key in keys]
         self._row_weight = None if labels is None else row_weight
-        self._scale = None if scale is None else [np.array(c, "float32") for c in scale.offset_and_scale]
+        offset, divisor = (np.array(c, "float32") for c in preprocessing.offset_and_scale)
+        self._scale = (offset, divisor) if normalize else None
         self._root = tf.random.stateless_uniform((), root, None, None, "int64")
         self._augment = self._erase = None
         if policy.randaugment:
             self._augment = RandAugment(*policy.randaugment, policy.magnitude_std, policy.operations)
         if policy.erasing:
-            self._erase = seeded("RandomErasing", factor=(policy.erasing, policy.erasing))
+            mean_and_std = (0.0, 1.0) if normalize else (offset, divisor)
+            self._erase = RandomErasing(policy.erasing, *mean_and_std)
         self._mix = Mix(policy) if policy.mixes else None
         # Traced once, as one graph node: fewer nodes make an iteration start faster.
         self.decode, self.prepare = (
@@ -47,12 +50,12 @@ class Steps:
         image = self._cut.resize(image, seed)
         if self._augment:
             image = self._augment(image, tf.random.fold_in(seed, 1))
-        if self._erase:
-            image = self._erase(image, tf.random.fold_in(seed, 2))
         if self._scale is not None:
             offset, divisor = self._scale
             # This form gives exactly -1 and 1, unlike x * a + b; a division would take twice as long.
             image = (image - offset) * (1 / divisor)
+        if self._erase:
+            image = self._erase(image, tf.random.fold_in(seed, 2))
         return index, image, beside
 
     def finish(self, index, images, beside, missing):
