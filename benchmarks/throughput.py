@@ -8,7 +8,8 @@ and an interval of at least 95% for the median. First calls (first_*, seconds to
 after imports (memory_*) are from fresh child processes.
 
 Each round also times the matrix products of a block; shares relate the model's FLOPs, from `keras_vit.profile` (3 times
-that in training), to their rate. --gemm-all also uses the best rate of the three backends.
+that in training), to their rate. They count all tokens, of which our last block computes the class token alone.
+--gemm-all also uses the best rate of the three backends.
 
 --ours-option compares ours with builder options to ours without; then only peers in --peers run. Rows in
 results/throughput_<backend>.json are replaced as a whole when measured again.

@@ -24,7 +24,7 @@ VARIATIONS = [
     {"patch_dropout_rate": 0.5, "hidden_dim": 13, "head_dim": 4},
     {"token_merging": 3, "pooling": "map", "num_registers": 2, "layer_scale_init": 0.1},
     {"token_merging": (4, 0), "pooling": "gap"},
-    {"skip_unused_tokens": True, "num_registers": 2, "qk_norm": True, "layer_scale_init": 0.1},
+    {"num_registers": 2, "qk_norm": True, "layer_scale_init": 0.1},
     {"image_size": (None, None)},
     {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
     {"stages": (), "patch_size": 2, "image_size": 32},

@@ -8,7 +8,7 @@ from keras_vit import arguments
 from keras_vit.layers import cpu, direct, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, attend_unfused
+from keras_vit.layers.fused_attention import attend, attend_few, attend_unfused
 from keras_vit.layers.placement import layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
@@ -18,7 +18,7 @@ class MultiHeadSelfAttention(CompositeLayer):
     """Multi-head self-attention, `softmax(Q K^T / sqrt(head_dim)) V` per head, with one fused QKV projection.
 
     The softmax is in float32 under mixed precision. Uses the backend's fused kernel if there is one, except with
-    `return_attention_scores`, `num_queries` or active dropout.
+    `return_attention_scores` or active dropout.
 
     Args:
         num_heads: Int, the number of heads.
@@ -139,23 +139,33 @@ class MultiHeadSelfAttention(CompositeLayer):
                 "Expected `rotary` with `rotary_layout`, and only with it. "
                 f"Received: rotary_layout={self.rotary_layout!r}, rotary of shape {given}"
             )
-        query, key, value = self.project(tokens)
-        if rotary is not None:
-            query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
-        if num_queries is not None:
-            query = query[:, :, : arguments.positive_int("num_queries", num_queries)]
+        num_queries = arguments.optional(arguments.positive_int, "num_queries", num_queries)
+        dropout = training and self.dropout_rate > 0
+        few = not (return_attention_scores or return_keys or dropout) and self._has_few(num_queries)
+        if few:
+            query = self._project_queries(tokens[:, :num_queries])
+        else:
+            query, key, value = self.project(tokens)
+            if rotary is not None:
+                query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
+            if num_queries is not None:
+                query = query[:, :, :num_queries]
         bias = None
         if self.max_relative_distance is not None:
             bias = self._relative_bias(query, ops.shape(tokens)[1])
         if sizes is not None:
             log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = log_sizes if bias is None else bias + log_sizes
-        dropout = training and self.dropout_rate > 0
-        if return_attention_scores or dropout or num_queries is not None:
+        if few:
+            _, key_kernel, value_kernel = self._kernels()
+            x = attend_few(query, tokens, key_kernel, value_kernel, bias, training)
+            if self.use_bias:
+                x = x + ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))[2]
+        elif return_attention_scores or dropout:
             drop = functools.partial(self.dropout, training=training)
             x, scores = attend_unfused(query, key, value, bias, drop)
         else:
-            x, scores = attend(query, key, value, bias, training), None
+            x = attend(query, key, value, bias, training)
         x = direct.transpose(x, (0, 2, 1, 3))
         x = direct.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
@@ -181,6 +191,28 @@ class MultiHeadSelfAttention(CompositeLayer):
             query, key = self.run(self.query_norm, query), self.run(self.key_norm, key)
             query, key = (ops.cast(x, value.dtype) for x in (query, key))
         return query, key, value
+
+    def _has_few(self, num_queries):
+        """Whether there are too few queries for keys and values of all tokens to be worth their product."""
+        return (
+            num_queries is not None
+            and num_queries < self.key_dim
+            # Else more than a product makes a key.
+            and not self.qk_norm
+            and self.rotary_layout is None
+            and self.qkv.quantization_mode is None
+            and self.qkv.dtype_policy == self.dtype_policy
+            and layout_of("heads of a kernel") is None
+        )
+
+    def _kernels(self):
+        """Returns the kernels of queries, keys and values, each (hidden_dim, num_heads, head_dim)."""
+        return ops.unstack(ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim)), 3, axis=1)
+
+    def _project_queries(self, tokens):
+        """Returns the queries alone, (batch, num_heads, num_tokens, head_dim)."""
+        query = ops.einsum("bnc,chd->bhnd", tokens, self._kernels()[0])
+        return query + ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))[0] if self.use_bias else query
 
     def _project_by_heads(self, tokens):
         """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.

@@ -27,15 +27,32 @@ def is_direct(layer, x, dtype_policy):
         and (layer.dtype_policy is dtype_policy or layer.dtype_policy == dtype_policy)
         and (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit.layers."))
         and layer.built
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-        and not (module._global_forward_hooks or module._global_forward_pre_hooks)
-        and not (module._global_backward_hooks or module._global_backward_pre_hooks)
+        and not _has_own_hooks(layer)
+        and not _has_global_hooks()
         and layer._compiled_call_impl is None
         and "forward" not in vars(layer)
         and getattr(layer, "_remat_mode", None) is None
         and layer.activity_regularizer is None
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type)
+    )
+
+
+def has_hooks(layer):
+    """Whether PyTorch calls hooks around a layer's call or gradient, or around those of its inner layers."""
+    return ON_TORCH and (_has_global_hooks() or any(map(_has_own_hooks, layer.modules())))
+
+
+def _has_own_hooks(layer):
+    return layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+
+
+def _has_global_hooks():
+    return (
+        module._global_forward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_backward_pre_hooks
     )
 
 

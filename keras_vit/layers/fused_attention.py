@@ -30,18 +30,19 @@ def has_fused_kernel():
 def attend(query, key, value, bias, training=False):
     """Computes `softmax(Q K^T / sqrt(head_dim) + bias) V` without keeping the weights.
 
-    Inputs and output: (batch, num_heads, num_tokens, head_dim). By the backend's fused kernel; a backend without one
-    computes long sequences in slices of queries, so that memory grows linearly with their length.
+    Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. By the
+    backend's fused kernel; a backend without one computes long sequences in slices of queries, so that memory grows
+    linearly with their length.
     """
-    # JAX has one for 16 bits only.
-    unfused = keras.backend.backend() == "jax" and keras.backend.standardize_dtype(query.dtype) == "float32"
-    if not has_fused_kernel() or (unfused and _is_long(query)):
-        return _attend_in_slices(query, key, value, bias, training)
     if keras.backend.backend() == "torch":
         # Keras' own operation copies its inputs and takes no bias.
         from torch.nn import functional
 
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    # JAX has one for 16 bits only, and for as many queries as keys.
+    unfused = keras.backend.standardize_dtype(query.dtype) == "float32" and _is_long(query)
+    if not has_fused_kernel() or unfused or query.shape[2] != key.shape[2]:
+        return _attend_in_slices(query, key, value, bias, training)
     length = ops.shape(query)[2]
     # cuDNN has no gradient for odd lengths, such as 197; a masked padding token is faster than unfused attention.
     odd = length % 2
@@ -55,6 +56,34 @@ def attend(query, key, value, bias, training=False):
     mask = ops.broadcast_to(ops.arange(length + odd) < length, (1, 1, length + odd, length + odd)) if odd else None
     x = ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
     return ops.transpose(x, (0, 2, 1, 3))
+
+
+def attend_few(query, tokens, key_kernel, value_kernel, bias, training=False):
+    """Computes `attend` of few queries to the keys `tokens @ key_kernel` and values `tokens @ value_kernel`.
+
+    Computes neither of the two, since q (x W)^T = (q W^T) x^T, and likewise for the values: with fewer queries than
+    channels of a head, that is less work. A bias of the keys would add the same to all scores of a query, and that of
+    the values adds to the result.
+
+    Args:
+        query: (batch, num_heads, queries, head_dim).
+        tokens: (batch, num_tokens, hidden_dim).
+        key_kernel, value_kernel: (hidden_dim, num_heads, head_dim).
+        bias: As for `attend`.
+
+    Returns:
+        (batch, num_heads, queries, head_dim).
+    """
+    num_heads, count, head_dim = ops.shape(query)[1:]
+    hidden_dim = tokens.shape[-1]
+    query = ops.einsum("bhqd,chd->bhqc", query, key_kernel) * math.sqrt(hidden_dim / head_dim)
+    # The heads are queries of one head, whose keys and values are the tokens.
+    query = ops.reshape(query, (-1, 1, num_heads * count, hidden_dim))
+    if bias is not None and tuple(bias.shape[1:3]) != (1, 1):
+        bias = ops.reshape(bias, (-1, 1, num_heads * count, ops.shape(bias)[3]))
+    x = attend(query, tokens[:, None], tokens[:, None], bias, training)
+    x = ops.reshape(x, (-1, num_heads, count, hidden_dim))
+    return ops.einsum("bhqc,chd->bhqd", x, value_kernel)
 
 
 def _attend_in_slices(query, key, value, bias, training):

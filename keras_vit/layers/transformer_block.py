@@ -30,8 +30,6 @@ class TransformerBlock(CompositeLayer):
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
         num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
-        num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
-            Not with `token_merging`.
         remat: Bool; True stores only the block's input in training and recomputes the rest for the gradient.
         seed: Int or None, the random seed of all dropout.
 
@@ -40,6 +38,8 @@ class TransformerBlock(CompositeLayer):
         sizes: (batch, num_tokens) or None: the number of patches merged into each token by earlier blocks.
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
+        num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
+            Not with `token_merging`.
 
     Returns:
         (batch, num_tokens or num_outputs, hidden_dim). With `token_merging`, the remaining tokens and their sizes,
@@ -75,7 +75,6 @@ class TransformerBlock(CompositeLayer):
         mlp_norm=False,
         token_merging=0,
         num_prefix_tokens=0,
-        num_outputs=None,
         remat=False,
         seed=None,
         **kwargs,
@@ -96,11 +95,8 @@ class TransformerBlock(CompositeLayer):
         self.gated_mlp, self.mlp_norm = bool(gated_mlp), bool(mlp_norm)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        self.num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         self.remat = bool(remat)
         self.seed = seed
-        if self.num_outputs and self.token_merging:
-            raise ValueError(f"Expected token_merging=0 with num_outputs. Received: {token_merging=}, {num_outputs=}")
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
         self.norm_1 = self._norm("norm_1")
         self.attention = MultiHeadSelfAttention(
@@ -151,9 +147,14 @@ class TransformerBlock(CompositeLayer):
     def dense_layers(self):
         return *self.attention.dense_layers(), *self.mlp.dense_layers()
 
-    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
+    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None):
+        num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
+        if num_outputs and self.token_merging:
+            received = f"token_merging={self.token_merging}, {num_outputs=}"
+            raise ValueError(f"Expected token_merging=0 with num_outputs. Received: {received}")
+
         def run(tokens):
-            return self._run(tokens, sizes, rotary, training, return_attention_scores)
+            return self._run(tokens, sizes, rotary, training, return_attention_scores, num_outputs)
 
         if training:
             tokens = materialize(tokens)
@@ -167,7 +168,7 @@ class TransformerBlock(CompositeLayer):
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
-    def _run(self, tokens, sizes, rotary, training, return_attention_scores):
+    def _run(self, tokens, sizes, rotary, training, return_attention_scores, num_outputs):
         x = self.run(
             self.attention,
             self.run(self.norm_1, tokens),
@@ -176,9 +177,11 @@ class TransformerBlock(CompositeLayer):
             training=training,
             return_attention_scores=return_attention_scores,
             return_keys=self.token_merging > 0,
-            num_queries=None if return_attention_scores else self.num_outputs,
+            num_queries=None if return_attention_scores else num_outputs,
         )
         x, *more = x if isinstance(x, tuple) else (x,)
+        if num_outputs:
+            x, tokens = x[:, :num_outputs], tokens[:, :num_outputs]
         tokens = self.add_attention(tokens, x, training)
         if self.token_merging:
             keys = more.pop()
@@ -189,8 +192,6 @@ class TransformerBlock(CompositeLayer):
 
     def add_attention(self, tokens, attended, training=None):
         """Adds the output of the attention to the tokens."""
-        if self.num_outputs:
-            attended, tokens = attended[:, : self.num_outputs], tokens[:, : self.num_outputs]
         if self.dropout.rate:
             attended = self.run(self.dropout, attended, training=training)
         return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
@@ -213,20 +214,29 @@ class TransformerBlock(CompositeLayer):
         return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None):
-        batch, length, hidden_dim = tokens_shape
         if not self.token_merging:
-            lengths = (number for number in (self.num_outputs, length) if number is not None)
-            return batch, min(lengths, default=None), hidden_dim
+            return tokens_shape
+        batch, length, hidden_dim = tokens_shape
         if length is not None:
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
 
-    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
+    def compute_output_spec(
+        self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None
+    ):
         # By hand, since JAX cannot trace token merging for an unknown number of tokens.
         shapes = self.compute_output_shape(tokens.shape)
         shape, *sizes_shape = shapes if self.token_merging else (shapes,)
+        if num_outputs and shape[1] is not None:
+            shape = shape[0], min(num_outputs, shape[1]), shape[2]
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
         outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
         if return_attention_scores:
             outputs.append(self.attention.compute_output_spec(tokens, rotary=rotary, return_attention_scores=True)[1])
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    @classmethod
+    def from_config(cls, config):
+        # Older files have it here.
+        config.pop("num_outputs", None)
+        return super().from_config(config)

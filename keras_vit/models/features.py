@@ -21,8 +21,8 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
             modules.
 
     Raises:
-        ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout, token
-            merging or skipped patches.
+        ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout or
+            token merging.
 
     Example:
 
@@ -73,10 +73,10 @@ def _output_of(block, format):
 
 
 def check_every_patch(model, blocks):
-    """Raises if patches of a ViT are dropped, merged or skipped in or before the last of these blocks."""
+    """Raises if patches of a ViT are dropped or merged in or before the last of these blocks."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
-    if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
+    if has_dropout or any(block.token_merging for block in blocks):
         raise ValueError(
-            "Expected a model that keeps every patch, built with patch_dropout_rate=0, token_merging=0 and "
-            f"skip_unused_tokens=False, which takes the same weights. Received: model {model.name!r}"
+            "Expected a model that keeps every patch, built with patch_dropout_rate=0 and token_merging=0, which takes "
+            f"the same weights. Received: model {model.name!r}"
         )

@@ -1,10 +1,12 @@
 """Walks the graphs of functional models, nested models included."""
 
 import collections
+import functools
+from typing import NamedTuple
 
 import keras
 
-from keras_vit.layers import direct
+from keras_vit.layers import TokenPooling, TransformerBlock, direct
 
 
 def call_of(tensor):
@@ -34,6 +36,52 @@ def operations_before(model, layer):
         if within is not None:
             return _flat(operation for operation, _ in nodes_before(inputs)) + within
     return None
+
+
+class Reading(NamedTuple):
+    """A transformer block, the number of its leading tokens that a model's outputs read, and the layers they pass."""
+
+    block: TransformerBlock
+    num_tokens: int
+    layers: tuple
+
+
+def last_reading(model):
+    """The `Reading` of a functional model's last transformer block; None if it reads all of the block's tokens."""
+    nodes = [node for depth in sorted(model._nodes_by_depth) for node in model._nodes_by_depth[depth]]
+    last = next((node for node in nodes if isinstance(node.operation, TransformerBlock)), None)
+    if last is None or last.operation.token_merging or sum(n.operation is last.operation for n in nodes) > 1:
+        return None
+    num_tokens, layers, pending = 0, [last.operation], list(last.outputs)
+    while pending:
+        tokens = pending.pop()
+        if any(tokens is output for output in model.outputs):
+            return None
+        for node in nodes:
+            if not any(tokens is x for x in node.input_tensors):
+                continue
+            if type(node.operation) is TokenPooling and node.operation.method == "token":
+                num_tokens = max(num_tokens, node.operation.index + 1)
+            elif type(node.operation) is keras.layers.LayerNormalization:
+                pending += node.outputs
+            else:
+                return None
+            layers.append(node.operation)
+    return Reading(last.operation, num_tokens, tuple(layers)) if num_tokens else None
+
+
+def reads_leading_tokens(reading, operation_fn):
+    """Changes an `operation_fn` of Keras' graphs to compute only the tokens that are read; not where hooks see them."""
+    if any(direct.has_hooks(layer) for layer in reading.layers):
+        return operation_fn
+
+    def changed(operation):
+        call = operation_fn(operation)
+        # By name, since the operation may be wrapped.
+        is_read = operation.name == reading.block.name
+        return functools.partial(call, num_outputs=reading.num_tokens) if is_read else call
+
+    return changed
 
 
 def run_and_free(model, inputs, operation_fn):

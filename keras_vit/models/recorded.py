@@ -30,10 +30,19 @@ class RecordedModel(keras.Model):
             )
         super().__setattr__(name, value)
 
+    @functools.cached_property
+    def _reading(self):
+        return graph.last_reading(self)
+
     def _run_through_graph(self, inputs, operation_fn=lambda operation: operation, **options):
-        if direct.is_torch_without_gradients() and not options:
+        # Keras has options for symbolic calls, which would record what is changed here.
+        if options or any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs)):
+            return super()._run_through_graph(inputs, operation_fn, **options)
+        if self._reading is not None:
+            operation_fn = graph.reads_leading_tokens(self._reading, operation_fn)
+        if direct.is_torch_without_gradients():
             return graph.run_and_free(self, inputs, operation_fn)
-        return super()._run_through_graph(inputs, operation_fn, **options)
+        return super()._run_through_graph(inputs, operation_fn)
 
     @property
     def config(self):

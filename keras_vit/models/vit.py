@@ -59,7 +59,6 @@ def ViT(
     drop_path_rate: float = 0.0,
     patch_dropout_rate: float = 0.0,
     token_merging: int | Sequence[int] = 0,
-    skip_unused_tokens: bool = False,
     remat: bool = False,
     layer_scale_init: float | None = None,
     qk_norm: bool = False,
@@ -141,8 +140,6 @@ def ViT(
         patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
         token_merging: Int, or one per block, the number of patches to merge into similar ones, at most half of them.
             Usual: 8 or 16 of 196. Such a block outputs tokens and their sizes.
-        skip_unused_tokens: Bool; True makes the last block and `norm` compute only the tokens that the head reads, with
-            the same logits; saves 1/16 of the work of 12 blocks. Requires `pooling="token"`.
         remat: Bool; True recomputes each block's activations for the gradient: less memory, a third more training time.
         layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
         qk_norm: Bool, whether to layer-normalize queries and keys.

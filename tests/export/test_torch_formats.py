@@ -101,12 +101,12 @@ def test_a_model_of_any_size_with_small_weights_keeps_its_answers(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
-        ({"skip_unused_tokens": True}, [(70, 16, 16)]),
+        ({}, [(70, 16, 16)]),
         ({"dtype": "mixed_bfloat16"}, [(1, 16, 16), (70, 16, 16)]),
         ({"image_size": (None, None), "patch_size": 16}, [(1, 32, 48), (3, 96, 80), (70, 48, 48)]),
         ({"image_size": (None, None), "dtype": "mixed_bfloat16", "num_layers": 1}, [(1, 84, 84)]),
     ],
-    ids=["skipping", "bfloat16", "any size", "more tokens"],
+    ids=["plain", "bfloat16", "any size", "more tokens"],
 )
 def test_a_program_is_not_tied_to_the_sizes_that_it_was_made_with(changes, sizes, tmp_path):
     """Which way a product takes here depends on its rows, and that of the attention on the tokens."""

@@ -12,7 +12,7 @@ MODELS = {
     "plain": {},
     "patches that leave a remainder": {"image_size": (11, 14)},
     "registers": {"num_registers": 2},
-    "distilled, skipping": {"distillation_token": True, "skip_unused_tokens": True},
+    "distilled": {"distillation_token": True},
     "gap with registers": {"num_registers": 2, "pooling": "gap"},
 }
 

@@ -184,6 +184,43 @@ def test_queries_of_the_first_tokens_alone(arguments, num_queries):
         layer(x, num_queries=-1)
 
 
+@pytest.mark.parametrize("num_queries", [1, 3])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"max_relative_distance": 2}, {"use_bias": False}, {"key_bias": False}, {"head_dim": 5, "output_norm": True}],
+)
+def test_few_queries_need_no_keys_and_values_of_all_tokens(arguments, num_queries, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    sizes = np.array([[2, 1, 3, 1, 1, 2], [1, 1, 1, 1, 4, 1]], "int32")
+    layer = build(x, num_heads=2, **arguments)
+    expected = [ops.convert_to_numpy(layer(x, given)) for given in (None, sizes)]
+    layer.qkv.enable_lora(2)
+    # Nothing but that product.
+    monkeypatch.setattr(layer, "project", None)
+    for given, y in zip((None, sizes), expected, strict=True):
+        few = layer(x, given, num_queries=num_queries)
+        np.testing.assert_allclose(ops.convert_to_numpy(few), y[:, :num_queries], rtol=1e-5, atol=1e-5)
+    factors = layer.qkv.lora_kernel_a, layer.qkv.lora_kernel_b
+    for factor in factors:
+        factor.assign(np.random.default_rng(1).normal(size=factor.shape))
+    changed = ops.convert_to_numpy(layer(x, num_queries=num_queries))
+    monkeypatch.undo()
+    np.testing.assert_allclose(changed, ops.convert_to_numpy(layer(x))[:, :num_queries], rtol=1e-4, atol=1e-4)
+    assert np.abs(changed - expected[0][:, :num_queries]).max() > 0.1
+
+
+@pytest.mark.parametrize("arguments", [{"qk_norm": True}, {"dtype": "mixed_bfloat16"}, {"dropout_rate": 0.5}])
+def test_few_queries_of_keys_that_are_more_than_a_product(arguments):
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    layer = build(x, num_heads=2, **arguments)
+    expected, actual = (ops.convert_to_numpy(ops.cast(layer(x, **few), "float32")) for few in ({}, {"num_queries": 2}))
+    np.testing.assert_allclose(actual, expected[:, :2], atol=0.05 if "dtype" in arguments else 1e-5)
+    quantized = build(x, num_heads=2)
+    quantized.qkv.quantize("int8")
+    expected, actual = (ops.convert_to_numpy(quantized(x, **few)) for few in ({}, {"num_queries": 2}))
+    np.testing.assert_allclose(actual, expected[:, :2], atol=1e-5)
+
+
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("length", [7, 390, 1000])
 def test_bfloat16_sums_its_softmax_in_float32(length, scores):

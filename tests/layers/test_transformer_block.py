@@ -41,7 +41,7 @@ def layer_norm(x, norm):
             6,
             ("key_norm/beta",),
         ),
-        ({"num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
+        ({"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
     ],
 )
 def test_contract(arguments, num_weights, num_seeds, no_gradient):
@@ -49,7 +49,7 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
         TransformerBlock,
         {"num_heads": 2, "mlp_dim": 12, **arguments},
         TOKENS.shape,
-        output_shape=(3, arguments.get("num_outputs", 5), 8),
+        output_shape=(3, 5, 8),
         num_weights=num_weights,
         num_seeds=num_seeds,
         no_gradient=no_gradient,
@@ -58,15 +58,14 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
 
 @pytest.mark.parametrize("num_outputs", [1, 3, 5, 9])
 def test_tokens_that_are_not_given_back_are_attended_to(num_outputs):
-    options = {"layer_scale_init": 0.5, "qk_norm": True, "max_relative_distance": 3}
-    block, full = build(**options, num_outputs=num_outputs), build(**options)
-    full.set_weights(block.get_weights())
-    expected = ops.convert_to_numpy(full(TOKENS))[:, :num_outputs]
-    assert block.compute_output_shape(TOKENS.shape) == expected.shape
-    np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), expected, rtol=1e-5, atol=1e-5)
-    y, scores = block(TOKENS, return_attention_scores=True)
+    block = build(layer_scale_init=0.5, qk_norm=True, max_relative_distance=3)
+    expected = ops.convert_to_numpy(block(TOKENS))[:, :num_outputs]
+    assert block(keras.KerasTensor(TOKENS.shape), num_outputs=num_outputs).shape == expected.shape
+    found = ops.convert_to_numpy(block(TOKENS, num_outputs=num_outputs))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    y, scores = block(TOKENS, return_attention_scores=True, num_outputs=num_outputs)
     np.testing.assert_allclose(ops.convert_to_numpy(y), expected, rtol=1e-5, atol=1e-5)
-    _, full_scores = full(TOKENS, return_attention_scores=True)
+    _, full_scores = block(TOKENS, return_attention_scores=True)
     np.testing.assert_allclose(ops.convert_to_numpy(scores), ops.convert_to_numpy(full_scores), atol=1e-6)
 
 
@@ -142,14 +141,24 @@ def test_no_dropout_outside_training():
         ({"drop_path_rate": 1.5}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1.5"),
         ({"layer_scale_init": "small"}, "`layer_scale_init`. Expected a finite number. Received: 'small'"),
         ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
-        ({"num_outputs": 0}, "`num_outputs`. Expected an integer of at least 1. Received: 0"),
-        ({"num_outputs": 1, "token_merging": 2}, "Expected token_merging=0 with num_outputs"),
         ({"max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1. Received: 0"),
     ],
 )
 def test_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         TransformerBlock(**{"num_heads": 2, "mlp_dim": 12, **arguments})
+
+
+def test_refuses_numbers_of_outputs():
+    with pytest.raises(ValueError, match="`num_outputs`. Expected an integer of at least 1. Received: 0"):
+        build()(TOKENS, num_outputs=0)
+    with pytest.raises(ValueError, match="Expected token_merging=0 with num_outputs. Received: token_merging=2"):
+        build(token_merging=2)(TOKENS, num_outputs=1)
+
+
+def test_configs_of_older_files_name_the_number_of_outputs():
+    config = {**build().get_config(), "num_outputs": 1}
+    assert "num_outputs" not in TransformerBlock.from_config(config).get_config()
 
 
 @pytest.mark.parametrize("remat", [False, True])

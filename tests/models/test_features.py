@@ -71,10 +71,13 @@ def test_bad_arguments_are_named():
         keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
     with pytest.raises(ValueError, match="token_merging=0"):
         keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
-    skipping = build(skip_unused_tokens=True)
-    assert keras_vit.features(skipping, blocks=(0,), format="map").output_shape == (None, 4, 4, 12)
-    with pytest.raises(ValueError, match="skip_unused_tokens=False"):
-        keras_vit.features(skipping, blocks=(0, -1), format="map")
+
+
+def test_features_of_the_last_block_are_of_all_tokens():
+    model, images = build(), np.ones((1, 16, 16, 3), "float32")
+    for blocks in ((-1,), (0, -1)):
+        *_, last = keras.tree.flatten(keras_vit.features(model, blocks=blocks, format="map")(images))
+        assert last.shape == (1, 4, 4, 12)
 
 
 def test_features_of_merging_blocks_are_their_tokens():

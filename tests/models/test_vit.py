@@ -50,7 +50,7 @@ KINDS = {
     "merging": {"token_merging": 3, "num_registers": 2, "drop_path_rate": 0.1, "image_size": (12, 25)},
     "merging_once_map": {"token_merging": (4, 0), "pooling": "map", "qk_norm": True, "remat": True},
     "merging_gap": {"token_merging": 2, "pooling": "gap", "patch_dropout_rate": 0.3},
-    "skipping": {"skip_unused_tokens": True, "token_merging": 3, "num_registers": 2, "qk_norm": True, "remat": True},
+    "merging_but_last": {"token_merging": (3, 0), "num_registers": 2, "qk_norm": True, "remat": True},
     "one_channel_wide": {"in_channels": 1, "image_size": (9, 30), "num_classes": 0},
 }
 
@@ -247,7 +247,6 @@ def test_any_sizes_work(height, width, patch, channels, depth, heads, pooling, p
         ({"position_embedding": "relative", "token_merging": (0, 2)}, "token_merging=0"),
         ({"position_embedding": "relative", "token_merging": 1}, "relative or rotary positions"),
         ({"rotary_embedding": "eva02", "hidden_dim": 24, "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
-        ({"skip_unused_tokens": True, "pooling": "gap"}, 'Expected pooling="token" with skip_unused_tokens=True'),
         ({"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
         ({"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
         ({"token_merging": (1, 0.5)}, "`token_merging`. Expected an integer of at least 0. Received: 0.5"),
@@ -337,24 +336,29 @@ def test_merging_equal_patches_changes_nothing(changes, image_size):
     "changes",
     [
         {"position_embedding": "relative", "image_size": (12, 20), "num_layers": 1},
-        {"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": 3},
+        {"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": (3, 0)},
+        {"remat": True, "rotary_embedding": "eva02", "hidden_dim": 24, "layer_scale_init": 0.5},
     ],
-    ids=["relative, one block", "distilled, merging"],
+    ids=["relative, one block", "distilled, merging", "rotary, remat"],
 )
-def test_skipping_the_tokens_that_no_head_reads_changes_no_output_and_no_gradient(changes):
+def test_skipping_the_tokens_that_no_head_reads_changes_no_output_and_no_gradient(changes, monkeypatch):
     model = randomize(build(**changes))
-    skipping = build(skip_unused_tokens=True, **changes)
-    skipping.set_weights(model.get_weights())
-    assert [w.path for w in skipping.weights] == [w.path for w in model.weights]
+    seen, last = [], model.blocks[-1].mlp
+    monkeypatch.setattr(last, "call", lambda x, call=last.call, **kwargs: seen.append(x.shape[1]) or call(x, **kwargs))
+    # Models that others build compute all tokens.
+    full = keras.Model(model.input, model.output)
     x = images(4, *(side or 16 for side in model.input_shape[1:]))
-    for a, b in zip(*(keras.tree.flatten(m(x)) for m in (skipping, model)), strict=True):
+    found, expected = (keras.tree.flatten(each(x)) for each in (model, full))
+    assert seen == [len(model.outputs), model.get_layer("norm").output.shape[1]] and seen[0] < seen[1]
+    for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(ops.convert_to_numpy(a), ops.convert_to_numpy(b), rtol=1e-4, atol=1e-4)
-    assert skipping.get_layer("norm").output.shape[1] == len(skipping.outputs)
-    before = model.get_weights()
-    for each in (model, skipping):
+    before, after = model.get_weights(), []
+    for each in (model, full):
+        each.set_weights(before)
         each.compile(keras.optimizers.SGD(1e-3), "mse")
         each.train_on_batch(x, [np.ones((4, 5), "float32")] * len(each.outputs))
-    for old, a, b in zip(before, skipping.get_weights(), model.get_weights(), strict=True):
+        after.append(each.get_weights())
+    for old, a, b in zip(before, *after, strict=True):
         np.testing.assert_allclose(a - old, b - old, rtol=1e-3, atol=1e-4 * np.abs(b - old).max() + 1e-7)
 
 

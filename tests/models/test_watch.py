@@ -202,7 +202,7 @@ def test_a_vit_that_runs_twice_is_refused():
 
 IN_GRAPHS = {
     "pooled": {"pooling": "map", "num_registers": 1},
-    "skipping": {"skip_unused_tokens": True, "distillation_token": True, "return_both_heads": True},
+    "distilled": {"distillation_token": True, "return_both_heads": True},
     "rotary": {"position_embedding": "none", "rotary_embedding": "eva02"},
     "hybrid": {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
     "half_precision": {"dtype": "mixed_bfloat16"},

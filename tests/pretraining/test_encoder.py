@@ -81,8 +81,6 @@ def test_refuses_what_it_cannot_walk_through():
         Encoder(tiny.build(patch_dropout_rate=0.5))
     with pytest.raises(ValueError, match="token_merging=0"):
         Encoder(tiny.build(token_merging=(0, 1)))
-    with pytest.raises(ValueError, match="skip_unused_tokens=False"):
-        Encoder(tiny.build(skip_unused_tokens=True))
     with pytest.raises(ValueError, match="ViT of this package's builders"):
         Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match=r"Received: 'B/16'"):

@@ -87,7 +87,7 @@ def test_real_checkpoint_gives_the_official_logits(real):
 @pytest.mark.tried_on("jax")
 def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     path, reference = real
-    model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16", skip_unused_tokens=True)
+    model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16")
     actual = model.predict(keras_vit.preprocess_input(reference["images"], model), batch_size=7, verbose=0)
     assert actual.dtype == "float32"
     expected = reference["logits_official_flax_tanh_gelu"]
