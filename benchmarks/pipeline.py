@@ -211,9 +211,9 @@ def enlarged(folder, side, out):
     return out
 
 
-def summary(content, gpu):
+def summary(content):
     """Returns the table of a results file."""
-    lines = []
+    lines, gpu = [], content["images/s of the GPU"]
     for name, samples in content["samples"].items():
         wall, cpu = (statistics.median(column) for column in zip(*samples, strict=True))
         pairs = zip(content["samples"]["keras_vit"], samples, strict=False)
@@ -237,7 +237,8 @@ def main():
     args = parser.parse_args()
     out = None if args.quick else args.out or RESULTS / f"pipeline_{args.task}.json"
     rounds, warm_up, timed = (1, 0, 1) if args.quick else (args.rounds, WARM_UP, TIMED)
-    content = resumed(out, {"task": args.task, "enlarged to": args.enlarge_to, "batch": BATCH})
+    facts = {"task": args.task, "enlarged to": args.enlarge_to, "batch": BATCH, "images/s of the GPU": args.gpu}
+    content = resumed(out, facts)
     samples = content.setdefault("samples", {})
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keras_vit_"))) / "images"
@@ -263,7 +264,7 @@ def main():
                     samples[name].append(rates(sides[name], warm_up, timed))
             content.setdefault("load average", []).append(os.getloadavg()[0])
             write(out, content)
-    print(summary(content, args.gpu))
+    print(summary(content))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from keras_vit.distillation.losses import HardDistillation, SoftDistillation, we
 from keras_vit.distillation.teacher import FrozenTeacher
 from keras_vit.models.backbone import HEADS
 from keras_vit.models.predictions import activation_of
+from keras_vit.models.recorded import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
 
 # The running step, "training" or "evaluation"; per thread, as TensorFlow runs each replica of a strategy in its own.
@@ -191,7 +192,7 @@ def _heads(student):
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"
         )
-    return keras.Model(student.inputs, [*logits, output]) if distilled else None
+    return cut_from(student, student.inputs, [*logits, output]) if distilled else None
 
 
 def _has_two_heads(model):

@@ -10,6 +10,7 @@ from keras_vit.evaluation.checks import integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.inputs import is_arrays, sliced, to_numpy
 from keras_vit.models.outputs import finite_batches, outputs_of
+from keras_vit.models.recorded import cut_from
 
 
 def extract_features(
@@ -97,7 +98,7 @@ def _feature_model(model, layer):
             f"{model.name!r}, whose head reads {len(outputs)}"
         )
     x = keras.layers.Average(dtype=outputs[0].dtype)(outputs) if distilled else outputs[0]
-    return keras.Model(model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
+    return cut_from(model, model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
 
 
 def _check_counts(images, labels):

@@ -19,6 +19,7 @@ from keras_vit.models.predictions import (
     prediction_activation,
 )
 from keras_vit.models.preprocessing import normalization_of
+from keras_vit.models.recorded import cut_from
 
 
 def predict(
@@ -153,7 +154,7 @@ def _of_models(members, weights):
     outputs = []
     for i, model in enumerate(members):
         # A model of its own around each, since their names may be the same.
-        x = keras.Model(model.inputs[0], model.outputs[0], name=f"member_{i}")(inputs)
+        x = cut_from(model, model.inputs[0], model.outputs[0], name=f"member_{i}")(inputs)
         if activation := activation_of(model):
             x = keras.layers.Activation(activation, dtype="float32", name=f"probabilities_{i}")(x)
         outputs.append(x)

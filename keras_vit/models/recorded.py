@@ -60,6 +60,12 @@ class RecordedModel(keras.Model):
         return next((layer for layer in self.layers if layer.name == "head"), None)
 
 
+def cut_from(model, inputs, outputs, **kwargs):
+    """Returns a functional model within `model`, of its kind if it is one of this package's, and so as fast."""
+    kind = type(model) if isinstance(model, RecordedModel) else keras.Model
+    return kind(inputs, outputs, **kwargs)
+
+
 def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
     """Decorates a builder to make its argument `dtype` the global dtype policy while it runs."""
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.recorded import RecordedModel
+from keras_vit.models.recorded import RecordedModel, cut_from
 from tests.tiny import build
 
 
@@ -131,3 +131,11 @@ def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients
     keras.tree.map_structure(
         lambda x, y: np.testing.assert_allclose(x, keras.ops.convert_to_numpy(y), rtol=1e-5, atol=1e-5), found, expected
     )
+
+
+def test_a_model_cut_from_another_is_of_its_kind():
+    model = build()
+    cut = cut_from(model, model.input, model.get_layer("pre_logits").output, name="cut")
+    assert type(cut) is type(model) and cut.name == "cut" and cut.config == model.config
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert type(cut_from(plain, plain.inputs, plain.outputs)) is type(keras.Model(plain.inputs, plain.outputs))
