@@ -39,7 +39,7 @@ class TransformerBlock(CompositeLayer):
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
         num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
-            Not with `token_merging`.
+            With `token_merging` at most `num_prefix_tokens`, which never merge: the sizes are then not returned.
 
     Returns:
         (batch, num_tokens or num_outputs, hidden_dim). With `token_merging`, the remaining tokens and their sizes,
@@ -149,12 +149,15 @@ class TransformerBlock(CompositeLayer):
 
     def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None):
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
-        if num_outputs and self.token_merging:
-            received = f"token_merging={self.token_merging}, {num_outputs=}"
-            raise ValueError(f"Expected token_merging=0 with num_outputs. Received: {received}")
+        if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
+            raise ValueError(
+                f"Expected `num_outputs` of at most {self.num_prefix_tokens}, the number of prefix tokens, with token "
+                f"merging. Received: num_outputs={num_outputs}"
+            )
+        merges = self.token_merging > 0 and not num_outputs
 
         def run(tokens):
-            return self._run(tokens, sizes, rotary, training, return_attention_scores, num_outputs)
+            return self._run(tokens, sizes, rotary, training, return_attention_scores, num_outputs, merges)
 
         if training:
             tokens = materialize(tokens)
@@ -163,12 +166,12 @@ class TransformerBlock(CompositeLayer):
             outputs = recompute(run, tokens, self.weights, [*dropouts, self.mlp.dropout_1, self.mlp.dropout_2])
         else:
             outputs = run(tokens)
-        if self.token_merging:
+        if merges:
             # int32, since a lower compute dtype would round the sizes.
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
-    def _run(self, tokens, sizes, rotary, training, return_attention_scores, num_outputs):
+    def _run(self, tokens, sizes, rotary, training, return_attention_scores, num_outputs, merges):
         x = self.run(
             self.attention,
             self.run(self.norm_1, tokens),
@@ -176,14 +179,14 @@ class TransformerBlock(CompositeLayer):
             rotary=rotary,
             training=training,
             return_attention_scores=return_attention_scores,
-            return_keys=self.token_merging > 0,
+            return_keys=merges,
             num_queries=None if return_attention_scores else num_outputs,
         )
         x, *more = x if isinstance(x, tuple) else (x,)
         if num_outputs:
             x, tokens = x[:, :num_outputs], tokens[:, :num_outputs]
         tokens = self.add_attention(tokens, x, training)
-        if self.token_merging:
+        if merges:
             keys = more.pop()
             tokens, sizes = self._merge(tokens, sizes, keys)
             more = [sizes, *more]
@@ -227,8 +230,8 @@ class TransformerBlock(CompositeLayer):
         # By hand, since JAX cannot trace token merging for an unknown number of tokens.
         shapes = self.compute_output_shape(tokens.shape)
         shape, *sizes_shape = shapes if self.token_merging else (shapes,)
-        if num_outputs and shape[1] is not None:
-            shape = shape[0], min(num_outputs, shape[1]), shape[2]
+        if num_outputs:
+            shape, sizes_shape = (shape[0], shape[1] and min(num_outputs, shape[1]), shape[2]), []
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
         outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
         if return_attention_scores:

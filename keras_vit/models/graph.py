@@ -50,7 +50,7 @@ def last_reading(model):
     """The `Reading` of a functional model's last transformer block; None if it reads all of the block's tokens."""
     nodes = [node for depth in sorted(model._nodes_by_depth) for node in model._nodes_by_depth[depth]]
     last = next((node for node in nodes if isinstance(node.operation, TransformerBlock)), None)
-    if last is None or last.operation.token_merging or sum(n.operation is last.operation for n in nodes) > 1:
+    if last is None or sum(n.operation is last.operation for n in nodes) > 1:
         return None
     num_tokens, layers, pending = 0, [last.operation], list(last.outputs)
     while pending:

@@ -152,8 +152,17 @@ def test_refuses(arguments, message):
 def test_refuses_numbers_of_outputs():
     with pytest.raises(ValueError, match="`num_outputs`. Expected an integer of at least 1. Received: 0"):
         build()(TOKENS, num_outputs=0)
-    with pytest.raises(ValueError, match="Expected token_merging=0 with num_outputs. Received: token_merging=2"):
-        build(token_merging=2)(TOKENS, num_outputs=1)
+    with pytest.raises(ValueError, match="`num_outputs` of at most 1, the number of prefix tokens.*num_outputs=2"):
+        build(token_merging=2, num_prefix_tokens=1)(TOKENS, num_outputs=2)
+
+
+def test_prefix_tokens_alone_do_not_merge():
+    block = build(token_merging=2, num_prefix_tokens=2)
+    sizes = np.array([[1, 1, 3, 1, 2]] * 3, "int32")
+    tokens, _ = block(TOKENS, sizes)
+    prefix = block(TOKENS, sizes, num_outputs=2)
+    np.testing.assert_allclose(*map(ops.convert_to_numpy, (prefix, tokens[:, :2])), rtol=1e-5, atol=1e-5)
+    assert block(keras.KerasTensor(TOKENS.shape), num_outputs=2).shape == prefix.shape
 
 
 def test_configs_of_older_files_name_the_number_of_outputs():

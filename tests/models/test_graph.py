@@ -51,7 +51,7 @@ def test_a_replay_calls_what_it_is_told_to():
         ({"distillation_token": True}, 2),
         ({"num_registers": 2, "norm_after_pooling": True}, 1),
         ({"token_merging": (2, 0)}, 1),
-        ({"token_merging": (0, 2)}, None),
+        ({"token_merging": 2}, 1),
         ({"pooling": "gap"}, None),
         ({"pooling": "token_gap"}, None),
         ({"pooling": "map"}, None),

@@ -336,7 +336,7 @@ def test_merging_equal_patches_changes_nothing(changes, image_size):
     "changes",
     [
         {"position_embedding": "relative", "image_size": (12, 20), "num_layers": 1},
-        {"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": (3, 0)},
+        {"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": 3},
         {"remat": True, "rotary_embedding": "eva02", "hidden_dim": 24, "layer_scale_init": 0.5},
     ],
     ids=["relative, one block", "distilled, merging", "rotary, remat"],
