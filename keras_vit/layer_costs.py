@@ -108,7 +108,8 @@ def _attention_pooling(layer, x, output):
 
 def _transformer_block(layer, x, output):
     (tokens, hidden_dim), size = x, math.prod(output)
-    # Token merging comes after the attention.
+    # Token merging comes after the attention; tokens that the block does not output are not queries.
+    attended = x if layer.num_outputs is None else output
     merging = []
     if layer.token_merging:
         patches = tokens - layer.num_prefix_tokens
@@ -122,8 +123,8 @@ def _transformer_block(layer, x, output):
     copies = 1 if layer.layer_scale_1 is None else 2
     return [
         Part("norm_1", 0, math.prod(x)),
-        *_inside("attention", _attention(layer.attention, x, x)),
-        Part("residual_1", 0, copies * math.prod(x)),
+        *_inside("attention", _attention(layer.attention, x, attended)),
+        Part("residual_1", 0, copies * math.prod(attended)),
         *merging,
         Part("norm_2", 0, size),
         *_inside("mlp", _mlp(layer.mlp, output, output)),

@@ -53,12 +53,12 @@ def pipeline(
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
-    The order is: cache, shuffle, share, read, decode and crop, augment, normalize, batch, mix, prefetch. The result is
-    a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch, height,
-    width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its attributes
-    are `source`, `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`, `broken`
-    (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each backend,
-    with any number of threads.
+    The order is: cache, shuffle, share, read, decode and crop, augment, normalize, erase, batch, mix, prefetch. The
+    result is a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch,
+    height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its
+    attributes are `source`, `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`,
+    `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each
+    backend, with any number of threads.
 
     Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
     interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
@@ -97,7 +97,8 @@ def pipeline(
         flip, shuffle: Bool, mirror half of the images, and shuffle; None: as `training`.
         policy: A `Policy`, or the name of one in `POLICIES`.
         labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless the policy mixes or smooths.
-        normalize: Bool, True by default: `(x / 255 - mean) / std`, or as `value_range` says; False gives 0..255.
+        normalize: Bool, True by default: `(x / 255 - mean) / std`, or as `value_range` says; False gives 0..255,
+            but for the noise of erased rectangles.
         mean, std: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default, which gives [-1, 1].
         channels: Integer, the channels of the images in a batch; 3 by default.
         value_range, resize_mode: As in `keras_vit.Preprocessing`.

@@ -159,8 +159,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         if few:
             _, key_kernel, value_kernel = self._kernels()
             x = attend_few(query, tokens, key_kernel, value_kernel, bias, training)
-            if self.use_bias:
-                x = x + ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))[2]
+            x = x + self._biases()[2] if self.use_bias else x
         elif return_attention_scores or dropout:
             drop = functools.partial(self.dropout, training=training)
             x, scores = attend_unfused(query, key, value, bias, drop)
@@ -200,6 +199,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             # Else more than a product makes a key.
             and not self.qk_norm
             and self.rotary_layout is None
+            and direct.computes_as_written(self.qkv)
             and self.qkv.quantization_mode is None
             and self.qkv.dtype_policy == self.dtype_policy
             and layout_of("heads of a kernel") is None
@@ -209,10 +209,14 @@ class MultiHeadSelfAttention(CompositeLayer):
         """Returns the kernels of queries, keys and values, each (hidden_dim, num_heads, head_dim)."""
         return ops.unstack(ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim)), 3, axis=1)
 
+    def _biases(self):
+        """Returns the biases of queries, keys and values, (3, num_heads, 1, head_dim)."""
+        return ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))
+
     def _project_queries(self, tokens):
         """Returns the queries alone, (batch, num_heads, num_tokens, head_dim)."""
         query = ops.einsum("bnc,chd->bhnd", tokens, self._kernels()[0])
-        return query + ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))[0] if self.use_bias else query
+        return query + self._biases()[0] if self.use_bias else query
 
     def _project_by_heads(self, tokens):
         """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.

@@ -25,35 +25,36 @@ def is_direct(layer, x, dtype_policy):
         and x.dtype == getattr(torch, compute_dtype)
         and compute_dtype == dtype_policy.variable_dtype
         and (layer.dtype_policy is dtype_policy or layer.dtype_policy == dtype_policy)
-        and (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit.layers."))
+        and _is_known(layer)
         and layer.built
-        and not _has_own_hooks(layer)
-        and not _has_global_hooks()
         and layer._compiled_call_impl is None
-        and "forward" not in vars(layer)
         and getattr(layer, "_remat_mode", None) is None
-        and layer.activity_regularizer is None
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type)
     )
 
 
-def has_hooks(layer):
-    """Whether PyTorch calls hooks around a layer's call or gradient, or around those of its inner layers."""
-    return ON_TORCH and (_has_global_hooks() or any(map(_has_own_hooks, layer.modules())))
-
-
-def _has_own_hooks(layer):
-    return layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-
-
-def _has_global_hooks():
+def _is_known(layer):
+    """Whether a layer is of this package or of Keras' plainest, and neither hooks nor regularizers see its tensors."""
     return (
-        module._global_forward_hooks
-        or module._global_forward_pre_hooks
-        or module._global_backward_hooks
-        or module._global_backward_pre_hooks
+        (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit.layers."))
+        and layer.activity_regularizer is None
+        and "forward" not in vars(layer)
+        and not (ON_TORCH and _has_hooks(layer))
     )
+
+
+def _has_hooks(layer):
+    return (
+        (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        or (module._global_forward_hooks or module._global_forward_pre_hooks)
+        or (module._global_backward_hooks or module._global_backward_pre_hooks)
+    )
+
+
+def computes_as_written(layer):
+    """Whether a layer computes what its class says and nobody sees how, so that a part of it may be left out."""
+    return _is_known(layer) and "call" not in vars(layer)
 
 
 class InModel:

@@ -27,22 +27,24 @@ def has_fused_kernel():
     return backend == "torch" or (backend == "jax" and has_gpu())
 
 
-def attend(query, key, value, bias, training=False):
-    """Computes `softmax(Q K^T / sqrt(head_dim) + bias) V` without keeping the weights.
+def attend(query, key, value, bias, training=False, scale=None):
+    """Computes `softmax(Q K^T * scale + bias) V` without keeping the weights; None is `1 / sqrt(head_dim)`.
 
     Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. By the
     backend's fused kernel; a backend without one computes long sequences in slices of queries, so that memory grows
     linearly with their length.
     """
+    if not has_fused_kernel():
+        return _attend_in_slices(query, key, value, bias, training, scale)
     if keras.backend.backend() == "torch":
         # Keras' own operation copies its inputs and takes no bias.
         from torch.nn import functional
 
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    # JAX has one for 16 bits only, and for as many queries as keys.
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    # JAX has one for 16 bits only, for as many queries as keys, and for narrow heads.
     unfused = keras.backend.standardize_dtype(query.dtype) == "float32" and _is_long(query)
-    if not has_fused_kernel() or unfused or query.shape[2] != key.shape[2]:
-        return _attend_in_slices(query, key, value, bias, training)
+    if unfused or query.shape[2] != key.shape[2] or scale is not None:
+        return _attend_in_slices(query, key, value, bias, training, scale)
     length = ops.shape(query)[2]
     # cuDNN has no gradient for odd lengths, such as 197; a masked padding token is faster than unfused attention.
     odd = length % 2
@@ -76,19 +78,19 @@ def attend_few(query, tokens, key_kernel, value_kernel, bias, training=False):
     """
     num_heads, count, head_dim = ops.shape(query)[1:]
     hidden_dim = tokens.shape[-1]
-    query = ops.einsum("bhqd,chd->bhqc", query, key_kernel) * math.sqrt(hidden_dim / head_dim)
+    query = ops.einsum("bhqd,chd->bhqc", query, key_kernel)
     # The heads are queries of one head, whose keys and values are the tokens.
     query = ops.reshape(query, (-1, 1, num_heads * count, hidden_dim))
     if bias is not None and tuple(bias.shape[1:3]) != (1, 1):
         bias = ops.reshape(bias, (-1, 1, num_heads * count, ops.shape(bias)[3]))
-    x = attend(query, tokens[:, None], tokens[:, None], bias, training)
+    x = attend(query, tokens[:, None], tokens[:, None], bias, training, scale=1 / math.sqrt(head_dim))
     x = ops.reshape(x, (-1, num_heads, count, hidden_dim))
     return ops.einsum("bhqc,chd->bhqd", x, value_kernel)
 
 
-def _attend_in_slices(query, key, value, bias, training):
+def _attend_in_slices(query, key, value, bias, training, scale=None):
     def attend_slice(query, key, value, bias=None):
-        return attend_unfused(query, key, value, bias, dropout=lambda weights: weights)[0]
+        return attend_unfused(query, key, value, bias, dropout=lambda weights: weights, scale=scale)[0]
 
     if not _is_long(query):
         return attend_slice(query, key, value, bias)
@@ -128,9 +130,10 @@ def _map(function, parts):
     return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)
 
 
-def attend_unfused(query, key, value, bias, dropout):
+def attend_unfused(query, key, value, bias, dropout, scale=None):
     """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
-    scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
+    query = query / math.sqrt(query.shape[-1]) if scale is None else query * scale
+    scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
     # PyTorch's softmax computes in float32 internally.

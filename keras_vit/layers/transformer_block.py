@@ -30,6 +30,7 @@ class TransformerBlock(CompositeLayer):
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
         num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
+        num_outputs: Int or None, the default of the call argument.
         remat: Bool; True stores only the block's input in training and recomputes the rest for the gradient.
         seed: Int or None, the random seed of all dropout.
 
@@ -75,6 +76,7 @@ class TransformerBlock(CompositeLayer):
         mlp_norm=False,
         token_merging=0,
         num_prefix_tokens=0,
+        num_outputs=None,
         remat=False,
         seed=None,
         **kwargs,
@@ -95,6 +97,7 @@ class TransformerBlock(CompositeLayer):
         self.gated_mlp, self.mlp_norm = bool(gated_mlp), bool(mlp_norm)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
+        self.num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         self.remat = bool(remat)
         self.seed = seed
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
@@ -148,7 +151,7 @@ class TransformerBlock(CompositeLayer):
         return *self.attention.dense_layers(), *self.mlp.dense_layers()
 
     def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None):
-        num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
+        num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs) or self.num_outputs
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             raise ValueError(
                 f"Expected `num_outputs` of at most {self.num_prefix_tokens}, the number of prefix tokens, with token "
@@ -216,10 +219,12 @@ class TransformerBlock(CompositeLayer):
             return tokens, ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
         return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
 
-    def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None):
+    def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None, num_outputs=None):
+        batch, length, hidden_dim = tokens_shape
+        if num_outputs := num_outputs or self.num_outputs:
+            return batch, None if length is None else min(num_outputs, length), hidden_dim
         if not self.token_merging:
             return tokens_shape
-        batch, length, hidden_dim = tokens_shape
         if length is not None:
             length -= num_merged(length, self.token_merging, self.num_prefix_tokens)
         return (batch, length, hidden_dim), (batch, length)
@@ -228,18 +233,10 @@ class TransformerBlock(CompositeLayer):
         self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None
     ):
         # By hand, since JAX cannot trace token merging for an unknown number of tokens.
-        shapes = self.compute_output_shape(tokens.shape)
-        shape, *sizes_shape = shapes if self.token_merging else (shapes,)
-        if num_outputs:
-            shape, sizes_shape = (shape[0], shape[1] and min(num_outputs, shape[1]), shape[2]), []
+        shapes = self.compute_output_shape(tokens.shape, num_outputs=num_outputs)
+        shape, *sizes_shape = shapes if isinstance(shapes[0], tuple) else (shapes,)
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
         outputs += [keras.KerasTensor(shape, dtype="int32") for shape in sizes_shape]
         if return_attention_scores:
             outputs.append(self.attention.compute_output_spec(tokens, rotary=rotary, return_attention_scores=True)[1])
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
-    @classmethod
-    def from_config(cls, config):
-        # Older files have it here.
-        config.pop("num_outputs", None)
-        return super().from_config(config)

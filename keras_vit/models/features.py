@@ -75,8 +75,8 @@ def _output_of(block, format):
 def check_every_patch(model, blocks):
     """Raises if patches of a ViT are dropped or merged in or before the last of these blocks."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
-    if has_dropout or any(block.token_merging for block in blocks):
+    if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         raise ValueError(
-            "Expected a model that keeps every patch, built with patch_dropout_rate=0 and token_merging=0, which takes "
-            f"the same weights. Received: model {model.name!r}"
+            "Expected a model that keeps every patch, built with patch_dropout_rate=0 and token_merging=0, and without "
+            f"`num_outputs` of its blocks, which takes the same weights. Received: model {model.name!r}"
         )

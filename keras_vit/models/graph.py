@@ -39,7 +39,7 @@ def operations_before(model, layer):
 
 
 class Reading(NamedTuple):
-    """A transformer block, the number of its leading tokens that a model's outputs read, and the layers they pass."""
+    """A transformer block, the number of its leading tokens that a model's outputs read, and the layers concerned."""
 
     block: TransformerBlock
     num_tokens: int
@@ -49,10 +49,10 @@ class Reading(NamedTuple):
 def last_reading(model):
     """The `Reading` of a functional model's last transformer block; None if it reads all of the block's tokens."""
     nodes = [node for depth in sorted(model._nodes_by_depth) for node in model._nodes_by_depth[depth]]
-    last = next((node for node in nodes if isinstance(node.operation, TransformerBlock)), None)
+    last = next((node for node in nodes if type(node.operation) is TransformerBlock), None)
     if last is None or sum(n.operation is last.operation for n in nodes) > 1:
         return None
-    num_tokens, layers, pending = 0, [last.operation], list(last.outputs)
+    num_tokens, layers, pending = 0, list(last.operation._flatten_layers()), list(last.outputs)
     while pending:
         tokens = pending.pop()
         if any(tokens is output for output in model.outputs):
@@ -62,7 +62,7 @@ def last_reading(model):
                 continue
             if type(node.operation) is TokenPooling and node.operation.method == "token":
                 num_tokens = max(num_tokens, node.operation.index + 1)
-            elif type(node.operation) is keras.layers.LayerNormalization:
+            elif type(node.operation) is keras.layers.LayerNormalization and node.operation.axis == [-1]:
                 pending += node.outputs
             else:
                 return None
@@ -71,8 +71,8 @@ def last_reading(model):
 
 
 def reads_leading_tokens(reading, operation_fn):
-    """Changes an `operation_fn` of Keras' graphs to compute only the tokens that are read; not where hooks see them."""
-    if any(direct.has_hooks(layer) for layer in reading.layers):
+    """Changes an `operation_fn` of Keras' graphs to compute only the tokens that are read, if no layer is changed."""
+    if not all(map(direct.computes_as_written, reading.layers)):
         return operation_fn
 
     def changed(operation):

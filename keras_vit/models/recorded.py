@@ -20,6 +20,11 @@ R = TypeVar("R")
 class RecordedModel(keras.Model):
     """A functional `keras.Model` whose properties read the config in its first layer."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # Keras would track the layers in it.
+        vars(self)["_reading"] = graph.last_reading(self)
+
     def __setattr__(self, name, value):
         # Otherwise Keras would track the new layer, and on PyTorch no error would say that it is unused.
         own = getattr(type(self), name, None)
@@ -30,12 +35,8 @@ class RecordedModel(keras.Model):
             )
         super().__setattr__(name, value)
 
-    @functools.cached_property
-    def _reading(self):
-        return graph.last_reading(self)
-
     def _run_through_graph(self, inputs, operation_fn=lambda operation: operation, **options):
-        # Keras has options for symbolic calls, which would record what is changed here.
+        # Not in symbolic calls, for which Keras has options: they would record what is changed here.
         if options or any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs)):
             return super()._run_through_graph(inputs, operation_fn, **options)
         if self._reading is not None:

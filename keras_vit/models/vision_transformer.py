@@ -15,8 +15,9 @@ from keras_vit.models.recorded import RecordedModel
 class VisionTransformer(RecordedModel):
     """A ViT or hybrid as a functional `keras.Model`, built by `keras_vit.ViT`.
 
-    Where the head reads the class token alone, the last block computes no other token, which saves 1/16 of the work of
-    12 blocks. Models cut from this one, such as `keras.Model(model.input, model.blocks[-1].output)`, have all tokens.
+    Where the heads read the class token alone, or also the distillation token, the last block computes no others, which
+    saves 1/12 of the work of 12 blocks. Models cut from this one, such as `keras.Model(model.input,
+    model.blocks[-1].output)`, have all tokens.
 
     Example:
 

@@ -210,15 +210,35 @@ def test_few_queries_need_no_keys_and_values_of_all_tokens(arguments, num_querie
 
 
 @pytest.mark.parametrize("arguments", [{"qk_norm": True}, {"dtype": "mixed_bfloat16"}, {"dropout_rate": 0.5}])
-def test_few_queries_of_keys_that_are_more_than_a_product(arguments):
+def test_few_queries_of_other_layers_are_those_of_all(arguments):
     x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
     layer = build(x, num_heads=2, **arguments)
     expected, actual = (ops.convert_to_numpy(ops.cast(layer(x, **few), "float32")) for few in ({}, {"num_queries": 2}))
     np.testing.assert_allclose(actual, expected[:, :2], atol=0.05 if "dtype" in arguments else 1e-5)
-    quantized = build(x, num_heads=2)
-    quantized.qkv.quantize("int8")
-    expected, actual = (ops.convert_to_numpy(quantized(x, **few)) for few in ({}, {"num_queries": 2}))
-    np.testing.assert_allclose(actual, expected[:, :2], atol=1e-5)
+
+
+def quantize(layer):
+    layer.qkv.quantize("int8")
+
+
+def triple(layer):
+    call = layer.qkv.call
+    layer.qkv.call = lambda tokens, **kwargs: call(tokens, **kwargs) * 3
+
+
+def round_products(layer):
+    layer.qkv.dtype_policy = "mixed_bfloat16"
+
+
+@pytest.mark.parametrize("change", [quantize, triple, round_products])
+def test_few_queries_do_not_go_past_a_changed_projection(change):
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
+    layer = build(x, num_heads=2)
+    before = ops.convert_to_numpy(layer(x))
+    change(layer)
+    expected, actual = (ops.convert_to_numpy(layer(x, **few)) for few in ({}, {"num_queries": 2}))
+    np.testing.assert_allclose(actual, expected[:, :2], rtol=1e-5, atol=1e-5)
+    assert np.abs(expected - before).max() > 1e-3
 
 
 @pytest.mark.parametrize("scores", [False, True])

@@ -41,7 +41,7 @@ def layer_norm(x, norm):
             6,
             ("key_norm/beta",),
         ),
-        ({"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
+        ({"num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
     ],
 )
 def test_contract(arguments, num_weights, num_seeds, no_gradient):
@@ -49,7 +49,7 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
         TransformerBlock,
         {"num_heads": 2, "mlp_dim": 12, **arguments},
         TOKENS.shape,
-        output_shape=(3, 5, 8),
+        output_shape=(3, arguments.get("num_outputs", 5), 8),
         num_weights=num_weights,
         num_seeds=num_seeds,
         no_gradient=no_gradient,
@@ -163,11 +163,6 @@ def test_prefix_tokens_alone_do_not_merge():
     prefix = block(TOKENS, sizes, num_outputs=2)
     np.testing.assert_allclose(*map(ops.convert_to_numpy, (prefix, tokens[:, :2])), rtol=1e-5, atol=1e-5)
     assert block(keras.KerasTensor(TOKENS.shape), num_outputs=2).shape == prefix.shape
-
-
-def test_configs_of_older_files_name_the_number_of_outputs():
-    config = {**build().get_config(), "num_outputs": 1}
-    assert "num_outputs" not in TransformerBlock.from_config(config).get_config()
 
 
 @pytest.mark.parametrize("remat", [False, True])

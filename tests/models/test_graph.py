@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.layers import TransformerBlock
 from keras_vit.models.graph import last_reading, nodes_before, operations_before, replay
 from tests.tiny import build
 
@@ -77,10 +78,77 @@ def test_all_tokens_are_read_where_the_outputs_hold_them_or_a_block_runs_twice()
 def test_copies_of_a_model_record_no_skipped_tokens():
     model = build()
     copy = keras.models.clone_model(model)
-    full = keras.Model(copy.input, copy.blocks[-1].output)
-    assert full(np.zeros((1, 16, 16, 3))).shape == (1, 17, 12)
-    nested = keras.Model(model.input, model(model.input))
-    assert nested.output_shape == model.output_shape
+    (logits,) = keras.tree.flatten(model.call(keras.Input((16, 16, 3))))
+    recorded = [inputs[0] for operation, inputs in nodes_before([logits]) if operation.name == "norm"]
+    for tokens in (copy.blocks[-1].output, *recorded):
+        assert tokens.shape == (None, 17, 12)
+
+
+class Doubled(TransformerBlock):
+    def call(self, tokens, sizes=None, training=None, rotary=None):
+        return 2 * super().call(tokens, sizes, training, rotary=rotary)
+
+
+class Neighbours(keras.layers.Layer):
+    """In the place of an MLP: each token gets the next one."""
+
+    def call(self, tokens):
+        return keras.ops.roll(tokens, -1, axis=1)
+
+    def dense_layers(self):
+        return ()
+
+
+def doubled(layer):
+    return Doubled.from_config(layer.get_config())
+
+
+def with_neighbours(layer):
+    block = TransformerBlock.from_config(layer.get_config())
+    block.mlp = Neighbours()
+    return block
+
+
+def patched(layer):
+    block, call = TransformerBlock.from_config(layer.get_config()), TransformerBlock.call
+    block.call = lambda tokens, training=None: 2 * call(block, tokens, training=training)
+    return block
+
+
+def patched_within(layer):
+    block = TransformerBlock.from_config(layer.get_config())
+    call = block.mlp.call
+    block.mlp.call = lambda tokens, training=None: 2 * call(tokens, training=training)
+    return block
+
+
+def regularized(layer):
+    block = TransformerBlock.from_config(layer.get_config())
+    block.activity_regularizer = keras.regularizers.L2(1.0)
+    return block
+
+
+@pytest.mark.parametrize("change", [doubled, with_neighbours, patched, patched_within, regularized])
+def test_a_changed_block_computes_all_tokens(change):
+    model, images = build(), np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+
+    def clone(layer):
+        return change(layer) if layer is model.blocks[-1] else type(layer).from_config(layer.get_config())
+
+    changed = keras.models.clone_model(model, clone_function=clone)
+    full = keras.Model(changed.input, changed.output)
+    np.testing.assert_allclose(*(keras.ops.convert_to_numpy(each(images)) for each in (changed, full)), rtol=1e-5)
+    losses = [[float(loss) for loss in each.losses] for each in (changed, full)]
+    assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == (change is regularized)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="other backends do not compile by themselves")
+def test_a_model_that_was_never_called_compiles_in_one_piece():
+    import torch
+
+    model, images = build(), torch.rand(2, 16, 16, 3)
+    found = torch.compile(model, backend="eager", fullgraph=True)(images)
+    torch.testing.assert_close(found, model(images))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="other backends have no hooks")

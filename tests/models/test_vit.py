@@ -343,12 +343,21 @@ def test_merging_equal_patches_changes_nothing(changes, image_size):
 )
 def test_skipping_the_tokens_that_no_head_reads_changes_no_output_and_no_gradient(changes, monkeypatch):
     model = randomize(build(**changes))
-    seen, last = [], model.blocks[-1].mlp
-    monkeypatch.setattr(last, "call", lambda x, call=last.call, **kwargs: seen.append(x.shape[1]) or call(x, **kwargs))
+    lengths, call = {}, keras_vit.layers.MLP.call
+    # By the block's name: of the last call.
+    monkeypatch.setattr(
+        keras_vit.layers.MLP,
+        "call",
+        lambda mlp, x, **kwargs: lengths.update({mlp.path: x.shape[1]}) or call(mlp, x, **kwargs),
+    )
     # Models that others build compute all tokens.
     full = keras.Model(model.input, model.output)
     x = images(4, *(side or 16 for side in model.input_shape[1:]))
-    found, expected = (keras.tree.flatten(each(x)) for each in (model, full))
+    outputs, seen = [], []
+    for each in (model, full):
+        outputs.append(keras.tree.flatten(each(x)))
+        seen.append(lengths[model.blocks[-1].mlp.path])
+    found, expected = outputs
     assert seen == [len(model.outputs), model.get_layer("norm").output.shape[1]] and seen[0] < seen[1]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(ops.convert_to_numpy(a), ops.convert_to_numpy(b), rtol=1e-4, atol=1e-4)
