@@ -65,7 +65,7 @@ def keras_side(model):
     return lambda batch: np.asarray(model.predict_on_batch(batch), "float32")
 
 
-def sides_of(model, weights, calibration, folder):
+def sides_of(model, weights, calibration, folder, bfloat16):
     """Returns {label: function of a batch}."""
     files = {name: str(folder / name) for name in ("float32.xml", "static.xml", "float32.onnx", "int8.onnx")}
     keras_vit.export.openvino(model, files["float32.xml"])
@@ -73,15 +73,17 @@ def sides_of(model, weights, calibration, folder):
     print(report)
     keras_vit.export.onnx(model, files["float32.onnx"])
     keras_vit.export.onnx(model, files["int8.onnx"], precision="int8")
-    return {
+    sides = {
         "OpenVINO float32": openvino_side(files["float32.xml"], "f32"),
-        "OpenVINO bfloat16": openvino_side(files["float32.xml"], "bf16"),
         "OpenVINO int8_static": openvino_side(files["static.xml"], "f32"),
         "ONNX Runtime float32": onnx_side(files["float32.onnx"]),
         "ONNX Runtime int8 kernels": onnx_side(files["int8.onnx"]),
         "TensorFlow float32": keras_side(model),
-        "TensorFlow bfloat16": keras_side(keras_vit.from_pretrained(weights, dtype="mixed_bfloat16")),
     }
+    if bfloat16:
+        sides["OpenVINO bfloat16"] = openvino_side(files["float32.xml"], "bf16")
+        sides["TensorFlow bfloat16"] = keras_side(keras_vit.from_pretrained(weights, dtype="mixed_bfloat16"))
+    return sides
 
 
 def main():
@@ -93,6 +95,7 @@ def main():
     add("--pictures", type=int, default=500, help="pictures to score (default: 500)")
     add("--batch-size", type=int, default=8)
     add("--rounds", type=int, default=15)
+    add("--no-bfloat16", action="store_true", help="leave it out, on processors that take minutes for it")
     add("--out", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     model = keras_vit.from_pretrained(args.weights)
@@ -105,7 +108,7 @@ def main():
     )
     batches = [pictures[i : i + args.batch_size] for i in range(0, len(pictures), args.batch_size)]
     with tempfile.TemporaryDirectory() as folder:
-        sides = sides_of(model, args.weights, calibration, pathlib.Path(folder))
+        sides = sides_of(model, args.weights, calibration, pathlib.Path(folder), not args.no_bfloat16)
         classes = {label: np.concatenate([run(b) for b in batches]).argmax(1) for label, run in sides.items()}
         runs = {label: functools.partial(run, batches[0]) for label, run in sides.items()}
         samples, _ = take_turns(runs, len(batches[0]), args.rounds, warm_up=2)

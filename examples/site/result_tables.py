@@ -19,7 +19,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 # How the files of throughput end.
-PROCESSORS = {"amd": "", "intel": "_intel"}
 NOT_MEASURED = "not measured"
 TASKS = {"forward": "forward", "train": "training step"}
 
@@ -305,16 +304,16 @@ OTHER_RESULTS = {
 }
 
 
-def throughput_rows(processor="amd"):
-    """Yields the rows of all backends' throughput files on a processor, with the backend."""
+def throughput_rows():
+    """Yields the rows of all backends' throughput files, with the backend."""
     for backend in BACKENDS:
-        for row in (result(f"throughput_{backend}{PROCESSORS[processor]}") or {"rows": []})["rows"]:
+        for row in (result(f"throughput_{backend}") or {"rows": []})["rows"]:
             yield backend, row
 
 
-def processors(processor):
+def processors():
     """Returns the processors of the rows of throughput, with family and model."""
-    names = {processor_of(row["run"]) for _, row in throughput_rows(processor)}
+    names = {processor_of(row["run"]) for _, row in throughput_rows()}
     return "; ".join(sorted(names))
 
 
@@ -330,10 +329,10 @@ def ratio(spread):
 _MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
 
 
-def peers(processor="amd"):
-    """B/16 at 224 beside each peer on "amd" or "intel": the ratio of images a second, forward and in training."""
+def peers():
+    """B/16 at 224 beside each peer: the ratio of images a second, forward and in training."""
     rows = {}
-    for backend, row in throughput_rows(processor):
+    for backend, row in throughput_rows():
         if [row[name] for name in ("model", "dtype", "batch", "options", "activation")] == list(_MAIN_CASE):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
                 rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
@@ -341,13 +340,13 @@ def peers(processor="amd"):
         [f"{BACKENDS[backend]}, against {side}", *(found.get(task) for task in TASKS)]
         for (backend, side), found in rows.items()
     ]
-    return f"{processors(processor)}:\n\n" + markdown_table(["", *TASKS.values()], cells)
+    return f"{processors()}:\n\n" + markdown_table(["", *TASKS.values()], cells)
 
 
-def speeds(options, processor="amd"):
+def speeds(options):
     """All rows of images a second, of models as they are ("plain") or with builder options ("options")."""
     cells = []
-    for backend, row in throughput_rows(processor):
+    for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
             own = row["medians"]["wall"][row["subject"]]
             for side, found in row["ratios_subject_to_side"]["wall"].items():
@@ -361,7 +360,7 @@ def speeds(options, processor="amd"):
     if first:
         cells.sort(key=lambda row: row[0])
     columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "GELU", "Images a second"]
-    return f"{processors(processor)}:\n\n" + markdown_table([*first, *columns], cells)
+    return f"{processors()}:\n\n" + markdown_table([*first, *columns], cells)
 
 
 def loading():
