@@ -42,8 +42,8 @@ def take_turns(runs, work, rounds, warm_up=0, turn_seconds=0.0, rulers=()):
             if i >= warm_up:
                 for clock, spent in zip(CLOCKS, seconds, strict=True):
                     samples[clock][name].append(calls * work / spent)
-        for name, ruler in rulers.items() if i >= warm_up else ():
-            rates[name].append(ruler())
+        for name in rulers if i >= warm_up else ():
+            rates[name].append(rulers[name]())
     return samples, rates
 
 
