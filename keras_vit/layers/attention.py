@@ -143,7 +143,10 @@ class MultiHeadSelfAttention(CompositeLayer):
         dropout = training and self.dropout_rate > 0
         few = not (return_attention_scores or return_keys or dropout) and self._has_few(num_queries)
         if few:
-            query = self._project_queries(tokens[:, :num_queries])
+            query_kernel, key_kernel, value_kernel = ops.unstack(self._kernel_by_heads(), 3, axis=1)
+            query = ops.einsum("bnc,chd->bhnd", tokens[:, :num_queries], query_kernel)
+            biases = ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim)) if self.use_bias else None
+            query = query if biases is None else query + biases[0]
         else:
             query, key, value = self.project(tokens)
             if rotary is not None:
@@ -157,9 +160,8 @@ class MultiHeadSelfAttention(CompositeLayer):
             log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = log_sizes if bias is None else bias + log_sizes
         if few:
-            _, key_kernel, value_kernel = self._kernels()
             x = attend_few(query, tokens, key_kernel, value_kernel, bias, training)
-            x = x + self._biases()[2] if self.use_bias else x
+            x = x if biases is None else x + biases[2]
         elif return_attention_scores or dropout:
             drop = functools.partial(self.dropout, training=training)
             x, scores = attend_unfused(query, key, value, bias, drop)
@@ -205,18 +207,9 @@ class MultiHeadSelfAttention(CompositeLayer):
             and layout_of("heads of a kernel") is None
         )
 
-    def _kernels(self):
-        """Returns the kernels of queries, keys and values, each (hidden_dim, num_heads, head_dim)."""
-        return ops.unstack(ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim)), 3, axis=1)
-
-    def _biases(self):
-        """Returns the biases of queries, keys and values, (3, num_heads, 1, head_dim)."""
-        return ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim))
-
-    def _project_queries(self, tokens):
-        """Returns the queries alone, (batch, num_heads, num_tokens, head_dim)."""
-        query = ops.einsum("bnc,chd->bhnd", tokens, self._kernels()[0])
-        return query + self._biases()[0] if self.use_bias else query
+    def _kernel_by_heads(self):
+        """Returns the kernel of queries, keys and values, (hidden_dim, 3, num_heads, head_dim)."""
+        return ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
 
     def _project_by_heads(self, tokens):
         """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.
@@ -224,8 +217,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         A split of the fused kernel by columns would not be one of queries, keys and values by heads: XLA would collect
         the products on each device.
         """
-        kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
-        qkv = ops.einsum("bnc,cphd->pbhnd", tokens, placed(kernel, "heads of a kernel"))
+        kernel = placed(self._kernel_by_heads(), "heads of a kernel")
+        qkv = ops.einsum("bnc,cphd->pbhnd", tokens, kernel)
         if self.use_bias:
             bias = self.qkv.bias if self.key_bias else self.qkv.bias_without_keys()
             qkv = qkv + ops.reshape(bias, (3, 1, self.num_heads, 1, self.key_dim))

@@ -97,7 +97,7 @@ class TransformerBlock(CompositeLayer):
         self.gated_mlp, self.mlp_norm = bool(gated_mlp), bool(mlp_norm)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        self.num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
+        self.num_outputs = self._checked(num_outputs)
         self.remat = bool(remat)
         self.seed = seed
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
@@ -135,6 +135,16 @@ class TransformerBlock(CompositeLayer):
         self.drop_path_2 = DropPath(drop_path_rate, seed=path_2_seed, dtype=self.dtype_policy, name="drop_path_2")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
+    def _checked(self, num_outputs):
+        """Returns a number of outputs, or None; raises if some of these tokens would merge."""
+        num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
+        if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
+            raise ValueError(
+                f"Expected `num_outputs` of at most {self.num_prefix_tokens}, the number of prefix tokens, with token "
+                f"merging. Received: num_outputs={num_outputs}"
+            )
+        return num_outputs
+
     def _norm(self, name):
         return keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name=name, **self.inherited)
 
@@ -151,12 +161,7 @@ class TransformerBlock(CompositeLayer):
         return *self.attention.dense_layers(), *self.mlp.dense_layers()
 
     def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None):
-        num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs) or self.num_outputs
-        if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
-            raise ValueError(
-                f"Expected `num_outputs` of at most {self.num_prefix_tokens}, the number of prefix tokens, with token "
-                f"merging. Received: num_outputs={num_outputs}"
-            )
+        num_outputs = self._checked(num_outputs) or self.num_outputs
         merges = self.token_merging > 0 and not num_outputs
 
         def run(tokens):

@@ -141,6 +141,11 @@ def test_no_dropout_outside_training():
         ({"drop_path_rate": 1.5}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1.5"),
         ({"layer_scale_init": "small"}, "`layer_scale_init`. Expected a finite number. Received: 'small'"),
         ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
+        ({"num_outputs": 0}, "`num_outputs`. Expected an integer of at least 1. Received: 0"),
+        (
+            {"num_outputs": 1, "token_merging": 2},
+            "`num_outputs` of at most 0, the number of prefix tokens.*num_outputs=1",
+        ),
         ({"max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1. Received: 0"),
     ],
 )

@@ -73,6 +73,20 @@ def test_bad_arguments_are_named():
         keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
 
 
+def test_maps_need_all_tokens_of_a_block():
+    """Files of version 0.1 may have blocks that output a few tokens."""
+    model = build()
+
+    def clone(layer):
+        fewer = {"num_outputs": 1} if layer is model.blocks[-1] else {}
+        return type(layer).from_config({**layer.get_config(), **fewer})
+
+    few = keras.models.clone_model(model, clone_function=clone)
+    assert keras_vit.features(few, blocks=(0,), format="map").output_shape == (None, 4, 4, 12)
+    with pytest.raises(ValueError, match="without `num_outputs` of its blocks"):
+        keras_vit.features(few, blocks=(0, -1), format="map")
+
+
 def test_features_of_the_last_block_are_of_all_tokens():
     model, images = build(), np.ones((1, 16, 16, 3), "float32")
     for blocks in ((-1,), (0, -1)):
