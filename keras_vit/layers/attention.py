@@ -9,7 +9,7 @@ from keras_vit.layers import cpu, direct, initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.fused_attention import attend, attend_few, attend_unfused
-from keras_vit.layers.placement import layout_of, placed
+from keras_vit.layers.placement import is_split, layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -204,7 +204,8 @@ class MultiHeadSelfAttention(CompositeLayer):
             and direct.computes_as_written(self.qkv)
             and self.qkv.quantization_mode is None
             and self.qkv.dtype_policy == self.dtype_policy
-            and layout_of("heads of a kernel") is None
+            # Else it would be sent twice: fused, and in its three parts.
+            and not is_split(self.qkv)
         )
 
     def _kernel_by_heads(self):

@@ -19,3 +19,12 @@ def layout_of(name):
     """Returns the `keras.distribution.TensorLayout` of a name in the active distribution, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)
+
+
+def is_split(layer):
+    """Returns whether the active `keras.distribution` splits a variable of a layer over the devices."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return False
+    layouts = (distribution.get_variable_layout(variable) for variable in layer.variables)
+    return any(layout is not None and any(layout.axes) for layout in layouts)

@@ -257,7 +257,7 @@ def descriptions():
     found = {}
     for name, layouts in {"one": None, "data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16)}.items():
         with on(layouts):
-            model = keras_vit.ViT("Ti/8", image_size=32, num_layers=1, num_classes=8, head_init="glorot_uniform")
+            model = keras_vit.ViT("Ti/8", image_size=32, num_layers=2, num_classes=8, head_init="glorot_uniform")
             compiled(model)
             whole, step = describe(model), describe(model, batch_size=16)
             found[name] = {**step._asdict(), "text": str(step), "variables": whole._asdict(), "flops": step.flops}
