@@ -181,12 +181,11 @@ class MultiHeadSelfAttention(CompositeLayer):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
         if layout_of("heads of a kernel") is None or self.quantization_mode:
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
-            qkv = direct.reshape(self.run(self.qkv, tokens), shape)
-            # One transpose, then views: the gradient of a split copies more.
-            qkv = direct.transpose(qkv, (2, 0, 3, 1, 4))
+            qkv = ops.unstack(direct.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
+            # After the split: on PyTorch, the gradients are then copied once, to where the projection's is read.
+            query, key, value = (direct.transpose(x, (0, 2, 1, 3)) for x in qkv)
         else:
-            qkv = self._project_by_heads(tokens)
-        query, key, value = ops.unstack(qkv, 3, axis=0)
+            query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=0)
         if self.qk_norm:
             # The norms may have another dtype policy.
             query, key = self.run(self.query_norm, query), self.run(self.key_norm, key)
