@@ -413,6 +413,15 @@ def growth():
     return markdown_table(["Backend", *(f"Exponent of memory by tokens, {title}" for title in TASKS.values())], cells)
 
 
+def int8():
+    """Speed and top-1 of a served ViT-B/16 beside the same runtime in float32."""
+    found, cells = result("int8"), []
+    for row in found["rows"]:
+        beside = ratio(row["ratio to float32"]) if row["ratio to float32"] else "1"
+        cells.append([row["side"], found["processor"], beside, f"{row['top-1 agreement']:.1%}"])
+    return markdown_table(["Runtime and precision", "Processor", "Images/s, to its float32", "Same top-1 class"], cells)
+
+
 def startup():
     """Seconds and memory until a model answers."""
     titles = {
@@ -520,6 +529,7 @@ TABLES = {
         families,
         fuzz,
         growth,
+        int8,
         kills,
         loading,
         low_precision,

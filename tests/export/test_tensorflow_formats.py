@@ -108,6 +108,25 @@ def test_static_int8_computes_in_int8_and_keeps_the_classes(tmp_path):
         assert compiled(tmp_path / "vit.xml")(images[:count])["outputs"].shape == (count, 5)
 
 
+@here
+def test_static_int8_leaves_products_of_outliers_in_float(tmp_path, monkeypatch):
+    pytest.importorskip("nncf")
+    # A unit of 192 that is large in all tokens is 14 times the root mean square.
+    monkeypatch.setattr("keras_vit.export.tensorflow_formats._OUTLIER", 12)
+    model = tiny.build(hidden_dim=96, mlp_dim=192, head_init="glorot_uniform")
+    bias = model.get_layer("block_00").mlp.dense_1.bias
+    bias.assign(500.0 * (np.arange(192) == 7))
+    images = np.random.default_rng(0).uniform(-1, 1, (8, 16, 16, 3)).astype("float32")
+    export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images, tolerance=5)
+    kernels = {
+        op.get_friendly_name(): op.input_value(1).get_node().get_type_name()
+        for op in openvino.Core().read_model(tmp_path / "vit.xml").get_ops()
+        if op.get_type_name() == "MatMul"
+    }
+    in_float = [name for name, kind in kernels.items() if kind == "Constant"]
+    assert len(in_float) == 1 and "block_00" in in_float[0] and "dense_2" in in_float[0]
+
+
 def test_static_int8_needs_images(tmp_path):
     with pytest.raises(ValueError, match="Expected `images` to calibrate with for precision='int8_static'"):
         export.openvino(tiny.build(), tmp_path / "vit.xml", precision="int8_static")
