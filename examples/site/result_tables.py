@@ -418,7 +418,7 @@ def int8():
     found, cells = result("int8"), []
     for row in found["rows"]:
         beside = ratio(row["ratio to float32"]) if row["ratio to float32"] else "1"
-        cells.append([row["side"], found["processor"], beside, f"{row['top-1 agreement']:.1%}"])
+        cells.append([row["side"], processor_of(found), beside, f"{row['top-1 agreement']:.1%}"])
     return markdown_table(["Runtime and precision", "Processor", "Images/s, to its float32", "Same top-1 class"], cells)
 
 
