@@ -117,11 +117,11 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
     processor; set `INFERENCE_PRECISION_HINT` to override it.
 
-    `precision="int8_static"` also computes the products in int8, by NNCF (`pip install nncf`), except those whose input
-    has outliers, as in the MLPs of some blocks of trained ViTs. The ranges of the activations are those on `images`;
-    give a hundred or more that are like yours. The default tolerance is then 0.5, and the report's `change` says for
-    how many of these images the top-1 class stayed; measure it on other images too. It is meant for processors with
-    VNNI or AMX; others are no faster in int8 than in float32.
+    `precision="int8_static"` also computes the products in int8, by NNCF (`pip install nncf`), except dense layers
+    whose input has outliers, as in the MLPs of some blocks of trained ViTs. The ranges of the activations are those on
+    `images`; give a hundred or more that are like yours. The default tolerance is then 0.5, and the report's `change`
+    says for how many of these images the top-1 class stayed; measure it on other images too. It is meant for processors
+    with VNNI or AMX, which multiply in int8.
     """
     return write_checked(FORMATS["openvino"], model, path, **options)
 

@@ -70,7 +70,7 @@ def run_openvino(path, batches, names):
 def calibrate_openvino(path, batches):
     """Quantizes OpenVINO's files, and what flows between their operations by its range on the images, to int8.
 
-    Products stay in float where a few values of the input are so large that 8 bits would tell little of the others.
+    Dense layers stay in float where a few values of the input are so large that 8 bits could not tell the others apart.
     """
     with _without_telemetry():
         import nncf
@@ -85,9 +85,9 @@ def calibrate_openvino(path, batches):
         subset_size=len(images),
         ignored_scope=nncf.IgnoredScope(names=_with_outliers(read(), images)),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
-            # Kernels of 7 bits: sums of 8 bits saturate on processors without VNNI, which would answer otherwise.
+            # Kernels of 7 bits: with 8, sums saturate on processors without VNNI, whose answers would differ.
             overflow_fix=nncf.OverflowFix.ENABLE,
-            # NNCF would scale each channel to its range on these images, and cut off what others have beyond it.
+            # NNCF would scale each channel to its range on these images, and clip the larger values of other images.
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )
@@ -104,21 +104,27 @@ def _with_outliers(model, images):
 
     The MLPs of some blocks of trained ViTs do (arXiv 2402.17762).
     """
-    inputs = {
-        op.get_friendly_name(): op.input_value(0)
+    openvino = _openvino()
+    from openvino import opset13
+
+    products = [
+        op
         for op in model.get_ops()
         if op.get_type_name() == "MatMul" and op.input_value(1).get_node().get_type_name() == "Constant"
-    }
-    first = len(model.outputs)
-    model.add_outputs(list(inputs.values()))
-    compiled = _openvino().Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    largest, squares = np.zeros((2, len(inputs)))
-    for image in images:
-        received = compiled(image)
-        seen = [np.asarray(received[first + i], "float64") for i in range(len(inputs))]
-        largest = np.maximum(largest, [np.abs(x).max() for x in seen])
-        squares += [np.mean(x**2) / len(images) for x in seen]
-    return [name for name, most, square in zip(inputs, largest, squares, strict=True) if most > _OUTLIER * square**0.5]
+    ]
+    if not products:
+        return []
+    figures = []
+    for x in (op.input_value(0) for op in products):
+        axes = np.arange(x.get_partial_shape().rank.get_length())
+        figures.append(opset13.reduce_max(opset13.abs(x), axes))
+        figures.append(opset13.reduce_mean(opset13.multiply(x, x), axes))
+    reduced = openvino.Model(figures, model.get_parameters())
+    compiled = openvino.Core().compile_model(reduced, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    received = np.array([compiled(image).to_tuple() for image in images], "float64")
+    largest, squares = received[:, ::2].max(0), received[:, 1::2].mean(0)
+    large = largest > _OUTLIER * squares**0.5
+    return [op.get_friendly_name() for op, is_large in zip(products, large, strict=True) if is_large]
 
 
 def _openvino():

@@ -182,7 +182,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         if layout_of("heads of a kernel") is None or self.quantization_mode:
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
             qkv = ops.unstack(direct.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
-            # After the split: on PyTorch, the gradients are then copied once, to where the projection's is read.
+            # After the split: PyTorch then copies their gradients once, into the gradient of the projection.
             query, key, value = (direct.transpose(x, (0, 2, 1, 3)) for x in qkv)
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=0)
@@ -203,7 +203,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             and direct.computes_as_written(self.qkv)
             and self.qkv.quantization_mode is None
             and self.qkv.dtype_policy == self.dtype_policy
-            # Else it would be sent twice: fused, and in its three parts.
+            # A split kernel would be sent twice: fused, and in its three parts.
             and not is_split(self.qkv)
         )
 

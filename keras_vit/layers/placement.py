@@ -26,5 +26,11 @@ def is_split(layer):
     distribution = keras.distribution.distribution()
     if distribution is None:
         return False
-    layouts = (distribution.get_variable_layout(variable) for variable in layer.variables)
-    return any(layout is not None and any(layout.axes) for layout in layouts)
+    return any(any(_axes(distribution.get_variable_layout(variable))) for variable in layer.variables)
+
+
+def _axes(layout):
+    if layout is None:
+        return ()
+    # Older versions of Keras keep JAX's sharding.
+    return layout.axes if isinstance(layout, keras.distribution.TensorLayout) else layout.spec

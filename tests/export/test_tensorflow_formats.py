@@ -101,6 +101,8 @@ def test_static_int8_computes_in_int8_and_keeps_the_classes(tmp_path):
     assert report.change.num_images == 24 and report.change.same_top1 >= 20
     assert report.change.largest > 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
+    # Scales of channels would fit these images alone.
+    assert "nncf_smooth_quant" not in (tmp_path / "vit.xml").read_text()
     kinds = [op.get_type_name() for op in openvino.Core().read_model(tmp_path / "vit.xml").get_ops()]
     # Of the tokens and of the four kernels of a block.
     assert kinds.count("FakeQuantize") >= 4
@@ -125,6 +127,19 @@ def test_static_int8_leaves_products_of_outliers_in_float(tmp_path, monkeypatch)
     }
     in_float = [name for name, kind in kernels.items() if kind == "Constant"]
     assert len(in_float) == 1 and "block_00" in in_float[0] and "dense_2" in in_float[0]
+
+
+@here
+def test_static_int8_of_products_that_share_an_input_which_is_an_output(tmp_path):
+    pytest.importorskip("nncf")
+    vit = tiny.build(hidden_dim=96, mlp_dim=192, num_layers=1, num_classes=0, pooling="map")
+    heads = [keras.layers.Dense(2, name=name)(vit.output) for name in ("second", "first")]
+    model = keras.Model(vit.input, [vit.output, *heads])
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
+    report = export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
+    assert report.change.num_images == 4
+    answer = compiled(tmp_path / "vit.xml")(images)
+    assert [answer[name].shape for name in ("second", "first")] == [(4, 2), (4, 2)]
 
 
 def test_static_int8_needs_images(tmp_path):
