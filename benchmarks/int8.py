@@ -73,12 +73,15 @@ def sides_of(model, weights, calibration, folder, bfloat16):
     print(report)
     keras_vit.export.onnx(model, files["float32.onnx"])
     keras_vit.export.onnx(model, files["int8.onnx"], precision="int8")
+    quantized = keras_vit.from_pretrained(weights)
+    quantized.quantize("int8")
     sides = {
         "OpenVINO float32": openvino_side(files["float32.xml"], "f32"),
         "OpenVINO int8_static": openvino_side(files["static.xml"], "f32"),
         "ONNX Runtime float32": onnx_side(files["float32.onnx"]),
         "ONNX Runtime int8 kernels": onnx_side(files["int8.onnx"]),
         "TensorFlow float32": keras_side(model),
+        "TensorFlow int8": keras_side(quantized),
     }
     if bfloat16:
         sides["OpenVINO bfloat16"] = openvino_side(files["float32.xml"], "bf16")
