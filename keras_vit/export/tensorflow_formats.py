@@ -58,8 +58,7 @@ def write_openvino(model, path, precision):
 
 def run_openvino(path, batches, names):
     """Runs OpenVINO's files on the CPU in float32."""
-    openvino = _openvino()
-    compiled = openvino.Core().compile_model(os.fspath(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = _compiled(os.fspath(path))
     received = []
     for batch in batches:
         outputs = compiled(batch)
@@ -119,12 +118,16 @@ def _with_outliers(model, images):
         axes = np.arange(x.get_partial_shape().rank.get_length())
         figures.append(opset13.reduce_max(opset13.abs(x), axes))
         figures.append(opset13.reduce_mean(opset13.multiply(x, x), axes))
-    reduced = openvino.Model(figures, model.get_parameters())
-    compiled = openvino.Core().compile_model(reduced, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = _compiled(openvino.Model(figures, model.get_parameters()))
     received = np.array([compiled(image).to_tuple() for image in images], "float64")
     largest, squares = received[:, ::2].max(0), received[:, 1::2].mean(0)
     large = largest > _OUTLIER * squares**0.5
     return [op.get_friendly_name() for op, is_large in zip(products, large, strict=True) if is_large]
+
+
+def _compiled(model):
+    """Compiles a model, or the file of one, for the CPU in float32."""
+    return _openvino().Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def _openvino():

@@ -112,8 +112,8 @@ def test_describe_counts_what_each_device_holds_and_sends(found):
     assert one["flops"] / 8 < data["flops"] < one["flops"] / 7
     assert one["collectives"] == {} and set(data["collectives"]) == {"all-reduce"}
     assert data["temporary"] < one["temporary"]
-    # Gradients of all parameters but the bias of the last block's keys, which moves no weight of the class token;
-    # and the loss.
+    # Gradients of all parameters but the bias of the last block's keys, which changes no attention weight; and the
+    # loss.
     reduced = data["parameters"] - 4 * 192
     assert reduced <= data["collectives"]["all-reduce"][1] < 1.001 * reduced
     assert fsdp["collectives"]["all-gather"][1] > 0.9 * one["parameters"]
