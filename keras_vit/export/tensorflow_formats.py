@@ -74,6 +74,7 @@ def calibrate_openvino(path, batches):
     with _without_telemetry():
         import nncf
         from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
+        from nncf.quantization.range_estimator import RangeEstimatorParametersSet
     openvino = _openvino()
     images = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
     read = functools.partial(openvino.Core().read_model, os.fspath(path))
@@ -86,6 +87,8 @@ def calibrate_openvino(path, batches):
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             # Kernels of 7 bits: with 8, sums saturate on processors without VNNI, whose answers would differ.
             overflow_fix=nncf.OverflowFix.ENABLE,
+            # The mean of each image's range, NNCF's choice, clips the larger values of half of the images.
+            activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
             # NNCF would scale each channel to its range on these images, and clip the larger values of other images.
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),

@@ -111,6 +111,24 @@ def test_static_int8_computes_in_int8_and_keeps_the_classes(tmp_path):
 
 
 @here
+def test_static_int8_clips_no_image_that_it_was_calibrated_on(tmp_path):
+    pytest.importorskip("nncf")
+    model = tiny.build(hidden_dim=96, mlp_dim=192, num_layers=1, head_init="glorot_uniform")
+    images = np.random.default_rng(0).uniform(-0.05, 0.05, (24, 16, 16, 3)).astype("float32")
+    # By the mean of all ranges, it would be clipped to a tenth.
+    images[0] *= 20
+    export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
+    (of_images,) = [
+        op
+        for op in openvino.Core().read_model(tmp_path / "vit.xml").get_ops()
+        if op.get_type_name() == "FakeQuantize"
+        and op.input_value(0).get_node().get_type_name() != "Constant"
+        and "patch_embedding" in "".join(t.get_node().get_friendly_name() for t in op.output(0).get_target_inputs())
+    ]
+    assert np.max(of_images.input_value(2).get_node().data) == pytest.approx(images.max(), rel=0.05)
+
+
+@here
 def test_static_int8_leaves_products_of_outliers_in_float(tmp_path, monkeypatch):
     pytest.importorskip("nncf")
     # A unit of 192 that is large in all tokens is 14 times the root mean square.
