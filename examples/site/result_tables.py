@@ -409,8 +409,9 @@ def growth():
         found = result(f"growth_{backend}")
         if found:
             exponents = (own.memory_exponent(found["rows"], task) for task in TASKS)
-            cells.append([title, *(f"{exponent:.2f}" for exponent in exponents)])
-    return markdown_table(["Backend", *(f"Exponent of memory by tokens, {title}" for title in TASKS.values())], cells)
+            cells.append([title, processor_of(found), *(f"{exponent:.2f}" for exponent in exponents)])
+    columns = ["Backend", "Processor", *(f"Exponent of memory by tokens, {title}" for title in TASKS.values())]
+    return markdown_table(columns, cells)
 
 
 def int8():
@@ -435,11 +436,13 @@ def startup():
     }
     cells = []
     for backend, title in BACKENDS.items():
-        for row in (result(f"startup_{backend}") or {"rows": []})["rows"]:
+        found = result(f"startup_{backend}") or {"rows": []}
+        for row in found["rows"]:
             seconds, peaks = ([sample.get(name) for sample in row["samples"]] for name in ("seconds", "peak"))
             peak = None if peaks[0] is None else f"{statistics.median(peaks):.2f}"
-            cells.append([title, row["model"], titles[row["step"]], f"{statistics.median(seconds):.1f}", peak])
-    return markdown_table(["Backend", "Model", "Step", "Seconds", "Peak memory / weights"], cells)
+            what = [title, processor_of(found), row["model"], titles[row["step"]]]
+            cells.append([*what, f"{statistics.median(seconds):.1f}", peak])
+    return markdown_table(["Backend", "Processor", "Model", "Step", "Seconds", "Peak memory / weights"], cells)
 
 
 def serving():
