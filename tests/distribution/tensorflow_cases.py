@@ -14,12 +14,12 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_vit import data, training
+from keras_vit import data, from_pretrained, save_weights, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
 from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers, sgd
-from tests.tiny import Kill, Losses, build
+from tests.tiny import Kill, Losses, build, randomize
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
@@ -135,6 +135,21 @@ def masks():
     return found
 
 
+def loaded(folder):
+    """The largest difference of a weight on each device, of a model loaded for both, from the file's."""
+    import tensorflow as tf
+
+    scope = two_devices()
+    saved = randomize(build(num_layers=1))
+    save_weights(saved, folder / "vit.safetensors")
+    with scope:
+        model = from_pretrained(folder / "vit.safetensors", dtype="float32")
+        results = tf.distribute.get_strategy().experimental_local_results
+        copies = [[copy.numpy() for copy in results(weight.value)] for weight in model.weights]
+    wanted = saved.get_weights()
+    return [max(float(np.abs(own[i] - w).max()) for own, w in zip(copies, wanted, strict=True)) for i in (0, 1)]
+
+
 def refusals():
     found = {}
     with two_devices():
@@ -212,7 +227,12 @@ def refused_run(folder):
 def jobs(folder):
     """Functions and their arguments, by name, in the order in which they run."""
     found = {f"{case.__name__} {on}": (train, case, on == "two") for case in CASES for on in ("one", "two")}
-    found |= {"masks": (masks,), "refusals": (refusals,), "refused run": (refused_run, folder)}
+    found |= {
+        "masks": (masks,),
+        "loaded": (loaded, folder),
+        "refusals": (refusals,),
+        "refused run": (refused_run, folder),
+    }
     found |= {"float16 one": (float16, False), "float16 two": (float16, True)}
     found |= {"run one": (run, folder, "alone", None), "interrupted": (run, folder, "run", None, 4)}
     return found | {"run two": (run, folder, "run", "data")}

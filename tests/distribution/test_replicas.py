@@ -57,6 +57,10 @@ def test_two_replicas_train_like_one_device(found, case):
     np.testing.assert_allclose(two["weights"], one["weights"], rtol=tolerance, atol=1e-7)
 
 
+def test_a_checkpoint_is_loaded_for_both_replicas(found):
+    assert found["loaded"] == [0, 0]
+
+
 def test_replicas_draw_different_masks_once_synchronized(found):
     alike, other = found["masks"]
     # Keras alone.

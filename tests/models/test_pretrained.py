@@ -280,6 +280,19 @@ def test_our_own_file_tells_all_that_its_arrays_cannot(tmp_path):
     assert loaded.config == model.config
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16"])
+def test_weights_are_rounded_to_the_dtype_of_the_variables(tmp_path, dtype):
+    model = randomize(build())
+    keras_vit.save_weights(model, tmp_path / "vit.safetensors")
+    found = keras_vit.from_pretrained(tmp_path / "vit.safetensors", dtype=dtype)
+    kinds = set()
+    for weight, saved in zip(found.weights, model.weights, strict=True):
+        kinds.add(weight.dtype)
+        rounded = keras.ops.cast(saved, weight.dtype)
+        assert keras.ops.all(keras.ops.equal(rounded, weight)), weight.path
+    assert ("bfloat16" in kinds) == (dtype == "bfloat16")
+
+
 def test_an_unsquare_table_of_positions_needs_its_grid():
     path = GOLDEN_FOLDER / "vit_nonsquare.npz"
     with pytest.raises(ValueError, match=r"pass grid_size=\(rows, columns\)"):
