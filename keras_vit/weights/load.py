@@ -22,6 +22,7 @@ from keras_vit.weights.model import (
     weights_of,
 )
 from keras_vit.weights.names.source import ENTRANCES
+from keras_vit.weights.overwrite import free, overwrite
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
 from keras_vit.weights.timm_coatnet import TABLE, grid_of_table
 
@@ -130,7 +131,11 @@ def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolat
     if whole:
         _assign(plan.variables, dict(plan.values()))
     else:
-        _overwrite(plan)
+        # Not the head, whose initializer may have returned the user's array, nor positions, which may be kept.
+        kept = ("head", "head_dist", "position_embedding")
+        free(plan.variables[weight] for weight in plan.rows if weight.split("/")[0] not in kept)
+        for weight, value in plan.values():
+            overwrite(plan.variables[weight], value)
     return plan.report
 
 
@@ -146,28 +151,6 @@ def _assign(variables, values):
         for weight, value in before.items():
             variables[weight].assign(value)
         raise
-
-
-def _overwrite(plan):
-    """Assigns the values to a model that nobody has used yet, in little more than the memory of its weights.
-
-    New arrays beside old ones of other sizes would leave gaps of up to half as much.
-    """
-    backend = keras.backend.backend()
-    if backend == "jax":
-        for weight in plan.rows:
-            # Not the head, whose initializer may have returned the user's array, nor positions, which may be kept.
-            if weight.split("/")[0] not in ("head", "head_dist", "position_embedding"):
-                plan.variables[weight].value.delete()
-    for weight, value in plan.values():
-        variable = plan.variables[weight]
-        if backend == "tensorflow" and variable.shape:
-            value = ops.cast(value, variable.dtype)
-            # A strategy of `tf.distribute` has a copy for each device.
-            for copy in getattr(variable.value, "values", [variable.value]):
-                copy[...].assign(value)
-        else:
-            variable.assign(value)
 
 
 class _Plan:
