@@ -10,7 +10,7 @@ import scipy.ndimage
 import keras_vit
 from keras_vit.config import ViTConfig
 from keras_vit.models.vision_transformer import vision_transformer
-from keras_vit.weights import WeightsMismatchError, names, resize
+from keras_vit.weights import WeightsMismatchError, load, names, resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from keras_vit.weights.read import open_checkpoint
@@ -585,9 +585,9 @@ def test_a_load_that_fails_between_two_weights_changes_none(tiny, tiny_file, mon
 
 
 def test_a_builder_frees_each_array_before_it_reads_many_others(tiny, tiny_file, monkeypatch):
-    events, read, assign = [], NpzFile._read, keras.Variable.assign
+    events, read, overwrite = [], NpzFile._read, load.overwrite
     monkeypatch.setattr(NpzFile, "_read", lambda *args: events.append("read") or read(*args))
-    monkeypatch.setattr(keras.Variable, "assign", lambda *args: events.append("assign") or assign(*args))
+    monkeypatch.setattr(load, "overwrite", lambda *args: events.append("overwrite") or overwrite(*args))
     model = keras_vit.from_pretrained(tiny_file)
     assert unchanged(model, tiny.get_weights())
     # Those of queries, keys and values are one weight here.
