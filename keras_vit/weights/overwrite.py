@@ -16,16 +16,19 @@ def free(variables):
 
 def overwrite(variable, value):
     """Assigns a value; on TensorFlow's CPU, into the memory of the variable."""
-    if keras.backend.backend() != "tensorflow":
+    own = variable.value
+    if (
+        keras.backend.backend() != "tensorflow"
+        # A strategy of `tf.distribute` has a copy for each device.
+        or hasattr(own, "values")
+        or "CPU" not in own.device
+        # Assigned to a part, it would be repeated.
+        or value.shape != tuple(variable.shape)
+    ):
         variable.assign(value)
         return
     import tensorflow as tf
 
-    own = variable.value
-    # A strategy of `tf.distribute` has a copy for each device.
-    if hasattr(own, "values") or "CPU" not in own.device or value.shape != tuple(variable.shape):
-        variable.assign(value)
-        return
     own[...].assign(ops.cast(value, variable.dtype))
     # Else each later read of the variable would copy it.
     tf.raw_ops.DisableCopyOnRead(resource=own.handle)
