@@ -1,6 +1,7 @@
 """CPU speed-ups of 5% or more for ViT-B/16; KERAS_VIT_CPU_TRICKS=0, set before Python starts, turns them off."""
 
 import functools
+import math
 import os
 
 import keras
@@ -23,9 +24,14 @@ def has_gpu():
     return not keras.distribution.list_devices()[0].startswith("cpu")
 
 
+def on_jax():
+    """Whether to compute as JAX does fastest on CPUs."""
+    return ENABLED and keras.backend.backend() == "jax" and not has_gpu()
+
+
 def materialize(x):
     """Returns `x`; on a JAX CPU, makes XLA store `x` and its gradient instead of recomputing them."""
-    if not ENABLED or keras.backend.backend() != "jax" or has_gpu() or 0 in x.shape:
+    if not on_jax() or 0 in x.shape:
         return x
     # XLA recomputes the tokens' gradient, a sum over all blocks, at each use, but not inside a runtime condition.
     first = x[(0,) * len(x.shape)]
@@ -48,12 +54,25 @@ def dense(x, kernel, bias, activation=None, training=False):
     by_rows = ENABLED and len(shape) > 2 and 0 not in x.shape[1:]
     if by_rows:
         x = ops.reshape(x, (-1, shape[-1]))
-    x = ops.matmul(x, kernel)
+    dtype = keras.backend.result_type(x.dtype, kernel.dtype)
+    x = matmul(x, kernel)
     if bias is not None:
         x = ops.add(x, bias)
     if activation is not None:
         x = activate(activation, x, training)
+    x = ops.cast(x, dtype)
     return ops.reshape(x, (-1, *shape[1:-1], x.shape[-1])) if by_rows else x
+
+
+def matmul(x, y):
+    """Returns `x @ y`; in float32 for bfloat16 on a JAX CPU."""
+    x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
+    if not on_jax() or not x.dtype == y.dtype == "bfloat16":
+        return ops.matmul(x, y)
+    import jax.numpy as jnp
+
+    # XLA uses the processor's products of bfloat16 only for sums in float32, of at most one batch dimension.
+    return jnp.matmul(x, y, preferred_element_type="float32")
 
 
 def _value(weight):
@@ -90,6 +109,9 @@ def _gelu_of(activation):
 
 def activate(activation, x, training=False):
     """Returns `activation(x)`; in training on CPUs, TensorFlow compiles wide GELUs, whose gradient is ten ops."""
+    if on_jax() and activation is keras.activations.gelu and x.dtype == "float32":
+        # JAX's own, by the complement of erf, takes twice as long.
+        return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5)))
     is_wide_gelu = activation in (keras.activations.gelu, gelu_tanh) and x.shape[-1] >= COMPILED_WIDTH
     if not ENABLED or not training or not is_wide_gelu or keras.backend.backend() != "tensorflow":
         return activation(x)

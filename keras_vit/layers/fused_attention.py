@@ -4,7 +4,8 @@ import math
 import keras
 from keras import ops
 
-from keras_vit.layers.cpu import has_gpu
+from keras_vit.layers import cpu
+from keras_vit.layers.placement import layout_of
 
 # Longer sequences are attended to by this many queries at a time: 2,048 tokens are 724 pixels in patches of 16.
 _LONG, _SLICE = 2048, 512
@@ -24,7 +25,7 @@ def in_one_piece():
 def has_fused_kernel():
     """Whether the backend has a fused attention kernel: PyTorch, and JAX on a GPU."""
     backend = keras.backend.backend()
-    return backend == "torch" or (backend == "jax" and has_gpu())
+    return backend == "torch" or (backend == "jax" and cpu.has_gpu())
 
 
 def attend(query, key, value, bias, training=False, scale=None):
@@ -90,6 +91,9 @@ def attend_few(query, tokens, key_kernel, value_kernel, bias, training=False):
 
 def _attend_in_slices(query, key, value, bias, training, scale=None):
     def attend_slice(query, key, value, bias=None):
+        # A split over devices by heads would be lost with them; float16 has no room for sums of many values.
+        if cpu.on_jax() and layout_of("heads of tokens") is None and value.dtype != "float16":
+            return _attend_in_one_loop(query, key, value, bias, scale)
         return attend_unfused(query, key, value, bias, dropout=lambda weights: weights, scale=scale)[0]
 
     if not _is_long(query):
@@ -113,6 +117,19 @@ def _attend_in_slices(query, key, value, bias, training, scale=None):
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
 
 
+def _attend_in_one_loop(query, key, value, bias, scale):
+    """Computes `attend` in the form that XLA's CPU compiler fuses: one batch dimension, and the division at the end."""
+    batch, num_heads, length, head_dim = ops.shape(query)
+    query, key, value = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (_scaled(query, scale), key, value))
+    scores = ops.cast(cpu.matmul(query, ops.transpose(key, (0, 2, 1))), "float32")
+    if bias is not None:
+        shape = ops.shape(scores)
+        scores = ops.reshape(ops.reshape(scores, (batch, num_heads, *shape[1:])) + bias, shape)
+    weights = ops.exp(scores - ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True)))
+    x = cpu.matmul(ops.cast(weights, value.dtype), value) / ops.sum(weights, axis=-1, keepdims=True)
+    return ops.reshape(ops.cast(x, value.dtype), (batch, num_heads, length, head_dim))
+
+
 def _is_long(query):
     # Not where it is known at run time only: TensorFlow has None then, JAX a symbol when it exports.
     length = query.shape[2]
@@ -132,8 +149,7 @@ def _map(function, parts):
 
 def attend_unfused(query, key, value, bias, dropout, scale=None):
     """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
-    query = query / math.sqrt(query.shape[-1]) if scale is None else query * scale
-    scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
+    scores = ops.matmul(_scaled(query, scale), ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
     # PyTorch's softmax computes in float32 internally.
@@ -141,3 +157,7 @@ def attend_unfused(query, key, value, bias, dropout, scale=None):
         scores = ops.cast(scores, "float32")
     weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
     return ops.matmul(dropout(weights), value), weights
+
+
+def _scaled(query, scale):
+    return query / math.sqrt(query.shape[-1]) if scale is None else query * scale

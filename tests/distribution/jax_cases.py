@@ -255,9 +255,11 @@ def evaluations():
 def descriptions():
     """What `describe` says of a ViT whole and in 8 parts, and what it refuses."""
     found = {}
-    for name, layouts in {"one": None, "data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16)}.items():
+    split = {"data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16), "tensor": tensor_parallel(mesh(4, 2))}
+    for name, layouts in {"one": None, **split}.items():
         with on(layouts):
-            model = keras_vit.ViT("Ti/8", image_size=32, num_layers=2, num_classes=8, head_init="glorot_uniform")
+            options = {"num_layers": 2, "num_heads": 4, "num_classes": 8, "head_init": "glorot_uniform"}
+            model = keras_vit.ViT("Ti/8", image_size=32, **options)
             compiled(model)
             whole, step = describe(model), describe(model, batch_size=16)
             found[name] = {**step._asdict(), "text": str(step), "variables": whole._asdict(), "flops": step.flops}

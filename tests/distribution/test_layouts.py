@@ -102,7 +102,7 @@ def test_evaluation_on_four_devices_is_that_of_one(found):
 
 @jax_only
 def test_describe_counts_what_each_device_holds_and_sends(found):
-    one, data, fsdp = (found["descriptions"][name] for name in ("one", "data", "fsdp"))
+    one, data, fsdp, tensor = (found["descriptions"][name] for name in ("one", "data", "fsdp", "tensor"))
     for key in ("parameters", "optimizer"):
         assert data[key] == one[key] == one["variables"][key]
         # Some numbers, such as counters, are not split.
@@ -117,6 +117,8 @@ def test_describe_counts_what_each_device_holds_and_sends(found):
     reduced = data["parameters"] - 4 * 192
     assert reduced <= data["collectives"]["all-reduce"][1] < 1.001 * reduced
     assert fsdp["collectives"]["all-gather"][1] > 0.9 * one["parameters"]
+    # Of queries, keys and values only the kernels and biases, which are not split by heads, and their gradients.
+    assert tensor["collectives"]["all-gather"][1] <= 2 * 2 * 4 * (192 + 1) * 3 * 192
     assert one["variables"]["collectives"] is one["variables"]["temporary"] is None
     for line in ("MB per device", "parameters", "optimizer state", "all-reduce x"):
         assert line in data["text"]

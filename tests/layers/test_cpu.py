@@ -65,7 +65,7 @@ def test_activate_is_the_activation_and_its_gradient(activation, dtype, width):
         ops.convert_to_numpy(ops.cast(y, "float32")) for y in (activate(activation, x, training=True), activation(x))
     )
     np.testing.assert_allclose(values, expected, atol=tolerance)
-    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(activate(activation, x), "float32")), expected)
+    np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(activate(activation, x), "float32")), expected, atol=2e-6)
     found, sought = (
         gradients(lambda x, f=f: ops.sum(ops.cast(f(x) * weights, "float32")), x)[0]
         for f in (lambda x: activate(activation, x, training=True), activation)
@@ -122,11 +122,36 @@ def test_activate_has_a_second_derivative():
 
 
 @on_jax
-def test_without_tricks_nothing_is_materialized(monkeypatch):
+def test_xla_multiplies_bfloat16_without_widening_it(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(cpu, "has_gpu", lambda: False)
+    x, kernel = (ops.cast(RANDOM.normal(size=shape), "bfloat16") for shape in ((2, 64, 128), (128, 256)))
+    program = jax.jit(lambda x, kernel: cpu.dense(x, kernel, None)).lower(x, kernel).as_text()
+    assert "(tensor<128x128xbf16>, tensor<128x256xbf16>) -> tensor<128x256xf32>" in program
+    assert cpu.dense(x, kernel, None).dtype == "bfloat16"
+
+
+@on_jax
+def test_dense_in_bfloat16_is_rounded_once(monkeypatch):
+    """Not before the bias and before the activation."""
+    monkeypatch.setattr(cpu, "has_gpu", lambda: False)
+    x, kernel, bias = (ops.cast(RANDOM.normal(size=shape), "bfloat16") for shape in ((2, 3, 40), (40, 5), (5,)))
+    exact = ops.matmul(ops.cast(x, "float32"), ops.cast(kernel, "float32")) + ops.cast(bias, "float32")
+    exact = keras.activations.gelu(exact)
+    y = ops.cast(cpu.dense(x, kernel, bias, keras.activations.gelu), "float32")
+    # Half of the last of 8 bits.
+    np.testing.assert_allclose(y, exact, rtol=2**-8, atol=1e-6)
+
+
+@on_jax
+def test_without_tricks_the_program_is_the_plain_one(monkeypatch):
     import jax
 
     monkeypatch.setattr(cpu, "ENABLED", False)
     assert "cond" not in str(jax.make_jaxpr(materialize)(ops.ones((2, 3))))
+    assert "f32" not in str(jax.make_jaxpr(cpu.matmul)(*ops.ones((2, 3, 3), "bfloat16")))
+    assert "erfc" in str(jax.make_jaxpr(lambda x: activate(keras.activations.gelu, x))(ops.ones((2, 3))))
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch's functions do not ask")

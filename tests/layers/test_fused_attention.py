@@ -7,8 +7,9 @@ import pytest
 from keras import ops
 
 import keras_vit
+from keras_vit.inspection.gradients import gradients
 from keras_vit.layers import fused_attention
-from keras_vit.layers.fused_attention import attend
+from keras_vit.layers.fused_attention import attend, attend_unfused
 
 
 @pytest.mark.parametrize("length", [1, 6, 7])
@@ -31,6 +32,30 @@ def test_it_is_attention(length, bias_shape, fused, monkeypatch):
     monkeypatch.setattr(fused_attention, "_SLICE", 3)
     actual = attend(query, key, value, None if bias is None else ops.convert_to_tensor(bias))
     np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)])
+@pytest.mark.parametrize("queries", [2, 7])
+def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, monkeypatch):
+    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    random = np.random.default_rng(0)
+    shapes = (3, 2, queries, 4), (3, 2, 7, 4), (3, 2, 7, 4), (1, 2, queries, 7)
+    # Scores of up to 30, whose exponential would be infinite in float16.
+    values = [3 * random.normal(size=shape) for shape in shapes]
+
+    def slopes(function, dtype):
+        def total(*inputs):
+            return ops.sum(ops.cast(function(*inputs), "float32") * weights)
+
+        return gradients(total, *(ops.cast(value, dtype) for value in values))
+
+    weights = ops.cast(random.normal(size=(3, 2, queries, 4)), "float32")
+    found = slopes(attend, dtype)
+    sought = slopes(lambda *x: attend_unfused(*x, dropout=lambda weights: weights)[0], "float32")
+    for actual, expected in zip(found, sought, strict=True):
+        expected = ops.convert_to_numpy(expected)
+        actual = ops.convert_to_numpy(ops.cast(actual, "float32"))
+        np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's tensors know how they lie in memory")
