@@ -2,7 +2,7 @@
 
 Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and
 keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without
-dropout; torch modules run inference fully in bfloat16. Figures are medians over rounds in which the sides take turns.
+dropout; inference is in bfloat16 with bfloat16 weights. Figures are medians over rounds in which the sides take turns.
 FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are relative to the fastest
 bfloat16 matrix product in the same process.
 
@@ -34,14 +34,15 @@ from keras_vit.files import replacing
 BATCHES = {"Ti/16": (1024, 2048), "S/16": (512, 1024), "B/16": (256, 512), "L/16": (128, 256), "H/14": (64, 128)}
 
 
-def entrants_of(args):
+def entrants_of(args, task):
     """Returns {label: entrant}, ours first."""
+    dtype = "bfloat16" if task == "forward" else "mixed_bfloat16"
     names = [f"{OURS} compiled", OURS] if keras.backend.backend() == "torch" else [OURS]
     entrants = {}
     for name in (*names, *PEERS[keras.backend.backend()]):
         peer, _, compiled = name.partition(" ")
         if not args.sides or name in args.sides:
-            entrants[name] = Entrant(peer, "bfloat16", compiled=bool(compiled))
+            entrants[name] = Entrant(peer, dtype, compiled=bool(compiled))
     return entrants
 
 
@@ -108,7 +109,7 @@ def measure(args, case, peak):
     for task in ("forward", "train"):
         batch, data = batches[task], make_data(case, batches[task])
         runs, built = {}, {}
-        for name, entrant in entrants_of(args).items():
+        for name, entrant in entrants_of(args, task).items():
             why = why_not(entrant, case)
             if why:
                 failures[name] = why

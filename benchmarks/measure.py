@@ -1,5 +1,6 @@
 """Helpers to compare sides: turns, ratios with intervals, matrix products, memory, and a results file."""
 
+import functools
 import json
 import math
 import os
@@ -135,12 +136,16 @@ def _tensorflow_ways():
 def _jax_ways():
     import jax
 
-    def make(a, b):
-        product = jax.jit(jax.numpy.matmul)
-        product(a, b).block_until_ready()
-        return lambda: product(a, b).block_until_ready()
+    def way(dtype):
+        def make(a, b):
+            product = jax.jit(functools.partial(jax.numpy.matmul, preferred_element_type=dtype))
+            product(a, b).block_until_ready()
+            return lambda: product(a, b).block_until_ready()
 
-    return [make]
+        return make
+
+    # Of bfloat16, with the product in it too, or in float32.
+    return [way(None), way("float32")]
 
 
 def _torch_ways():

@@ -146,7 +146,7 @@ def big_vision_side(entrant, case, task, weights):
         variant=None,
         pool_type="tok",
         # Only matrix products, as its authors train it.
-        dtype_mm=entrant.dtype,
+        dtype_mm=entrant.compute_dtype,
         patch_size=(sizes["patch_size"],) * 2,
         width=sizes["hidden_dim"],
         depth=sizes["num_layers"],
@@ -165,6 +165,8 @@ def why_not(entrant, case):
     """Returns the reason why a side cannot run here, or None."""
     if entrant.peer == "big_vision" and not case.big_vision:
         return "no --big-vision, the path of its models/vit.py"
+    if entrant.peer == "big_vision" and entrant.dtype == "bfloat16":
+        return "its weights are float32"
     # Inductor needs a C++ compiler on the CPU only.
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if entrant.compiled and case.device == "cpu" and not any(map(shutil.which, compilers)):
@@ -173,10 +175,10 @@ def why_not(entrant, case):
 
 
 @contextlib.contextmanager
-def dtype_policy(dtype):
+def dtype_policy(policy):
     """Sets Keras' dtype policy while layers are built."""
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
+    keras.config.set_dtype_policy(policy)
     try:
         yield
     finally:

@@ -45,15 +45,20 @@ class Case:
 class Entrant:
     """A model implementation and its options.
 
-    `peer` is a key of `MAKERS` in peers.py. `compiled` is for torch.compile, directly or by Keras' `jit_compile=True`.
-    `options` are (name, value) pairs for our builder, except `jit_compile`, which is for `model.compile`, and
-    `torch_module`, "eager" or "compiled", which is for `export.torch_module`.
+    `peer` is a key of `MAKERS` in peers.py. `dtype` is a Keras dtype policy: "float32", "bfloat16", with weights in it,
+    or "mixed_bfloat16", which for other torch modules is autocast. `compiled` is for torch.compile, directly or by
+    Keras' `jit_compile=True`. `options` are (name, value) pairs for our builder, except `jit_compile`, which is for
+    `model.compile`, and `torch_module`, "eager" or "compiled", which is for `export.torch_module`.
     """
 
     peer: str
     dtype: str = "float32"
     compiled: bool = False
     options: tuple = ()
+
+    @property
+    def compute_dtype(self):
+        return self.dtype.removeprefix("mixed_")
 
     @property
     def label(self):
@@ -114,16 +119,16 @@ class ModuleSide:
 
 
 class TorchSide:
-    """A torch module; inference is fully in bfloat16, training uses autocast."""
+    """A torch module."""
 
     def __init__(self, module, entrant, case, task):
         import torch
 
         self.torch = torch
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        self.dtype = getattr(torch, entrant.dtype)
         self.device = case.device
-        self.inputs_dtype = self.dtype if task == "forward" else torch.float32
+        self.is_mixed = entrant.dtype.startswith("mixed_")
+        self.inputs_dtype = torch.float32 if self.is_mixed else getattr(torch, entrant.dtype)
         self.module = module.to(self.device, self.inputs_dtype)
         # Static shapes, or a second batch size would trigger dynamic ones.
         self.call = torch.compile(self.module, dynamic=False) if entrant.compiled else self.module
@@ -141,7 +146,8 @@ class TorchSide:
         return images.contiguous() if self.device == "cpu" else images, self.torch.tensor(labels).to(self.device)
 
     def _logits(self, call, images):
-        logits = call(images)
+        with self.torch.autocast(self.device, dtype=self.torch.bfloat16, enabled=self.is_mixed):
+            logits = call(images)
         return getattr(logits, "logits", logits)
 
     def forward(self, images, labels):
@@ -152,9 +158,7 @@ class TorchSide:
     def train(self, images, labels):
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
-        half = self.dtype != self.torch.float32
-        with self.torch.autocast(self.device, dtype=self.torch.bfloat16, enabled=half):
-            logits = self._logits(self.call, images)
+        logits = self._logits(self.call, images)
         loss = self.torch.nn.functional.cross_entropy(logits.float(), labels)
         loss.backward()
         self.optimizer.step()

@@ -47,7 +47,7 @@ CHILD_MEASURES = {
     "memory": ("MB", ("peak", "peak_after_build", "built")),
 }
 # For logits of about 1 and losses of about 7; in bfloat16 the sides keep different layers in float32.
-TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3, "mixed_bfloat16": 0.3}
 FRAMEWORKS = ("tensorflow-cpu", "tensorflow", "jax", "torch", "numpy")
 PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", *FRAMEWORKS)
 
@@ -138,7 +138,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
         runs = {label: run for label, run in runs.items() if label not in skipped}
         products = {
             kind: MatrixProducts(case.sizes, tokens_of(case, batch), kind)
-            for kind in dict.fromkeys(entrants[label].dtype for label in runs)
+            for kind in dict.fromkeys(entrants[label].compute_dtype for label in runs)
         }
         load = os.getloadavg()
         samples, gemm = take_turns(
@@ -152,7 +152,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
         shares, best_shares = {}, {}
         for label, rates in samples["wall"].items():
             if not entrants[label].options:  # options may skip some of the work
-                kind = entrants[label].dtype
+                kind = entrants[label].compute_dtype
                 shares[label] = spread([r * flops / g for r, g in zip(rates, gemm[kind], strict=True)])
                 best_shares[label] = spread([r * flops / max(best[kind].values()) for r in rates])
         more = {
@@ -286,7 +286,7 @@ def parse_arguments():
     add = parser.add_argument
     add("--models", nargs="+", default=["B/16"], help="VARIANT or VARIANT@SIZE (default: B/16)")
     add("--tasks", nargs="+", choices=TASKS, help="(default: forward train)")
-    add("--dtypes", nargs="+", choices=TOLERANCES, default=["float32"], help="ours (default: float32)")
+    add("--dtypes", nargs="+", choices=TOLERANCES, default=["float32"], help="our dtype policy (default: float32)")
     add("--peer-dtypes", nargs="+", choices=TOLERANCES, help="the peers' (default: as ours)")
     add("--peers", nargs="*", choices=sorted({p for peers in PEERS.values() for p in peers}), help="(default: all)")
     add("--ours-option", action="append", default=[], type=parse_option, help="NAME=VALUE, or several with commas")
