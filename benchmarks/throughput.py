@@ -76,7 +76,7 @@ def build_sides(entrants, case, task):
                 raise
             skipped[label] = reason(error)
         if weights is None:
-            weights = [np.asarray(w) for w in sides[label].model.get_weights()]
+            weights = [np.asarray(w, "float32") for w in sides[label].model.get_weights()]
     return sides, skipped
 
 
