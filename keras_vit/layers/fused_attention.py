@@ -91,9 +91,14 @@ def attend_few(query, tokens, key_kernel, value_kernel, bias, training=False):
 
 def _attend_in_slices(query, key, value, bias, training, scale=None):
     def attend_slice(query, key, value, bias=None):
-        # A split over devices by heads would be lost with them; float16 has no room for sums of many values.
-        if cpu.on_jax() and layout_of("heads of tokens") is None and value.dtype != "float16":
-            return _attend_in_one_loop(query, key, value, bias, scale)
+        # float16 has no room for the sum of many values.
+        if cpu.on_jax() and training and value.dtype != "float16":
+            return _attend_to_differentiate(query, key, value, bias, scale)
+        # XLA fuses bfloat16 of one batch dimension only, but would lose a split over devices by heads.
+        if cpu.on_jax() and value.dtype == "bfloat16" and bias is None and layout_of("heads of tokens") is None:
+            shape = ops.shape(query)
+            query, key, value = (ops.reshape(x, (-1, 1, *ops.shape(x)[2:])) for x in (query, key, value))
+            return ops.reshape(attend_unfused(query, key, value, None, lambda weights: weights, scale)[0], shape)
         return attend_unfused(query, key, value, bias, dropout=lambda weights: weights, scale=scale)[0]
 
     if not _is_long(query):
@@ -117,19 +122,6 @@ def _attend_in_slices(query, key, value, bias, training, scale=None):
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
 
 
-def _attend_in_one_loop(query, key, value, bias, scale):
-    """Computes `attend` in the form that XLA's CPU compiler fuses: one batch dimension, and the division at the end."""
-    batch, num_heads, length, head_dim = ops.shape(query)
-    query, key, value = (ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in (_scaled(query, scale), key, value))
-    scores = ops.cast(cpu.matmul(query, ops.transpose(key, (0, 2, 1))), "float32")
-    if bias is not None:
-        shape = ops.shape(scores)
-        scores = ops.reshape(ops.reshape(scores, (batch, num_heads, *shape[1:])) + bias, shape)
-    weights = ops.exp(scores - ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True)))
-    x = cpu.matmul(ops.cast(weights, value.dtype), value) / ops.sum(weights, axis=-1, keepdims=True)
-    return ops.reshape(ops.cast(x, value.dtype), (batch, num_heads, length, head_dim))
-
-
 def _is_long(query):
     # Not where it is known at run time only: TensorFlow has None then, JAX a symbol when it exports.
     length = query.shape[2]
@@ -149,15 +141,22 @@ def _map(function, parts):
 
 def attend_unfused(query, key, value, bias, dropout, scale=None):
     """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
-    scores = ops.matmul(_scaled(query, scale), ops.transpose(key, (0, 1, 3, 2)))
+    weights = ops.cast(ops.softmax(_scores(query, key, bias, scale), axis=-1), value.dtype)
+    return ops.cast(cpu.matmul(dropout(weights), value), value.dtype), weights
+
+
+def _attend_to_differentiate(query, key, value, bias, scale):
+    """Returns the result of `attend`, divided last: on JAX's CPUs its gradient is up to twice as fast as softmax's."""
+    scores = _scores(query, key, bias, scale)
+    weights = ops.exp(scores - ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True)))
+    x = cpu.matmul(ops.cast(weights, value.dtype), value) / ops.sum(weights, axis=-1, keepdims=True)
+    return ops.cast(x, value.dtype)
+
+
+def _scores(query, key, bias, scale):
+    query = query / math.sqrt(query.shape[-1]) if scale is None else query * scale
+    scores = cpu.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
     # PyTorch's softmax computes in float32 internally.
-    if keras.backend.backend() != "torch":
-        scores = ops.cast(scores, "float32")
-    weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
-    return ops.matmul(dropout(weights), value), weights
-
-
-def _scaled(query, scale):
-    return query / math.sqrt(query.shape[-1]) if scale is None else query * scale
+    return scores if keras.backend.backend() == "torch" else ops.cast(scores, "float32")

@@ -1,3 +1,4 @@
+import functools
 import os
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from keras_vit.layers.fused_attention import attend, attend_unfused
 
 @pytest.mark.parametrize("length", [1, 6, 7])
 @pytest.mark.parametrize("bias_shape", [None, (3, 1, 1), (1, 2, 1), (3, 2, 0)])
-@pytest.mark.parametrize("fused", [True, False])
-def test_it_is_attention(length, bias_shape, fused, monkeypatch):
+@pytest.mark.parametrize("fused, training", [(True, False), (False, False), (False, True)])
+def test_it_is_attention(length, bias_shape, fused, training, monkeypatch):
     """Fused, whole and in slices. A bias is for each key, of each image or each head, or for each query and key."""
     random = np.random.default_rng(0)
     query, key, value = random.normal(size=(3, 3, 2, length, 4)).astype("float32")
@@ -30,13 +31,27 @@ def test_it_is_attention(length, bias_shape, fused, monkeypatch):
     monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: fused)
     monkeypatch.setattr(fused_attention, "_LONG", 6)
     monkeypatch.setattr(fused_attention, "_SLICE", 3)
-    actual = attend(query, key, value, None if bias is None else ops.convert_to_tensor(bias))
+    bias = None if bias is None else ops.convert_to_tensor(bias)
+    actual = attend(query, key, value, bias, training)
     np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 7])
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_attention_in_bfloat16(length, training, monkeypatch):
+    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    random = np.random.default_rng(0)
+    inputs = [ops.cast(random.normal(size=(3, 2, length, 4)), "bfloat16") for _ in range(3)]
+    actual = attend(*inputs, None, training)
+    assert actual.dtype == inputs[0].dtype and tuple(actual.shape) == (3, 2, length, 4)
+    expected = attend(*(ops.cast(x, "float32") for x in inputs), None)
+    actual, expected = (ops.convert_to_numpy(ops.cast(x, "float32")) for x in (actual, expected))
+    np.testing.assert_allclose(actual, expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)])
-@pytest.mark.parametrize("queries", [2, 7])
-def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, monkeypatch):
+@pytest.mark.parametrize("queries, training", [(2, True), (7, True), (7, False)])
+def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, monkeypatch):
     monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
     random = np.random.default_rng(0)
     shapes = (3, 2, queries, 4), (3, 2, 7, 4), (3, 2, 7, 4), (1, 2, queries, 7)
@@ -50,7 +65,7 @@ def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, monkeypatc
         return gradients(total, *(ops.cast(value, dtype) for value in values))
 
     weights = ops.cast(random.normal(size=(3, 2, queries, 4)), "float32")
-    found = slopes(attend, dtype)
+    found = slopes(functools.partial(attend, training=training), dtype)
     sought = slopes(lambda *x: attend_unfused(*x, dropout=lambda weights: weights)[0], "float32")
     for actual, expected in zip(found, sought, strict=True):
         expected = ops.convert_to_numpy(expected)
