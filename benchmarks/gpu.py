@@ -2,7 +2,8 @@
 
 Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and
 keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without
-dropout; inference is in bfloat16 with bfloat16 weights. Figures are medians over rounds in which the sides take turns.
+dropout; inference is in bfloat16 with bfloat16 weights,
+but for big_vision's. Figures are medians over rounds in which the sides take turns.
 FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are relative to the fastest
 bfloat16 matrix product in the same process.
 
@@ -42,7 +43,9 @@ def entrants_of(args, task):
     for name in (*names, *PEERS[keras.backend.backend()]):
         peer, _, compiled = name.partition(" ")
         if not args.sides or name in args.sides:
-            entrants[name] = Entrant(peer, dtype, compiled=bool(compiled))
+            # big_vision's weights are float32.
+            own = "mixed_bfloat16" if peer == "big_vision" else dtype
+            entrants[name] = Entrant(peer, own, compiled=bool(compiled))
     return entrants
 
 

@@ -56,11 +56,17 @@ def dense(x, kernel, bias, activation=None, training=False):
         x = ops.reshape(x, (-1, shape[-1]))
     dtype = keras.backend.result_type(x.dtype, kernel.dtype)
     x = matmul(x, kernel)
+    # A GELU is computed before this is rounded; another activation may return a dtype of its own.
+    is_wide = dtype == "bfloat16" and x.dtype == "float32"
+    is_gelu = activation in (keras.activations.gelu, gelu_tanh)
     if bias is not None:
         x = ops.add(x, bias)
+    if is_wide and not is_gelu:
+        x = ops.cast(x, dtype)
     if activation is not None:
         x = activate(activation, x, training)
-    x = ops.cast(x, dtype)
+    if is_wide and is_gelu:
+        x = ops.cast(x, dtype)
     return ops.reshape(x, (-1, *shape[1:-1], x.shape[-1])) if by_rows else x
 
 
@@ -108,7 +114,10 @@ def _gelu_of(activation):
 
 
 def activate(activation, x, training=False):
-    """Returns `activation(x)`; in training on CPUs, TensorFlow compiles wide GELUs, whose gradient is ten ops."""
+    """Returns `activation(x)`, up to rounding.
+
+    In training on CPUs, TensorFlow compiles wide GELUs, whose gradient is ten ops.
+    """
     if on_jax() and activation is keras.activations.gelu and x.dtype == "float32":
         # JAX's own, by the complement of erf, takes twice as long.
         return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5)))

@@ -65,7 +65,10 @@ def test_activate_is_the_activation_and_its_gradient(activation, dtype, width):
         ops.convert_to_numpy(ops.cast(y, "float32")) for y in (activate(activation, x, training=True), activation(x))
     )
     np.testing.assert_allclose(values, expected, atol=tolerance)
-    np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(activate(activation, x), "float32")), expected, atol=2e-6)
+    values = ops.convert_to_numpy(ops.cast(activate(activation, x), "float32"))
+    # On JAX the exact GELU is another formula.
+    exact = BACKEND == "jax" and dtype == "float32" and activation is keras.activations.gelu
+    np.testing.assert_allclose(values, expected, rtol=0, atol=2e-6 if exact else 0)
     found, sought = (
         gradients(lambda x, f=f: ops.sum(ops.cast(f(x) * weights, "float32")), x)[0]
         for f in (lambda x: activate(activation, x, training=True), activation)

@@ -270,6 +270,11 @@ def test_inputs_of_another_dtype_are_promoted(tricks):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x.astype("int32"))), expected, rtol=1e-5)
 
 
+def test_an_activation_may_return_another_dtype(tricks):
+    layer = Dense(6, activation=lambda x: ops.softmax(ops.cast(x, "float32")), dtype="mixed_bfloat16")
+    assert keras.backend.standardize_dtype(layer(np.ones((2, 3, 8), "float32")).dtype) == "float32"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.filterwarnings("error")
 def test_an_explicit_jit_compile_is_obeyed(dtype):

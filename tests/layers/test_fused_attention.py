@@ -1,4 +1,3 @@
-import functools
 import os
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from keras import ops
 import keras_vit
 from keras_vit.inspection.gradients import gradients
 from keras_vit.layers import fused_attention
-from keras_vit.layers.fused_attention import attend, attend_unfused
+from keras_vit.layers.fused_attention import attend
 
 
 @pytest.mark.parametrize("length", [1, 6, 7])
@@ -51,12 +50,19 @@ def test_it_is_attention_in_bfloat16(length, training, monkeypatch):
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)])
 @pytest.mark.parametrize("queries, training", [(2, True), (7, True), (7, False)])
-def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, monkeypatch):
+@pytest.mark.parametrize("biased", [True, False])
+def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, biased, monkeypatch):
     monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
     random = np.random.default_rng(0)
     shapes = (3, 2, queries, 4), (3, 2, 7, 4), (3, 2, 7, 4), (1, 2, queries, 7)
     # Scores of up to 30, whose exponential would be infinite in float16.
-    values = [3 * random.normal(size=shape) for shape in shapes]
+    values = [3 * random.normal(size=shape) for shape in shapes[: 4 if biased else 3]]
+
+    def attention(query, key, value, bias=0.0):
+        return ops.softmax(ops.matmul(query, ops.swapaxes(key, -1, -2)) / 2 + bias) @ value
+
+    def own(query, key, value, bias=None):
+        return attend(query, key, value, bias, training)
 
     def slopes(function, dtype):
         def total(*inputs):
@@ -65,12 +71,21 @@ def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, 
         return gradients(total, *(ops.cast(value, dtype) for value in values))
 
     weights = ops.cast(random.normal(size=(3, 2, queries, 4)), "float32")
-    found = slopes(functools.partial(attend, training=training), dtype)
-    sought = slopes(lambda *x: attend_unfused(*x, dropout=lambda weights: weights)[0], "float32")
-    for actual, expected in zip(found, sought, strict=True):
+    for actual, expected in zip(slopes(own, dtype), slopes(attention, "float32"), strict=True):
         expected = ops.convert_to_numpy(expected)
         actual = ops.convert_to_numpy(ops.cast(actual, "float32"))
         np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX alone has another form for bfloat16")
+@pytest.mark.parametrize("split", [True, False])
+def test_heads_that_are_split_over_devices_stay_a_dimension(split, monkeypatch):
+    import jax
+
+    monkeypatch.setattr(fused_attention.cpu, "has_gpu", lambda: False)
+    monkeypatch.setattr(fused_attention, "layout_of", lambda name: name if split else None)
+    program = jax.make_jaxpr(lambda x: attend(x, x, x, None))(ops.ones((3, 2, 7, 4), "bfloat16"))
+    assert ("[6,1,7,7]" in str(program)) is not split and ("[3,2,7,7]" in str(program)) is split
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's tensors know how they lie in memory")
