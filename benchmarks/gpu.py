@@ -2,10 +2,9 @@
 
 Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and
 keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without
-dropout; inference is in bfloat16 with bfloat16 weights,
-but for big_vision's. Figures are medians over rounds in which the sides take turns.
-FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are relative to the fastest
-bfloat16 matrix product in the same process.
+dropout; the weights of a forward pass are in bfloat16, but big_vision's. Figures are medians over rounds in which the
+sides take turns. FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are
+relative to the fastest bfloat16 matrix product in the same process.
 
     KERAS_BACKEND=jax python benchmarks/gpu.py --models B/16 L/16
     KERAS_BACKEND=torch python benchmarks/gpu.py --models B/16 L/16

@@ -16,6 +16,7 @@ if ON_TORCH:
 ENABLED = os.environ.get("KERAS_VIT_CPU_TRICKS") != "0"
 # The MLP width of Ti/16. A narrower GELU is not worth compiling.
 COMPILED_WIDTH = 768
+_GELUS = keras.activations.gelu, gelu_tanh
 
 
 @functools.cache
@@ -24,14 +25,14 @@ def has_gpu():
     return not keras.distribution.list_devices()[0].startswith("cpu")
 
 
-def on_jax():
-    """Whether to compute as JAX does fastest on CPUs."""
+def on_jax_cpu():
+    """Whether JAX runs on a CPU, with the speed-ups on."""
     return ENABLED and keras.backend.backend() == "jax" and not has_gpu()
 
 
 def materialize(x):
     """Returns `x`; on a JAX CPU, makes XLA store `x` and its gradient instead of recomputing them."""
-    if not on_jax() or 0 in x.shape:
+    if not on_jax_cpu() or 0 in x.shape:
         return x
     # XLA recomputes the tokens' gradient, a sum over all blocks, at each use, but not inside a runtime condition.
     first = x[(0,) * len(x.shape)]
@@ -58,7 +59,7 @@ def dense(x, kernel, bias, activation=None, training=False):
     x = matmul(x, kernel)
     # A GELU is computed before this is rounded; another activation may return a dtype of its own.
     is_wide = dtype == "bfloat16" and x.dtype == "float32"
-    is_gelu = activation in (keras.activations.gelu, gelu_tanh)
+    is_gelu = activation in _GELUS
     if bias is not None:
         x = ops.add(x, bias)
     if is_wide and not is_gelu:
@@ -72,13 +73,12 @@ def dense(x, kernel, bias, activation=None, training=False):
 
 def matmul(x, y):
     """Returns `x @ y`; in float32 for bfloat16 on a JAX CPU."""
-    x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
-    if not on_jax() or not x.dtype == y.dtype == "bfloat16":
+    if not on_jax_cpu() or not x.dtype == y.dtype == "bfloat16":
         return ops.matmul(x, y)
     import jax.numpy as jnp
 
     # XLA uses the processor's products of bfloat16 only for sums in float32, of at most one batch dimension.
-    return jnp.matmul(x, y, preferred_element_type="float32")
+    return jnp.matmul(*map(ops.convert_to_tensor, (x, y)), preferred_element_type="float32")
 
 
 def _value(weight):
@@ -118,10 +118,10 @@ def activate(activation, x, training=False):
 
     In training on CPUs, TensorFlow compiles wide GELUs, whose gradient is ten ops.
     """
-    if on_jax() and activation is keras.activations.gelu and x.dtype == "float32":
+    if on_jax_cpu() and activation is keras.activations.gelu and x.dtype == "float32":
         # JAX's own, by the complement of erf, takes twice as long.
         return 0.5 * x * (1 + ops.erf(x * math.sqrt(0.5)))
-    is_wide_gelu = activation in (keras.activations.gelu, gelu_tanh) and x.shape[-1] >= COMPILED_WIDTH
+    is_wide_gelu = activation in _GELUS and x.shape[-1] >= COMPILED_WIDTH
     if not ENABLED or not training or not is_wide_gelu or keras.backend.backend() != "tensorflow":
         return activation(x)
     return activation(x) if has_gpu() or not _has_xla() else _compiled(activation)(x)

@@ -92,10 +92,10 @@ def attend_few(query, tokens, key_kernel, value_kernel, bias, training=False):
 def _attend_in_slices(query, key, value, bias, training, scale=None):
     def attend_slice(query, key, value, bias=None):
         # float16 has no room for the sum of many values.
-        if cpu.on_jax() and training and value.dtype != "float16":
+        if cpu.on_jax_cpu() and training and value.dtype != "float16":
             return _attend_to_differentiate(query, key, value, bias, scale)
         # XLA fuses bfloat16 of one batch dimension only, but would lose a split over devices by heads.
-        if cpu.on_jax() and value.dtype == "bfloat16" and bias is None and layout_of("heads of tokens") is None:
+        if cpu.on_jax_cpu() and value.dtype == "bfloat16" and bias is None and layout_of("heads of tokens") is None:
             shape = ops.shape(query)
             query, key, value = (ops.reshape(x, (-1, 1, *ops.shape(x)[2:])) for x in (query, key, value))
             return ops.reshape(attend_unfused(query, key, value, None, lambda weights: weights, scale)[0], shape)
