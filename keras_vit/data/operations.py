@@ -150,19 +150,18 @@ def timm_warp(image, x_row, y_row):
     """Takes pixel center (x, y) from (ax + by + c, dx + ey + f), bicubic; ImageNet's mean outside."""
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
-    pixels = tf.cast(tf.reshape(image, (-1, 3)), "float32")
-
-    def around(row, length):
-        inside, start, fraction = source(row[0] * x + row[1] * y + row[2], length)
-        indices = [tf.clip_by_value(start + i, 0, length - 1) for i in (-1, 0, 1, 2)]
-        return inside, indices, fraction[..., None]
-
-    (inside_x, columns, across), (inside_y, lines, down) = around(x_row, width), around(y_row, height)
+    inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
+    inside_y, line, down = source(y_row[0] * x + y_row[1] * y + y_row[2], height)
+    # All four neighbours in a line next to each other, so that they are gathered together.
+    padded = tf.concat([image[:, :1]] * 2 + [image] + [image[:, -1:]] * 2, 1)
+    fours = tf.reshape(tf.concat([padded[:, i : i + width + 1] for i in range(4)], -1), (-1, 12))
+    column = tf.clip_by_value(column + 1, 0, width)
 
     def at(line):
-        return cubic(*(tf.gather(pixels, line * width + column) for column in columns), across)
+        return tf.cast(tf.gather(fours, tf.clip_by_value(line, 0, height - 1) * (width + 1) + column), "float32")
 
-    return filled(inside_x & inside_y, cubic(*map(at, lines), down))
+    between = cubic(*(at(line + i) for i in (-1, 0, 1, 2)), down[..., None])
+    return filled(inside_x & inside_y, cubic(*tf.split(between, 4, -1), across[..., None]))
 
 
 def timm_shift(image, shear, offset):
