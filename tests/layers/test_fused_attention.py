@@ -82,6 +82,7 @@ def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, 
 def test_heads_that_are_split_over_devices_stay_a_dimension(split, monkeypatch):
     import jax
 
+    monkeypatch.setattr(fused_attention.cpu, "ENABLED", True)
     monkeypatch.setattr(fused_attention.cpu, "has_gpu", lambda: False)
     monkeypatch.setattr(fused_attention, "layout_of", lambda name: name if split else None)
     program = jax.make_jaxpr(lambda x: attend(x, x, x, None))(ops.ones((3, 2, 7, 4), "bfloat16"))
