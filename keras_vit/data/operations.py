@@ -152,16 +152,16 @@ def timm_warp(image, x_row, y_row):
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
     inside_y, line, down = source(y_row[0] * x + y_row[1] * y + y_row[2], height)
-    # All four neighbours in a line next to each other, so that they are gathered together.
+    # Window i holds the pixels of columns i - 2 to i + 1 of a line, so that they are gathered together.
     padded = tf.concat([image[:, :1]] * 2 + [image] + [image[:, -1:]] * 2, 1)
-    fours = tf.reshape(tf.concat([padded[:, i : i + width + 1] for i in range(4)], -1), (-1, 12))
-    column = tf.clip_by_value(column + 1, 0, width)
+    windows = tf.reshape(tf.concat([padded[:, i : i + width + 1] for i in range(4)], -1), (-1, 12))
+    window = tf.clip_by_value(column + 1, 0, width)
 
     def at(line):
-        return tf.cast(tf.gather(fours, tf.clip_by_value(line, 0, height - 1) * (width + 1) + column), "float32")
+        return tf.cast(tf.gather(windows, tf.clip_by_value(line, 0, height - 1) * (width + 1) + window), "float32")
 
-    between = cubic(*(at(line + i) for i in (-1, 0, 1, 2)), down[..., None])
-    return filled(inside_x & inside_y, cubic(*tf.split(between, 4, -1), across[..., None]))
+    pixels = cubic(*(at(line + i) for i in (-1, 0, 1, 2)), down[..., None])
+    return filled(inside_x & inside_y, cubic(*tf.split(pixels, 4, -1), across[..., None]))
 
 
 def timm_shift(image, shear, offset):
