@@ -98,8 +98,8 @@ def _attend_in_slices(query, key, value, bias, training, scale=None):
         if cpu.on_jax_cpu() and value.dtype == "bfloat16" and bias is None and layout_of("heads of tokens") is None:
             shape = ops.shape(query)
             query, key, value = (ops.reshape(x, (-1, 1, *ops.shape(x)[2:])) for x in (query, key, value))
-            return ops.reshape(attend_unfused(query, key, value, None, lambda weights: weights, scale)[0], shape)
-        return attend_unfused(query, key, value, bias, dropout=lambda weights: weights, scale=scale)[0]
+            return ops.reshape(attend_unfused(query, key, value, None, scale=scale)[0], shape)
+        return attend_unfused(query, key, value, bias, scale=scale)[0]
 
     if not _is_long(query):
         return attend_slice(query, key, value, bias)
@@ -139,7 +139,7 @@ def _map(function, parts):
     return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)
 
 
-def attend_unfused(query, key, value, bias, dropout, scale=None):
+def attend_unfused(query, key, value, bias, dropout=lambda weights: weights, scale=None):
     """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
     weights = ops.cast(ops.softmax(_scores(query, key, bias, scale), axis=-1), value.dtype)
     return ops.cast(cpu.matmul(dropout(weights), value), value.dtype), weights

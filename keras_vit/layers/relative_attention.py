@@ -98,7 +98,7 @@ class RelativeAttention(CompositeLayer):
         query, key, value = ops.unstack(ops.transpose(qkv, (3, 0, 2, 1, 4)), 3, axis=0)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
         if return_attention_scores:
-            x, weights = attend_unfused(query, key, value, bias, lambda weights: weights)
+            x, weights = attend_unfused(query, key, value, bias)
         else:
             x, weights = attend(query, key, value, bias), None
         x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, rows, columns, self.num_heads * self.head_dim))
