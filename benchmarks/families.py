@@ -11,7 +11,6 @@ Speed is in images a second of CPU time, which other programs on the machine cha
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -21,10 +20,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from cifar10 import Batches, read
-from measure import processor
+from measure import resumed, write
 
 import keras_vit
-from keras_vit.files import replacing
 from keras_vit.text_table import text_table
 from keras_vit.training import WarmupDecay, adamw
 
@@ -109,19 +107,13 @@ def main():
     parser.add_argument("--train-images", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    facts = {"backend": keras.backend.backend(), "keras": keras.__version__, "processor": processor()}
-    facts |= {"cores": len(os.sched_getaffinity(0))}
-    facts |= {"epochs": args.epochs, "train_images": args.train_images, **SETTINGS}
-    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {**facts, "rows": []}
-    if different := {name for name, value in facts.items() if found.get(name) != value}:
-        raise SystemExit(f"Expected the settings of {args.out}. Received others: {', '.join(sorted(different))}")
+    found = resumed(args.out, {"epochs": args.epochs, "train_images": args.train_images, **SETTINGS})
     data = read(args.data)
     for family in args.families:
         if any((row["family"], row["seed"]) == (family, args.seed) for row in found["rows"]):
             continue
         found["rows"].append(row_of(family, data, args))
-        with replacing(args.out) as draft:
-            draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write(args.out, found)
     columns = ["family", "accuracy", "parameters", "multiply_adds", "trained images a CPU second"]
     print(text_table(columns, [[row[name] for name in columns] for row in found["rows"]], decimals=3))
 

@@ -202,10 +202,19 @@ def processor():
     return ", ".join(f"{key} {told[key]}" for key in ("model name", "cpu family", "model") if key in told)
 
 
+def environment():
+    """Returns where a benchmark runs: the backend, the version of Keras, the processor and its cores."""
+    return {
+        "backend": keras.backend.backend(),
+        "keras": keras.__version__,
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
 def resumed(path, facts):
     """Returns the content of a results file, or `facts` with no rows; exits if the file has other facts."""
-    facts = {**facts, "backend": keras.backend.backend(), "keras": keras.__version__, "processor": processor()}
-    facts["cores"] = len(os.sched_getaffinity(0))
+    facts = {**facts, **environment()}
     if path is None or not path.exists():
         return {**facts, "rows": []}
     found = json.loads(path.read_text(encoding="utf-8"))

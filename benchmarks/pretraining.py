@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import time
 
@@ -24,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+from measure import compare, environment, medians, take_turns, write
 
 import keras_vit
 from keras_vit.files import replacing
@@ -31,26 +31,7 @@ from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM, plot_recon
 from keras_vit.training import WarmupDecay, adamw
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 METHODS = ("scratch", "scratch_long", "masked_patch", "simmim", "mae")
-
-
-def describe():
-    return {
-        "backend": keras.backend.backend(),
-        "keras": keras.__version__,
-        "keras_vit": keras_vit.__version__,
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-    }
-
-
-def write_json(path, content):
-    """Writes a JSON file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def measure_steps(args):
@@ -68,35 +49,20 @@ def measure_steps(args):
         "supervised": lambda: supervised.train_on_batch(images, labels),
         "mae": lambda: mae.train_on_batch(images),
     }
-    seconds = {clock: {name: [] for name in steps} for clock in CLOCKS}
-    for i in range(args.warm_up + args.rounds):
-        for name, step in steps.items():
-            starts = [clock() for clock in CLOCKS.values()]
-            loss = step()
-            spent = [clock() - start for clock, start in zip(CLOCKS.values(), starts, strict=True)]
-            if not np.isfinite(loss):
-                raise RuntimeError(f"Expected a finite loss of {name}. Received: {loss}")
-            if i >= args.warm_up:
-                for clock, value in zip(CLOCKS, spent, strict=True):
-                    seconds[clock][name].append(value)
+    samples, _ = take_turns(steps, args.batch_size, args.rounds, args.warm_up)
     results = {}
-    for clock, samples in seconds.items():
-        ratios = [full / part for full, part in zip(samples["supervised"], samples["mae"], strict=True)]
-        q1, median, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        medians = {name: statistics.median(values) for name, values in samples.items()}
-        results[clock] = {
-            "median_seconds": medians,
-            "ratio_supervised_to_mae": {"min": min(ratios), "q1": q1, "median": median, "q3": q3, "max": max(ratios)},
-            "samples_seconds": samples,
-        }
+    for clock, rates in samples.items():
+        seconds = {name: args.batch_size / rate for name, rate in medians(rates).items()}
+        times = compare(rates, "mae")["supervised"]
+        results[clock] = {"median_seconds": seconds, "mae_to_supervised": times, "images_per_second": rates}
         print(
-            f"{clock:5} supervised {medians['supervised']:.3f} s, MAE {medians['mae']:.3f} s a step: "
-            f"{median:.2f} times as fast ({q1:.2f} to {q3:.2f})"
+            f"{clock:5} supervised {seconds['supervised']:.3f} s, MAE {seconds['mae']:.3f} s a step: "
+            f"{times['median']:.2f} times as fast ({times['low']:.2f} to {times['high']:.2f})"
         )
     model = f"{args.variant} at {args.image_size}, {len(mae.encoder.blocks)} blocks, float32"
-    decoder = {k: v for k, v in mae.get_config().items() if k.startswith("decoder")}
-    facts = {"model": model, **decoder, "batch_size": args.batch_size, "rounds": args.rounds}
-    return {**describe(), **facts, "jit_compile": mae.jit_compile, "results": results}
+    decoder = f"{len(mae.decoder_blocks)} blocks of width {mae.decoder_embedding.units}"
+    facts = {"model": model, "decoder": decoder, "batch_size": args.batch_size, "rounds": args.rounds}
+    return {**environment(), **facts, "jit_compile": mae.jit_compile, "results": results}
 
 
 class Batches(keras.utils.PyDataset):
@@ -276,7 +242,7 @@ def measure_labels(args):
         "batch_size": args.batch_size,
         "learning_rate": args.learning_rate,
     }
-    content = {**describe(), "settings": settings, "runs": {}}
+    content = {**environment(), "settings": settings, "runs": {}}
     if args.out.exists():
         before = json.loads(args.out.read_text())
         if before["settings"] != settings:
@@ -293,7 +259,7 @@ def measure_labels(args):
             runs[f"{method}/{seed}"] = result = run(method, seed, data, settings, picture)
             print(f"{method:13} seed {seed}: {result['test_accuracy']:.4f} in {result['seconds']:.0f} s", flush=True)
             content["summary"] = summarize(runs)
-            write_json(args.out, content)
+            write(args.out, content)
             draw(runs, args.out.with_suffix(".png"))
     for method, row in content["summary"].items():
         spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.4f}"
@@ -343,7 +309,7 @@ def main():
     if args.what == "labels":
         measure_labels(args)
     else:
-        write_json(args.out, measure_steps(args))
+        write(args.out, measure_steps(args))
     print(f"Wrote {args.out}")
 
 

@@ -33,7 +33,8 @@ import time
 
 import keras
 import numpy as np
-from pretraining import describe, optimizer_for, read_images, write_json
+from measure import environment, write
+from pretraining import optimizer_for, read_images
 
 from keras_vit.files import replacing
 from keras_vit.semi_supervised import MetaPseudoLabels, noisy_student
@@ -327,7 +328,7 @@ def main(argv=None):
     settings = {name: value for name, value in vars(args).items() if name not in places}
     if args.quick:
         settings |= QUICK
-    content = {**describe(), "settings": settings, "runs": {}}
+    content = {**environment(), "settings": settings, "runs": {}}
     if args.out.exists():
         content = json.loads(args.out.read_text())
         if content["settings"] != settings:
@@ -349,7 +350,7 @@ def main(argv=None):
             content["runs"][f"{method}/{seed}"] = row
             print(f"{method:15} seed {seed}: {row['test_accuracy']:.4f} in {row['seconds']:.0f} s", flush=True)
             content["summary"] = summarize(content["runs"])
-            write_json(args.out, content)
+            write(args.out, content)
             draw(content["runs"], content["images"], args.out.with_suffix(".png"))
     for method, row in summarize(content["runs"]).items():
         spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.4f}"

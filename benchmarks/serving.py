@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -115,13 +114,11 @@ def main():
         print(json.dumps(serve(args.serve, args.requests, args.threads)))
         return
 
-    import keras
+    from measure import environment, write
 
     import keras_vit
     from keras_vit import export
-    from keras_vit.files import replacing
 
-    backend = keras.backend.backend()
     with tempfile.TemporaryDirectory() as folder:
         model = keras_vit.ViTTi16(image_size=SIZE, head_init="glorot_uniform")
         start = time.perf_counter()
@@ -130,12 +127,9 @@ def main():
         command = [sys.executable, __file__, "--serve", path, "--requests", str(args.requests)]
         done = subprocess.run([*command, "--threads", str(args.threads)], stdout=subprocess.PIPE, text=True, check=True)
         stored = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    result = {"backend": backend, "keras": keras.__version__, "machine": platform.machine(), "cores": os.cpu_count()}
-    result |= {"export_seconds": export_seconds, "size_of_weights": stored / (4 * model.count_params())}
+    result = {**environment(), "export_seconds": export_seconds, "size_of_weights": stored / (4 * model.count_params())}
     result |= json.loads(done.stdout.splitlines()[-1])
-    args.out.mkdir(parents=True, exist_ok=True)
-    with replacing(args.out / f"serving_{backend}.json") as file:
-        file.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out / f"serving_{result['backend']}.json", result)
     for key, value in result.items():
         print(f"{key:22}{value:.4g}" if isinstance(value, float) else f"{key:22}{value}")
 

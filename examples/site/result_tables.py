@@ -372,8 +372,9 @@ def loading():
             megabytes = f"{found['bytes'] / 1e6:.0f}"
             times = found["time_to_numpy"]
             spread = f"{times['median']:.2f} ({times['min']:.2f} to {times['max']:.2f})"
-            cells.append([title, megabytes, f"{found['peak_memory_to_model']:.2f}", spread])
-    columns = ["Backend", "File (MB)", "Peak memory / model's memory", "Time / NumPy's time to read the file"]
+            peak = f"{found['peak_memory_to_model']:.2f}"
+            cells.append([title, processor_of(found), megabytes, peak, spread])
+    columns = ["Backend", "Processor", "File (MB)", "Peak memory / model's memory", "Time / NumPy's time to read it"]
     return markdown_table(columns, cells)
 
 
@@ -453,8 +454,9 @@ def serving():
         if found:
             names = ("requests_per_second", "median_milliseconds", "p99_milliseconds")
             errors = f"{found['errors']} of {found['requests']:,}"
-            cells.append([title, *(f"{found[name]:,.0f}" for name in names), errors, f"{found['growth']:.1%}"])
-    columns = ["Exported from", "Requests a second", "Median (ms)", "99th percentile (ms)", "Errors", "Memory growth"]
+            rates = (f"{found[name]:,.0f}" for name in names)
+            cells.append([title, processor_of(found), *rates, errors, f"{found['growth']:.1%}"])
+    columns = ["Exported from", "Processor", "Requests/s", "Median (ms)", "99 % under (ms)", "Errors", "Memory growth"]
     return markdown_table(columns, cells)
 
 
@@ -462,10 +464,10 @@ def mae_step():
     """The step of MAE beside the supervised one."""
     found = result("pretraining_step")
     wall = found["results"]["wall"]
-    seconds, times = wall["median_seconds"], wall["ratio_supervised_to_mae"]
+    seconds = wall["median_seconds"]
     cells = [["supervised", f"{seconds['supervised']:.2f}", None]]
-    cells.append(["MAE", f"{seconds['mae']:.2f}", f"{times['median']:.2f} ({times['q1']:.2f} to {times['q3']:.2f})"])
-    return markdown_table(["Step", "Seconds", "Supervised / this (quartiles)"], cells)
+    cells.append(["MAE", f"{seconds['mae']:.2f}", ratio(wall["mae_to_supervised"])])
+    return f"{processor_of(found)}:\n\n" + markdown_table(["Step", "Seconds", "Supervised / this"], cells)
 
 
 def exports():
