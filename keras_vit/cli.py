@@ -126,6 +126,9 @@ def _recipes(args):
 
 
 def _train(args):
+    # For the plot at the end: fails before the training if it is missing.
+    import matplotlib  # noqa: F401
+
     from keras_vit import data, distribution, inspection, training
 
     if args.processes and args.process_id is None and args.coordinator is None:
