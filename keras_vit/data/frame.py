@@ -54,7 +54,7 @@ def from_dataframe(
     >>> next(iter(data))[1].numpy().tolist()
     [[1.0, 1.0], [1.0, 0.0]]
     """
-    columns, first_line, base = columns_of(frame)
+    columns, lines, base = columns_of(frame)
     several = isinstance(label_column, (list, tuple))
     label_columns = list(label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
@@ -65,38 +65,38 @@ def from_dataframe(
         )
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
-    paths = _paths(columns[path_column], first_line, base if directory is None else directory, extension)
+    paths = _paths(columns[path_column], lines, base if directory is None else directory, extension)
 
     if label_column is None:
         labels, kind, names, count = None, None, (), 0
     elif options.get("labels") == "float":
-        labels, kind, names, count = floats(columns, label_columns, first_line)
+        labels, kind, names, count = floats(columns, label_columns, lines)
         options = {**options, "labels": None}
     elif several:
-        labels, kind, names, count = indicators(columns, label_columns, first_line)
+        labels, kind, names, count = indicators(columns, label_columns, lines)
     elif label_separator is not None:
         cells = columns[label_column]
-        labels, kind, names, count = several_classes(cells, first_line, class_names, num_classes, label_separator)
+        labels, kind, names, count = several_classes(cells, lines, class_names, num_classes, label_separator)
     else:
-        labels, kind, names, count = classes(columns[label_column], first_line, class_names, num_classes)
+        labels, kind, names, count = classes(columns[label_column], lines, class_names, num_classes)
     if kind in ("int", "multi_hot") and count < 2:
         raise ValueError(f"Expected two classes or more in column {label_column!r}. Received: {list(names) or count}")
     if kind is None or options.get("labels") == "none":
         options = {"training": False, **options}
-    sample_weights = None if weight_column is None else weights(columns[weight_column], first_line)
+    sample_weights = None if weight_column is None else weights(columns[weight_column], lines)
     data = pipeline(file_source(paths, labels, kind, names, count, sample_weights), **options)
     data.file_paths, data.file_labels = paths, labels
     return data
 
 
-def _paths(cells, first_line, base, extension):
+def _paths(cells, lines, base, extension):
     """Returns the paths of the images, after checking that all exist."""
     if not cells:
         raise ValueError("Expected a row or more. Received: a table without rows")
-    fail("Expected a path", first_line, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
+    fail("Expected a path", lines, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
     missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
     expected = f"Expected image files, at paths that start from {str(base)!r}, the `directory` (--images)"
-    fail(expected, first_line, missing, FileNotFoundError)
+    fail(expected, lines, missing, FileNotFoundError)
     return paths

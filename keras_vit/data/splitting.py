@@ -7,7 +7,7 @@ import numpy as np
 from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_directory, held_out, read_folder
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
-from keras_vit.data.table import columns_of, real
+from keras_vit.data.table import Part, columns_of, real
 from keras_vit.data.tfds import load
 from keras_vit.files import absent
 
@@ -33,11 +33,11 @@ def folds(
     >>> [sorted(validation["label"]) for _, validation in keras_vit.data.folds(table, 2)]
     [['cat', 'dog'], ['cat', 'dog']]
     """
-    columns, _, _ = columns_of(frame)
+    columns, lines, _ = columns_of(frame)
     num_rows = len(next(iter(columns.values()), []))
     if isinstance(k, bool) or not isinstance(k, int) or not 2 <= k <= num_rows:
         raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
-    if label_column is not None and label_column not in columns:
+    if label_column is not None and label_column not in list(columns):
         raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")
     order = np.random.default_rng(seed).permutation(num_rows)
     if label_column is not None:
@@ -54,7 +54,7 @@ def folds(
     fold_of[order] = np.arange(num_rows) % k
 
     def rows(fold, inside):
-        return _rows(columns, np.flatnonzero((fold_of == fold) == inside))
+        return Part(columns, lines, np.flatnonzero((fold_of == fold) == inside))
 
     return ((rows(fold, False), rows(fold, True)) for fold in range(k))
 
@@ -85,7 +85,8 @@ def splits(
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If `train` lacks a test class or a test folder beside it, or `images` is given without a CSV file.
+        ValueError: If `train` lacks a test class or a test folder beside it, or an argument for CSV files is given for
+            other data.
 
     Example:
 
@@ -99,12 +100,15 @@ def splits(
     is_table = path.suffix.lower() == ".csv"
     if not 0 < holdout < 1:
         raise ValueError(f"Expected `holdout` in (0, 1). Received: {holdout!r}")
-    if images is not None and not is_table:
-        raise ValueError(f"Expected `images` only with a CSV file. Received: {str(images)!r} with {str(data)!r}")
+    columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
+    of_tables = {"images": images, **columns}
+    defaults = {"images": None, "path_column": "path", "label_column": "label", "extension": ""}
+    if not is_table and (useless := [name for name, value in of_tables.items() if value != defaults[name]]):
+        received = ", ".join(f"{name}={str(of_tables[name])!r}" for name in useless)
+        raise ValueError(f"Expected `{useless[0]}` only with a CSV file. Received: {received} with {str(data)!r}")
     if path.is_dir():
         return _of_folder(path, holdout)
     if path.is_file() and is_table:
-        columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
         return _of_table(path, path.parent if images is None else images, holdout, columns)
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
         received = repr(str(data)) if path.exists() else absent(data)
@@ -157,7 +161,7 @@ def _two_folders(train, test):
 
 
 def _of_table(path, directory, holdout, columns):
-    (table, *_), column = columns_of(path), columns["label_column"]
+    (table, lines, _), column = columns_of(path), columns["label_column"]
     if column not in table:
         raise ValueError(
             f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}: name another with "
@@ -169,11 +173,6 @@ def _of_table(path, directory, holdout, columns):
 
     def make(part, seed=0, **options):
         chosen = np.flatnonzero(held_out(labels, names, holdout, seed) == (part == "test"))
-        return from_dataframe(_rows(table, chosen), directory=directory, seed=seed, **{**columns, **options})
+        return from_dataframe(Part(table, lines, chosen), directory=directory, seed=seed, **{**columns, **options})
 
     return make
-
-
-def _rows(columns, chosen):
-    """Selects rows of {name: values}."""
-    return {name: [values[row] for row in chosen] for name, values in columns.items()}

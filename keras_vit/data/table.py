@@ -5,25 +5,40 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from keras_vit.data.source import logger
 from keras_vit.files import absent
 
 
+class Part(dict):
+    """Some rows of a table as {name: values}, which errors call by their lines in the whole."""
+
+    def __init__(self, columns, lines, chosen):
+        super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
+        what, numbers = lines
+        self.lines = what, [numbers[row] for row in chosen]
+
+
 def columns_of(frame):
-    """Returns ({name: values}, what to call the first row in errors, the folder of relative paths)."""
+    """Returns ({name: values}, lines, the folder of relative paths).
+
+    `lines` is what errors call a row: "row" or "line", and a number for each.
+    """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
-        return columns, ("row", 0), "."
+        return columns, frame.lines if isinstance(frame, Part) else ("row", range(max(lengths, default=0))), "."
     path = Path(frame)
     if not path.is_file():
         raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")
     rows = csv_rows(path)
     header, rows = (rows[0], rows[1:]) if rows else ([], [])
+    lines = "line", range(2, len(rows) + 2)
     bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]
-    fail(f"Expected {len(header)} cells, as in the header of {str(path)!r}", ("line", 2), bad)
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}, ("line", 2), path.parent
+    fail(f"Expected {len(header)} cells, as in the header of {str(path)!r}", lines, bad)
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines, path.parent
 
 
 def csv_rows(path):
@@ -53,73 +68,93 @@ def real(value):
 
 
 def empty(cell):
-    """Whether a cell is None, "" or NaN, the missing value of a DataFrame."""
-    return cell is None or cell == "" or cell != cell
+    """Whether a cell is None, "" or a missing value of a DataFrame, NaN or NA."""
+    try:
+        return cell is None or bool(cell == "" or cell != cell)
+    except TypeError:
+        # NA is neither equal nor different.
+        return True
 
 
-def fail(expected, first_line, bad, error=ValueError):
+def fail(expected, lines, bad, error=ValueError):
     """Raises if there are `bad` rows, pairs of (row index from 0, value)."""
     if bad:
-        what, first = first_line
-        shown = "; ".join(f"{what} {i + first}: {received}" for i, received in bad[:10])
+        what, numbers = lines
+        shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])
         more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
         raise error(f"{expected}. Received: {shown}{more}")
 
 
-def classes(cells, first_line, class_names, num_classes):
+def classes(cells, lines, class_names, num_classes):
     """Parses one class per row. Returns (labels, kind, class names, number of classes)."""
-    fail("Expected a label", first_line, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
+    _refuse_lists(cells, lines)
+    fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
     lookup, names, count = _lookup(cells, class_names, num_classes)
-    return [row[0] for row in _numbers([[c] for c in cells], lookup, count, first_line)], "int", names, count
+    return [row[0] for row in _numbers([[c] for c in cells], lookup, count, lines)], "int", names, count
 
 
-def several_classes(cells, first_line, class_names, num_classes, separator):
+def several_classes(cells, lines, class_names, num_classes, separator):
     """Like `classes`, for any number of classes per row: multi-hot labels."""
+    if not separator:
+        raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
+    _refuse_lists(cells, lines)
     cells = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in cells]
     lookup, names, count = _lookup([part for cell in cells for part in cell], class_names, num_classes)
-    numbers = _numbers(cells, lookup, count, first_line)
+    numbers = _numbers(cells, lookup, count, lines)
     return [[float(k in row) for k in range(count)] for row in map(set, numbers)], "multi_hot", names, count
 
 
-def indicators(columns, label_columns, first_line):
+def _refuse_lists(cells, lines):
+    bad = [(i, repr(cell)) for i, cell in enumerate(cells) if isinstance(cell, (list, tuple, set, dict, np.ndarray))]
+    fail("Expected a label as text or a number; several joined by `label_separator`", lines, bad)
+
+
+def indicators(columns, label_columns, lines):
     """Like `several_classes`, from one 0/1 column per class."""
     hint = "; labels='float' takes regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
-    numbers = _rows(columns, label_columns, first_line, integer, lambda value: value in (0, 1), expected)
+    numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
     return numbers, "multi_hot", tuple(label_columns), len(label_columns)
 
 
-def floats(columns, label_columns, first_line):
+def floats(columns, label_columns, lines):
     """Like `classes`, for regression targets."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
-    numbers = _rows(columns, label_columns, first_line, real, lambda value: value is not None, expected)
+    numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
 
 
-def _rows(columns, names, first_line, parse, is_valid, expected):
+def _rows(columns, names, lines, parse, is_valid, expected):
     """Parses several columns, row by row."""
     rows = list(zip(*(columns[name] for name in names), strict=True))
     parsed = [[parse(value) for value in row] for row in rows]
-    fail(expected, first_line, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])
+    fail(expected, lines, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])
     return parsed
 
 
-def weights(cells, first_line):
+def weights(cells, lines):
     """Parses the sample weights."""
     numbers = [real(value) for value in cells]
     bad = [(i, repr(cells[i])) for i, number in enumerate(numbers) if number is None or number < 0]
-    fail("Expected a weight of at least 0", first_line, bad)
+    fail("Expected a weight of at least 0", lines, bad)
     return numbers
 
 
 def _lookup(values, class_names, num_classes):
     """Returns (function from a label to its class index or None, class names, number of classes)."""
     if class_names is not None:
+        if isinstance(class_names, str):
+            raise ValueError(f"Expected `class_names` to be a sequence of names. Received: {class_names!r}")
         index = {str(name): i for i, name in enumerate(class_names)}
         if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
             raise ValueError(f"Expected different `class_names`, as many as `num_classes`. Received: {class_names}")
-        # A DataFrame with missing values turns 1 into 1.0.
-        return (lambda v: index.get(str(v), index.get(str(integer(v))))), tuple(index), len(index)
+
+        def find(value):
+            # A DataFrame with missing values turns 1 into 1.0.
+            number = integer(value)
+            return index.get(str(value), None if number is None else index.get(str(number)))
+
+        return find, tuple(index), len(index)
     integers = [integer(v) for v in values]
     if None not in integers:
         return integer, (), _count(integers) if num_classes is None else num_classes
@@ -148,7 +183,7 @@ def _count(integers):
     return count
 
 
-def _numbers(cells, lookup, count, first_line):
+def _numbers(cells, lookup, count, lines):
     """Returns the class indices of each row's labels."""
     rows = [[lookup(value) for value in cell] for cell in cells]
     bad = [
@@ -157,5 +192,5 @@ def _numbers(cells, lookup, count, first_line):
         for number, value in zip(row, cell, strict=True)
         if number is None or not 0 <= number < count
     ]
-    fail(f"Expected labels of one of the {count} classes", first_line, bad)
+    fail(f"Expected labels of one of the {count} classes", lines, bad)
     return rows

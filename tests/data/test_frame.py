@@ -66,6 +66,15 @@ def test_kinds_of_labels(folder):
     assert next(iter(multi))[1].dtype == "float32"
 
 
+def test_missing_values_of_nullable_columns(folder):
+    pandas = pytest.importorskip("pandas")
+    for column in (pandas.array([0, 1, None, 1, 0, 1], dtype="Int64"), pandas.array(["a", "b", None] * 2, "string")):
+        table = pandas.DataFrame({"path": PATHS, "label": column})
+        with pytest.raises(ValueError, match="a label. Received: row 2: <NA>"):
+            make(table, folder)
+    assert labels(make(table, folder, label_separator=" "))[:3] == [[1, 0], [0, 1], [0, 0]]
+
+
 def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
     data = from_dataframe({"path": PATHS}, directory=folder, label_column=None, image_size=8, batch_size=6)
     images = next(iter(data)).numpy()
@@ -91,6 +100,15 @@ def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
             {},
             "a label. Received: row 1: ''; row 2: None",
         ),
+        (
+            {"path": PATHS, "label": ["None", "cat", "cot", "cat ", 3, 1]},
+            {"class_names": ["None", "cat"]},
+            "row 2: 'cot'",
+        ),
+        ({"path": PATHS, "label": [["cat"], "cat", "a", "a", "a", np.ones(2)]}, {}, r"row 0: \['cat'\]; row 5: array"),
+        ({"path": PATHS, "label": [["cat"]] * 6}, {"label_separator": " "}, "joined by `label_separator`.*row 0"),
+        ({"path": PATHS, "label": NAMES}, {"label_separator": ""}, "`label_separator` to be at least one character"),
+        ({"path": PATHS, "label": NAMES}, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
         ({"path": PATHS, "label": ["cat"] * 6}, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
         ({"path": PATHS, "label": NAMES}, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),

@@ -76,6 +76,8 @@ def test_the_rows_of_a_table_are_split_by_class_and_seed(tmp_path):
         data.splits(tmp_path / "train.csv")
     with pytest.raises(ValueError, match="`images` only with a CSV file"):
         data.splits(tmp_path / "images", images=tmp_path)
+    with pytest.raises(ValueError, match="`label_column` only with a CSV file. Received: label_column='animal' with"):
+        data.splits(tmp_path / "images", label_column="animal")
     with pytest.raises(FileNotFoundError, match="a folder, a CSV file or .*nowhere.csv"):
         data.splits("nowhere.csv")
 
@@ -97,6 +99,24 @@ def test_labels_follow_the_classes_of_the_training_folder(tmp_path, caplog):
     (tmp_path / "test" / "d").mkdir()
     with pytest.raises(ValueError, match=r"the classes of .*train', \['a', 'b', 'c'\]. Received: \['d'\]"):
         data.splits(tmp_path)
+
+
+def test_errors_name_the_line_of_the_file_and_not_of_the_part(tmp_path):
+    fill(tmp_path, 5, 10)
+    rows = [f"{name}/{i}.png,{name}" for i in range(5) for name in ("dog", "cat")]
+    rows[7] = "dog/none.png,dog"
+    (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows]))
+    make, errors = data.splits(tmp_path / "train.csv", holdout=0.4), []
+    for part in ("train", "test"):
+        try:
+            make(part, **OPTIONS)
+        except FileNotFoundError as error:
+            errors.append(str(error))
+    assert len(errors) == 1 and "Received: line 9: " in errors[0]
+    table = {"path": [tmp_path / row.split(",")[0] for row in rows], "label": [row.split(",")[1] for row in rows]}
+    with pytest.raises(FileNotFoundError, match="Received: row 7: "):
+        for training, _ in data.folds(table, 2):
+            data.from_dataframe(training, **OPTIONS)
 
 
 @pytest.mark.parametrize("labels", [list("abcabcabcab"), [i % 3 for i in range(11)], [str(i % 3) for i in range(11)]])
@@ -131,6 +151,7 @@ def test_a_rare_label_is_said(caplog):
         ({"k": 1}, "`k` to be an integer from 2 to the 3 rows. Received: 1"),
         ({"k": 4}, "Received: 4"),
         ({"k": 2, "label_column": "x"}, r"`label_column` to be one of \['label'\]. Received: 'x'"),
+        ({"k": 2, "label_column": ["label"]}, r"`label_column` to be one of \['label'\]. Received: \['label'\]"),
     ],
 )
 def test_folds_refuse(options, message):
