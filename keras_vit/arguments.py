@@ -7,6 +7,8 @@ import numbers
 import re
 import reprlib
 
+import numpy as np
+
 # The longest side of an image, and the widest layer of a model: a config that asks for more is damaged.
 LARGEST = 2**16
 
@@ -115,8 +117,14 @@ def optional(check, name, value):
 
 
 def seeds(seed, count):
-    """Returns `count` different seeds for random sublayers; each is None if `seed` is."""
-    return [None if seed is None else seed + i for i in range(count)]
+    """Returns `count` seeds of independent random numbers for sublayers; each is None if `seed` is.
+
+    Neighbouring seeds would not do: layers with neighbouring seeds of their own would share some, and PyTorch's numbers
+    of a seed are those of the one before, a step later.
+    """
+    if seed is None:
+        return [None] * count
+    return [int(state) >> 1 for state in np.random.SeedSequence(seed).generate_state(count)]
 
 
 def grid_size(image_size, patch_size, stride=1):

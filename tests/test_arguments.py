@@ -87,7 +87,9 @@ def test_the_nearest_name_is_offered():
 
 def test_seeds_differ():
     assert arguments.seeds(None, 3) == [None, None, None]
-    assert len(set(arguments.seeds(7, 5))) == 5
+    # Nor do those of neighbouring seeds share any.
+    assert len({seed for i in range(100) for seed in arguments.seeds(i, 5)}) == 500
+    assert arguments.seeds(7, 5) == arguments.seeds(7, 5) and max(arguments.seeds(7, 99)) < 2**31
 
 
 @given(*[st.integers(1, 100)] * 4)

@@ -36,10 +36,9 @@ class AxialBlock(CompositeLayer):
         self.mlp_dim = arguments.positive_int("mlp_dim", mlp_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.seed = seed
-        # A block uses the seeds `seed` to `seed + 5`, so the second one starts at `seed + 6`.
         self.row_block, self.column_block = (
             TransformerBlock(num_heads, mlp_dim, dropout_rate, seed=s, name=name, **self.inherited)
-            for name, s in zip(("row_block", "column_block"), arguments.seeds(seed, 7)[::6], strict=True)
+            for name, s in zip(("row_block", "column_block"), arguments.seeds(seed, 2), strict=True)
         )
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

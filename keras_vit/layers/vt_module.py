@@ -63,8 +63,7 @@ class VTModule(CompositeLayer):
         self.project = arguments.boolean("project", project)
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.seed = seed
-        # The transformer draws two seeds.
-        first, _, last = arguments.seeds(seed, 3)
+        first, last = arguments.seeds(seed, 2)
         options = {"name": "tokenizer", **self.inherited}
         if self.recurrent:
             self.tokenizer = RecurrentTokenizer(self.token_dim, **options)

@@ -114,6 +114,20 @@ def test_drop_path_drops_each_branch_of_an_image_by_itself():
     assert np.abs(counts - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
 
 
+def test_blocks_of_neighbouring_seeds_draw_independently():
+    blocks = [TransformerBlock(2, 12, drop_path_rate=0.5, seed=i) for i in range(12)]
+    paths = [path for block in blocks for path in (block.drop_path_1, block.drop_path_2)]
+    ones = np.ones((500, 1, 1), "float32")
+    steps = [[ops.convert_to_numpy(path(ones, training=True))[:, 0, 0] > 0 for path in paths] for _ in range(2)]
+    kept = np.sum(steps[0], axis=0)
+    # 24 fair coins: a variance of 6, whose own deviation over 500 images is 0.37.
+    assert abs(kept.var() - 6) < 2
+    # Neither the same numbers, nor those of another path a step later.
+    first, second = np.array(steps)
+    agreement = (first[:, None] == second[None]).mean(axis=-1)
+    assert agreement.min() > 0.35 and agreement.max() < 0.65
+
+
 def test_all_seeds_differ():
     block = TransformerBlock(2, 12, 0.1, 0.1, 0.1, seed=3)
     dropouts = [block.attention.dropout, block.dropout, block.drop_path_1, block.drop_path_2]

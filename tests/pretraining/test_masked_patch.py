@@ -51,13 +51,13 @@ def test_colours_equal_numpy(channels, include_preprocessing):
 
 def test_corrupted_embeddings_are_replaced_as_drawn():
     model = MaskedPatchPrediction(tiny.build(), seed=0)
-    patches = RNG.normal(size=(2, 16, 12)).astype("float32")
-    hidden = model.draw(2, 3)
+    patches = RNG.normal(size=(9, 16, 12)).astype("float32")
+    hidden = model.draw(9, 3)
     kind, source = (keras.ops.convert_to_numpy(hidden[k]) for k in ("kind", "source"))
     assert set(kind.ravel()) == {0, 1, 2, 3}
     found = keras.ops.convert_to_numpy(model.corrupt(patches, hidden))
     token = keras.ops.convert_to_numpy(model.mask_token)[0, 0]
-    for i, j in np.ndindex(2, 16):
+    for i, j in np.ndindex(9, 16):
         expected = {masking.MASKED: token, masking.SWAPPED: patches[i, source[i, j]]}.get(kind[i, j], patches[i, j])
         np.testing.assert_array_equal(found[i, j], expected)
 
