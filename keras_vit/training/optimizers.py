@@ -128,6 +128,7 @@ def sgd(learning_rate, momentum=0.9, global_clipnorm=1.0, **options):
 def _per_update(options):
     """Converts `ema_momentum` from per update to per batch, since Keras averages after each batch."""
     steps = options.get("gradient_accumulation_steps")
-    if steps and "ema_momentum" in options:
-        options = {**options, "ema_momentum": options["ema_momentum"] ** (1 / steps)}
+    if steps and options.get("use_ema"):
+        # Keras' default of 0.99.
+        options = {**options, "ema_momentum": options.get("ema_momentum", 0.99) ** (1 / steps)}
     return options

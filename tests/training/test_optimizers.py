@@ -161,6 +161,8 @@ def test_average_is_validated_by_keras_own_callback():
 def test_momentum_of_the_average_is_that_of_an_update():
     optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True, ema_momentum=0.9)
     assert optimizer.ema_momentum**4 == pytest.approx(0.9)
+    optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True)
+    assert optimizer.ema_momentum**4 == pytest.approx(keras.optimizers.SGD().ema_momentum)
     assert optimizers.adamw(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
 
 
