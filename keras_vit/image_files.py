@@ -79,8 +79,15 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
             if image.format == "PNG":
                 _check_rows(data, image)
             if image.mode.startswith("I"):
-                # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
-                image = Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
+                values = np.asarray(image)
+                if image.mode != "I" or image.format in ("PNG", "PPM"):
+                    # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
+                    values = values >> 8
+                elif values.min() < 0 or values.max() > 255:
+                    raise ValueError("expected integers of 8 or 16 bits, received 32 bits")
+                image = Image.fromarray(values.astype("uint8"))
+            if image.mode == "F":
+                raise ValueError("expected integers of 8 or 16 bits, received floating-point numbers of unknown range")
             return np.array(image.convert(_MODES[channels])).reshape(*image.size[::-1], channels)
     except MemoryError:
         raise
@@ -223,21 +230,21 @@ def decode_jpeg(encoded, channels):
     import tensorflow as tf
 
     # Pillow uses libjpeg's accurate transform.
-    return _to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
+    return to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
 
 
 def decode_png(encoded, channels):
     """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
     import tensorflow as tf
 
-    return _to_channels(tf.io.decode_png(encoded, 3), channels)
+    return to_channels(tf.io.decode_png(encoded, 3), channels)
 
 
-def _to_channels(image, channels):
+def to_channels(image, channels):
     """Converts RGB to grayscale if `channels` is 1, as Pillow does; libpng and libjpeg differ."""
     import tensorflow as tf
 
-    if channels == 3:
+    if channels != 1:
         return image
     grey = tf.tensordot(tf.cast(image, "float32"), tf.constant([[part] for part in _GREY]), 1)
     return tf.cast(tf.round(grey), "uint8")

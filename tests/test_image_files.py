@@ -41,6 +41,23 @@ def test_sixteen_bits_keep_their_upper_byte():
     Image.fromarray(np.array([[0, 257, 65535]], "uint16")).save(file, "PNG")
     for channels in (1, 3):
         assert read_image(file.getvalue(), channels)[0, :, 0].tolist() == [0, 1, 255]
+    assert read_image(b"P5 3 1 65535\n\0\0\1\1\xff\xff", 1).tolist() == [[[0], [1], [255]]]
+
+
+def test_numbers_of_unknown_range_are_no_pixels():
+    def tiff(values, dtype):
+        file = io.BytesIO()
+        Image.fromarray(np.array([values], dtype)).save(file, "TIFF")
+        return file.getvalue()
+
+    assert read_image(tiff([0, 7, 255], "int32"), 1).tolist() == [[[0], [7], [255]]]
+    for values, dtype, received in (
+        ([0, 256], "int32", "32 bits"),
+        ([-1, 1], "int32", "32 bits"),
+        ([0, 0.5], "float32", "floating-point"),
+    ):
+        with pytest.raises(ValueError, match=f"integers of 8 or 16 bits, received {received}"):
+            read_image(tiff(values, dtype))
 
 
 thumbnail = encoded((16, 12), progressive=True)
