@@ -6,7 +6,17 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.data.source import tf
 from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import JPEG, MAX_SCANS, PNG, decode_jpeg, decode_png, jpeg_header, png_header, read_image
+from keras_vit.image_files import (
+    JPEG,
+    MAX_SCANS,
+    PNG,
+    decode_jpeg,
+    decode_png,
+    jpeg_header,
+    png_header,
+    read_image,
+    to_channels,
+)
 from keras_vit.preprocessing import Preprocessing
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
@@ -124,6 +134,9 @@ class Crop:
         # In evaluation the same pixels as exported graphs give, and nearly Pillow's.
         exact = self.kind == "eval" and self.channels != 4
 
+        def in_channels(image):
+            return to_channels(image, self.channels)
+
         def png():
             with tf.control_dependencies([self._checked_size(png_header, encoded)]):
                 return self._cut((decode_png if exact else tf.io.decode_png)(encoded, self.channels), seed)
@@ -133,11 +146,12 @@ class Crop:
             with tf.control_dependencies([size]):
                 if exact:
                     return decode_jpeg(encoded, self.channels)
-                # A truncated JPEG always fails if decoded whole, but only for some crops otherwise.
+                # In colour, since TensorFlow decodes no CMYK to grayscale. A truncated JPEG always fails if decoded
+                # whole, but only for some crops otherwise.
                 return tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
-                    lambda: tf.image.decode_and_crop_jpeg(encoded, self._window(size, seed), self.channels),
-                    lambda: self._cut(tf.io.decode_jpeg(encoded, self.channels), seed),
+                    lambda: in_channels(tf.image.decode_and_crop_jpeg(encoded, self._window(size, seed), 3)),
+                    lambda: self._cut(in_channels(tf.io.decode_jpeg(encoded, 3)), seed),
                 )
 
         def other():

@@ -110,6 +110,15 @@ def test_any_picture_becomes_rgb(name):
     assert image.shape == (8, 8, 3) and float(tf.reduce_min(image)) >= 0 and 5 < float(tf.reduce_max(image)) < 60
 
 
+@pytest.mark.parametrize("kind", ["eval", "pretrain", "finetune", "pad"])
+def test_jpegs_in_cmyk_become_gray(kind):
+    file = io.BytesIO()
+    Image.new("CMYK", (20, 20), (40, 40, 40, 0)).save(file, "JPEG")
+    for encoded in (file.getvalue(), file.getvalue() + b"\0"):
+        image = Crop((8, 8), kind, channels=1)(encoded, (0, 1))
+        assert image.shape == (8, 8, 1) and abs(float(tf.reduce_max(image)) - 215) < 2
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_gray_and_rgba(channels):
     png = tf.io.encode_png(picture(50, (20, 20, channels)))
