@@ -107,8 +107,8 @@ def attention_rollout(
 
     In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised; the
     matrices of all blocks are multiplied. The result is the class token's row, or the mean of the patch rows if the
-    head pools patches. With `pooling="map"` that mean is weighted by the attention of the pooling. Each map sums to
-    1 minus the prefix tokens' share.
+    head pools patches, or of both if it reads both. With `pooling="map"` the mean is weighted by the attention of the
+    pooling. A distilled model's is the mean of its two tokens' rows. Each map sums to 1 minus the prefix tokens' share.
 
     Args:
         model, images, batch_size: As in `attention_maps`, and so are the errors.

@@ -62,6 +62,8 @@ class Watch:
         if hasattr(inputs, "shape"):
             check_size(self.model, inputs, "images")
         self.layout = self.images = self.pooled = None
+        # The numbers of the tokens that are pooled by themselves.
+        self.read = []
         self.pooling = self.config.pooling
         ran = []
 
@@ -79,6 +81,8 @@ class Watch:
                 self.pooled, self.pooling = (layer, args[0]), "map"
             elif isinstance(layer, TokenPooling):
                 self.pooling = layer.method
+                if layer.method == "token":
+                    self.read.append(layer.index)
             elif isinstance(layer, keras.Layer) and sublayers(layer, _SEEN):
                 return unfolded(layer, args, kwargs, call)
             return infer(layer, args, kwargs)
@@ -124,8 +128,11 @@ class Watch:
                 "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
                 f"Received: 'token' for {_named(self.model)}"
             )
-        if readout in ("token", "token_gap") or (readout is None and self.config.class_token):
-            return rows[:, 0]
+        if readout == "token_gap":
+            return (rows[:, 0] + ops.mean(rows[:, num_prefix:], axis=1)) / 2
+        if readout == "token" or (readout is None and self.config.class_token):
+            # A distilled model reads two tokens.
+            return ops.mean(ops.take(rows, self.read if self.readout is None and self.read else [0], axis=1), axis=1)
         rows = rows[:, num_prefix:]
         if readout != "map" or not self.pooled:
             return ops.mean(rows, axis=1)

@@ -31,6 +31,13 @@ def weights_of(model):
     return {w.path: np.asarray(ops.convert_to_numpy(w), "float64") for w in model.weights}
 
 
+def read(changes, num_prefix):
+    """The tokens that the head of a model of `MODELS` reads, of which a distilled one has two."""
+    if changes.get("pooling") == "gap":
+        return slice(num_prefix, None)
+    return slice(0, 2 if changes.get("distillation_token") else 1)
+
+
 def blocks_of(w):
     return sorted({path.split("/")[0] for path in w if path.startswith("block_")})
 

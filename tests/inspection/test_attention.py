@@ -179,7 +179,7 @@ def test_rollout_is_that_of_the_definition(changes):
     height, width, _ = model.input_shape[1:]
     rows, columns = height // 4, width // 4
     prefix = len(matrix) - rows * columns
-    row = matrix[prefix:].mean(axis=0) if changes.get("pooling") == "gap" else matrix[0]
+    row = matrix[reference.read(changes, prefix)].mean(axis=0)
     actual = attention_rollout(model, images)
     assert actual.shape == (2, rows, columns) and actual.dtype == "float32"
     np.testing.assert_allclose(actual[0], row[prefix:].reshape(rows, columns), atol=1e-5)
@@ -200,6 +200,21 @@ def test_attention_pooling_weighs_the_patches():
     weights = ops.convert_to_numpy(weights)[0].mean(axis=0)[0]
     matrix = rollout_of(attention_maps(model, images, blocks=None))
     np.testing.assert_allclose(attention_rollout(model, images)[0], (weights @ matrix[1:])[1:].reshape(2, 3), atol=1e-5)
+
+
+def test_heads_that_read_two_tokens_or_a_token_and_the_patches():
+    distilled, images = reference.build(distillation_token=True)
+    of_second = keras.Model(distilled.input, distilled.get_layer("head_dist").output)
+    both, _ = reference.build(pooling="token_gap")
+    rows = [rollout_of(attention_maps(model, images, blocks=None)) for model in (distilled, both)]
+    expected = {
+        distilled: (rows[0][0] + rows[0][1])[2:] / 2,
+        of_second: rows[0][1, 2:],
+        both: (rows[1][0] + rows[1][1:].mean(axis=0))[1:] / 2,
+    }
+    for model, row in expected.items():
+        np.testing.assert_allclose(attention_rollout(model, images)[0].ravel(), row, atol=1e-5)
+        assert gradient_rollout(model, images, 1).any()
 
 
 def test_a_head_of_ones_own_is_named():
