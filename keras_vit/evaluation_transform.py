@@ -5,6 +5,7 @@ The TensorFlow transform gives the same bits in pipelines and exported graphs; N
 
 import dataclasses
 import math
+import operator
 
 import numpy as np
 
@@ -49,10 +50,10 @@ class EvaluationTransform:
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
             # torchvision truncates the other side. timm uses torchvision for square crops, and rounds otherwise.
-            half = 0 if mode == "crop" and square else 1
+            divide = operator.floordiv if mode == "crop" and square else _rounded
             new = (
-                xp.where(by_height, rows, xp.maximum((2 * height * columns + half * width) // (2 * width), 1)),
-                xp.where(by_height, xp.maximum((2 * width * rows + half * height) // (2 * height), 1), columns),
+                xp.where(by_height, rows, xp.maximum(divide(height * columns, width), 1)),
+                xp.where(by_height, xp.maximum(divide(width * rows, height), 1), columns),
             )
         new = xp.stack(new)
         margin = new - np.array(self.image_size, "int64")
@@ -163,6 +164,11 @@ class EvaluationTransform:
         weights[(places < 0) | (places >= old)] = 0
         total = weights.sum(axis=1, keepdims=True)
         return first, (weights / np.where(total == 0, 1, total)).astype("float32")
+
+
+def _rounded(size, by):
+    """Divides and rounds to the nearest integer, halves to the even one, as Python's `round`."""
+    return (2 * size + by - 1 + size // by % 2) // (2 * by)
 
 
 def _weighted(image, first, weights, axis):

@@ -77,6 +77,14 @@ def test_numpy_and_tensorflow_agree(files, name, size):
     assert near([read_image(file, model) for file in files], in_tensorflow(files, record, size)) > least
 
 
+def test_halves_of_a_pixel_go_to_the_even_side_as_in_timm():
+    transform = EvaluationTransform((224, 224), keras_vit.Preprocessing(resize_mode="pad"))
+    for height, expected in ((201, 100), (202, 101), (203, 102), (205, 102)):
+        for xp, size in ((np, (height, 448)), (tf, tf.constant((height, 448), "int64"))):
+            new, _ = transform.plan(size, xp)
+            assert np.array(new).tolist() == [expected, 224]
+
+
 def test_is_the_official_codes_transform(files):
     for file, image in zip(files, in_tensorflow(files, RECORDS["official"]), strict=True):
         decoded = tf.io.decode_jpeg(file.read_bytes(), 3, dct_method="INTEGER_ACCURATE")
