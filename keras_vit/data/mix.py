@@ -25,7 +25,7 @@ class Mix:
     [1.0, 1.0]
 
     Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
-    image, the official code one per batch.
+    image, the official code one per batch. CutMix' labels follow the box before its corners are rounded to pixels.
     """
 
     def __init__(self, policy: Policy):
