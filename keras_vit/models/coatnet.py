@@ -156,7 +156,7 @@ def CoAtNet(
     x = _head(x, config, dropout_rate, head_init)
     model = ConvolutionAndAttention(inputs, x, name=name or "coatnet_" + str(variant).removeprefix("coatnet_"))
     if checkpoint is not None:
-        allow = [name for name in FAMILIES["coatnet"].settings if given.get(name) is not None]
+        allow = [name for name in FAMILIES["coatnet"].SETTINGS if given.get(name) is not None]
         load_checkpoint(model, checkpoint, allow=allow).log()
     return model
 

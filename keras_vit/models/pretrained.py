@@ -129,7 +129,7 @@ def from_pretrained(
     name = None if known or build is BiT else checkpoint.family
     model = build(**{"variant": variant, "name": name, **fields, **given})
     family = FAMILIES.get(checkpoint.family)
-    allow = [name for name in (SETTINGS if family is None else family.settings) if name in given]
+    allow = [name for name in (SETTINGS if family is None else family.SETTINGS) if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()

@@ -11,6 +11,8 @@ from keras_vit.weights.names.source import IMAGENET_PREPROCESSING
 
 # What the arrays do not show.
 SETTINGS = ("padding", "batch_norm_epsilon")
+# As `FAMILIES` has them of each family.
+TIMM_ENDS = ("conv_stem", "classifier")
 _OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 _OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}

@@ -108,7 +108,7 @@ def settings_of(model):
     """Returns those of the `SETTINGS` that a model has."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        names = FAMILIES[config.family].settings if config.family in FAMILIES else ("resnet_epsilons", "pool_padding")
+        names = FAMILIES[config.family].SETTINGS if config.family in FAMILIES else ("resnet_epsilons", "pool_padding")
         return {name: getattr(config, name) for name in names}
     return {
         **({} if config.stages is None else {"resnet_epsilons": config.resnet_epsilons}),
@@ -131,7 +131,7 @@ def differing_settings(model, settings, allow):
     """Yields (name, the model's value, the other value) for differing settings; None is unknown."""
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     family = FAMILIES.get(config_of(model).family)
-    known = SETTINGS if family is None else family.settings
+    known = SETTINGS if family is None else family.SETTINGS
     unknown = [name for name in allow if name not in known]
     if unknown:
         raise arguments.invalid("allow", f"names out of {known}", unknown)

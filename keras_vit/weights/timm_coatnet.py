@@ -12,6 +12,9 @@ SETTINGS = (
     *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
     *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
 )
+# As `FAMILIES` has them of each family.
+TIMM_ENDS = ("stem.conv1", "head.fc")
+preprocessing = None
 # Of the tables of biases.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
 _NAMES = [name for name in VARIANTS if name not in "012345"]
@@ -240,6 +243,11 @@ def settings_of(checkpoint):
     record = checkpoint.own.get("config")
     _, fields = (None, record) if record is not None else _of_checkpoint(checkpoint)
     return {name: fields.get(name) for name in SETTINGS}
+
+
+def model_name(checkpoint):
+    """Returns None: variants with other options have the same sizes."""
+    return None
 
 
 def grid_of_table(checkpoint, weight):

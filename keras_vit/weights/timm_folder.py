@@ -123,7 +123,7 @@ def _bit(config, arrays, facts):
 
 def _of_family(config, arrays, facts):
     family = FAMILIES[config.family]
-    first_conv, head = family.timm_ends
+    first_conv, head = family.TIMM_ENDS
     image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     args = family.timm_arguments(config) | ({} if config.in_channels == 3 else {"in_chans": config.in_channels})
     num_features = arrays[f"{head}.weight"].shape[1] if config.num_classes else None
