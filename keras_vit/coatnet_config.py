@@ -32,16 +32,6 @@ def conv_depths(name, value):
     return tuple(arguments.non_negative_int(name, depth) for depth in value)
 
 
-def stem_widths(name, value):
-    """Returns `value` as a pair of ints; raises if it is not one."""
-    return arguments.pair(name, value, arguments.LARGEST)
-
-
-def table_image_size(name, value):
-    """Returns `value` as (height, width) in pixels."""
-    return arguments.pair(name, value, arguments.LARGEST)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoAtNetConfig(ModelConfig):
     """The config of a CoAtNet: the arguments of `keras_vit.CoAtNet` that determine its outputs.
@@ -66,7 +56,7 @@ class CoAtNetConfig(ModelConfig):
 
     depths: tuple[int, ...] = checked(stage_sizes)
     widths: tuple[int, ...] = checked(stage_widths)
-    stem_widths: tuple[int, int] = checked(stem_widths)
+    stem_widths: tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
     conv_depths: tuple[int, ...] | None = checked(conv_depths, optional=True, default=None)
     head_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=32)
     expanded_from: str = checked(arguments.one_of, EXPANDED_FROM, default="output")
@@ -85,7 +75,7 @@ class CoAtNetConfig(ModelConfig):
     layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
     position_mlp_dim: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
     position_interpolation: str = checked(arguments.one_of, TABLE_METHODS, default="bilinear")
-    table_image_size: tuple[int, int] | None = checked(table_image_size, optional=True, default=None)
+    table_image_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
     norm_after_pooling: bool = checked(arguments.boolean, default=False)
     representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
     layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)

@@ -84,14 +84,6 @@ def efficientnet_of(widths, repeats):
     return next((name for name, scale in SCALES.items() if sizes == (widths_of(scale[0]), repeats_of(scale[1]))), None)
 
 
-def _widths(name, value):
-    return _ints(name, value, len(STAGES) + 2, "channels of the stem, of each of 7 stages and of the top")
-
-
-def _repeats(name, value):
-    return _ints(name, value, len(STAGES), "numbers of blocks of each of 7 stages", MOST_LAYERS)
-
-
 def _ints(name, value, count, what, most=arguments.LARGEST):
     if not isinstance(value, (tuple, list)) or len(value) != count:
         raise arguments.invalid(name, f"{count} integers, the {what}", value)
@@ -121,8 +113,10 @@ class EfficientNetConfig(ModelConfig):
 
     family: ClassVar[str] = "efficientnet"
 
-    widths: tuple[int, ...] = checked(_widths)
-    repeats: tuple[int, ...] = checked(_repeats)
+    widths: tuple[int, ...] = checked(
+        _ints, len(STAGES) + 2, "channels of the stem, of each of 7 stages and of the top"
+    )
+    repeats: tuple[int, ...] = checked(_ints, len(STAGES), "numbers of blocks of each of 7 stages", MOST_LAYERS)
     padding: str = checked(arguments.one_of, PADDINGS, default="same")
     batch_norm_epsilon: float = checked(arguments.epsilon, default=1e-3)
 
