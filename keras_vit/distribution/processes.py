@@ -28,9 +28,8 @@ def initialize(coordinator: str, num_processes: int, process_id: int) -> None:
     host, colon, port = str(coordinator).rpartition(":")
     if not (host and colon and port.isdecimal()):
         raise arguments.invalid("coordinator", '"HOST:PORT"', coordinator)
-    arguments.positive_int("num_processes", num_processes)
-    if process_id not in range(num_processes):
-        raise arguments.invalid("process_id", f"an integer from 0 to {num_processes - 1}", process_id)
+    num_processes = arguments.positive_int("num_processes", num_processes)
+    process_id = arguments.non_negative_int("process_id", process_id, num_processes - 1)
     backend = keras.backend.backend()
     if backend == "tensorflow":
         raise RuntimeError(

@@ -18,31 +18,23 @@ from collections import defaultdict
 import keras
 import numpy as np
 
-from keras_vit import arguments
 
-
-def initialize(coordinator=None, num_processes=None, process_id=None, timeout=600.0):
+def initialize(coordinator, num_processes, process_id, timeout=600.0):
     """Joins this process to the others; returns when all are there. A GPU of its own is chosen where there are some.
 
     With a group that `torch.distributed` already has, it only checks that the group agrees.
 
     Args:
-        coordinator: Address of process 0, "host:port"; None reads all three from the variables that torchrun sets.
+        coordinator: Address of process 0, "host:port".
         num_processes: Int, the number of processes.
         process_id: Int, the number of this process, from 0.
         timeout: Seconds to wait for another process, here and in each exchange, before an error.
 
     Raises:
-        ValueError: If an argument is out of range, or the group that is there has other numbers.
+        ValueError: If the group that is there has other numbers.
         RuntimeError: On another backend than PyTorch.
     """
     dist = _distributed()
-    if coordinator is None:
-        num_processes = int(os.environ.get("WORLD_SIZE", 1)) if num_processes is None else num_processes
-        process_id = int(os.environ.get("RANK", 0)) if process_id is None else process_id
-    num_processes = arguments.positive_int("num_processes", num_processes)
-    process_id = arguments.non_negative_int("process_id", process_id, most=num_processes - 1)
-    timeout = datetime.timedelta(seconds=arguments.positive_number("timeout", timeout))
     if dist.is_initialized():
         found = dist.get_world_size(), dist.get_rank()
         if found != (num_processes, process_id):
@@ -51,10 +43,6 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=60
                 f"process_id={process_id}. Received: a group with {found[0]} processes, here process {found[1]}"
             )
         return
-    if coordinator is None and num_processes > 1 and "MASTER_ADDR" not in os.environ:
-        raise arguments.invalid("coordinator", "'host:port' of process 0, or a start by torchrun", coordinator)
-    if coordinator is None and num_processes == 1:
-        return
     import torch
 
     gpus = torch.cuda.device_count()
@@ -62,10 +50,10 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=60
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", process_id % gpus)))
     dist.init_process_group(
         "nccl" if gpus else "gloo",
-        init_method="env://" if coordinator is None else f"tcp://{coordinator}",
+        init_method=f"tcp://{coordinator}",
         world_size=num_processes,
         rank=process_id,
-        timeout=timeout,
+        timeout=datetime.timedelta(seconds=timeout),
     )
 
 

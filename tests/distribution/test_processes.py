@@ -22,6 +22,8 @@ jax_only = pytest.mark.skipif(BACKEND != "jax", reason="meshes are of JAX")
         (("localhost:1234", 2, 2), "process_id"),
         (("localhost:1234", 2, -1), "process_id"),
         (("localhost:1234", 2, None), "process_id"),
+        (("localhost:1234", 2, True), "process_id"),
+        (("localhost:1234", 2, 1.0), "process_id"),
     ],
 )
 def test_initialize_names_a_wrong_argument(given, name):

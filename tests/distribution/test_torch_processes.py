@@ -130,31 +130,6 @@ def test_a_model_must_be_compiled_and_built():
         torch_processes.synchronize(model)
 
 
-@torch_only
-@pytest.mark.parametrize(
-    "arguments, name",
-    [
-        (("localhost:1", 0, 0), "num_processes"),
-        (("localhost:1", 2, 2), "process_id"),
-        (("localhost:1", 2, 0, 0), "timeout"),
-        ((None, 2, 0), "coordinator"),
-    ],
-)
-def test_initialize_names_a_wrong_argument(monkeypatch, arguments, name):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        torch_processes.initialize(*arguments)
-
-
-@torch_only
-def test_one_process_alone_needs_no_group(monkeypatch):
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    torch_processes.initialize()
-    torch_processes.barrier()
-    assert (torch_processes.num_processes(), torch_processes.process_id()) == (1, 0)
-
-
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch has them")
 def test_other_backends_have_no_processes():
     with pytest.raises(RuntimeError, match="Expected the PyTorch backend. Received: KERAS_BACKEND="):
