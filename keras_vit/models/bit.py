@@ -9,7 +9,7 @@ from keras_vit import arguments, layers
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import BiTConfig
 from keras_vit.layers.bottleneck import conv_options, norm_options
-from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, known_settings, with_dtype
+from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, with_dtype
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import ROOT_WIDTH
 from keras_vit.weights.checkpoint import Checkpoint
@@ -78,9 +78,7 @@ def BiT(
     given = dict(locals())
     arguments.class_names(class_names, num_classes)
     checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
-    fields = fields_from(BiT, BiTConfig, given, checkpoint)
-    if checkpoint is not None:
-        fields = {**known_settings(checkpoint, "pool_padding", "resnet_epsilons"), **fields}
+    fields = fields_from(BiT, BiTConfig, given, checkpoint, "pool_padding", "resnet_epsilons")
     config = BiTConfig.from_variant(variant, **fields)
     conv, norm = conv_options(True, config.resnet_epsilons), norm_options(True, config.resnet_epsilons)
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")

@@ -9,7 +9,7 @@ from keras_vit import arguments, layers
 from keras_vit.efficientnet_config import EfficientNetConfig, decode_efficientnet, efficientnet_of
 from keras_vit.layers.downsampling import conv
 from keras_vit.layers.inverted_bottleneck import batch_norm
-from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, known_settings, with_dtype
+from keras_vit.models.recorded import RecordedModel, fields_from, given_settings, with_dtype
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.efficientnet import SETTINGS, preprocessing_for
@@ -94,9 +94,7 @@ def EfficientNet(
         _check_settings(checkpoint, given)
     elif preprocessing is None:
         given["preprocessing"] = Preprocessing(**preprocessing_for(image_size or scale.image_size))
-    fields = fields_from(EfficientNet, EfficientNetConfig, given, checkpoint)
-    if checkpoint is not None:
-        fields = {**known_settings(checkpoint, *SETTINGS), **fields}
+    fields = fields_from(EfficientNet, EfficientNetConfig, given, checkpoint, *SETTINGS)
     config = EfficientNetConfig.from_variant(variant, **fields)
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)

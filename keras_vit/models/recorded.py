@@ -84,19 +84,18 @@ def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
     return build_in_dtype
 
 
-def fields_from(builder, kind, given, checkpoint):
-    """Config fields from a builder's arguments, without those left at None, which the variant or the weights set."""
+def fields_from(builder, kind, given, checkpoint, *settings):
+    """Config fields from a builder's arguments, without those left at None, which the variant or the weights set.
+
+    Of these, the `settings` that a checkpoint tells are among the fields.
+    """
     names = [field.name for field in dataclasses.fields(kind)]
     unset = {name for name, parameter in inspect.signature(builder).parameters.items() if parameter.default is None}
     fields = {name: given[name] for name in names if name in given and not (given[name] is None and name in unset)}
     changes = {name: given[name] for name in ("mean", "std", "interpolation", "crop_fraction")}
     fields["preprocessing"] = preprocessing_of(checkpoint, given["preprocessing"], given["in_channels"], **changes)
-    return fields
-
-
-def known_settings(checkpoint, *names):
-    """Those of the settings `names` that a checkpoint tells."""
-    return {name: value for name, value in checkpoint.settings.items() if name in names and value is not None}
+    told = {} if checkpoint is None else checkpoint.settings
+    return {**{name: told[name] for name in settings if told.get(name) is not None}, **fields}
 
 
 def given_settings(given):

@@ -10,7 +10,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import ViTConfig
 from keras_vit.model_config import DEFAULT_IMAGE_SIZE
-from keras_vit.models.recorded import fields_from, given_settings, known_settings, with_dtype
+from keras_vit.models.recorded import fields_from, given_settings, with_dtype
 from keras_vit.models.vision_transformer import VisionTransformer, vision_transformer
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.checkpoint import Checkpoint
@@ -185,13 +185,11 @@ def ViT(
         # Files of several recipes do not tell theirs.
         given["preprocessing"] = published.preprocessing
     # None is a value of `pooling`: all tokens.
-    fields = fields_from(ViT, ViTConfig, given, checkpoint)
-    if checkpoint is not None:
-        fields = {**known_settings(checkpoint, "activation", "resnet_epsilons"), **fields}
-        if arguments.image_size(image_size) == (None, None):
-            fields.setdefault("position_interpolation", checkpoint.position_interpolation)
-            # Keeps the weights' grid, so that it is resized only once.
-            fields.setdefault("grid_size", checkpoint.grid_size)
+    fields = fields_from(ViT, ViTConfig, given, checkpoint, "activation", "resnet_epsilons")
+    if checkpoint is not None and arguments.image_size(image_size) == (None, None):
+        fields.setdefault("position_interpolation", checkpoint.position_interpolation)
+        # Keeps the weights' grid, so that it is resized only once.
+        fields.setdefault("grid_size", checkpoint.grid_size)
     config = ViTConfig.from_variant(variant, **fields)
     _warn_of_dropped_pixels(config)
     given["name"] = name or "vit_" + variant.replace("/", "").replace("+", "_")
