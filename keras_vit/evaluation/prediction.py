@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.evaluation.checks import invalid
-from keras_vit.models.inputs import is_arrays, sliced, to_numpy
-from keras_vit.models.outputs import finite_batches, outputs_of_views
+from keras_vit.models.inputs import is_arrays, to_numpy
+from keras_vit.models.outputs import image_batches, outputs_of_views
 from keras_vit.models.predictions import (
     activation_of,
     final_activation,
@@ -59,7 +59,9 @@ def predict(
     """
     outputs_named(model)
     activation = prediction_activation(model)
-    batches, steps = _image_batches(data, batch_size)
+    # A list of arrays is one of batches.
+    images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3)) else data
+    batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
     # Datasets of `keras_vit.data` skip broken images, and all later rows would move up.
@@ -67,19 +69,6 @@ def predict(
         received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
         raise invalid("data", f"a batch for each of the {expected} images", received)
     return predictions
-
-
-def _image_batches(data, batch_size):
-    """Returns the batches of images of a dataset, and their number or None if unknown."""
-    # A list of arrays is one of batches.
-    images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3)) else data
-    if hasattr(images, "shape"):
-        size = arguments.positive_int("batch_size", batch_size)
-        images = to_numpy(images)
-        return (batch for (batch,) in sliced((images,), size)), -(-len(images) // size)
-    expected = "images as an array, or batches of them: a tf.data.Dataset, a PyDataset or another iterable"
-    batches, steps = finite_batches(data, expected)
-    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
 
 
 def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:

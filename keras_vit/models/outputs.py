@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.models.inputs import check_size, check_values, num_batches, takes
+from keras_vit.models.inputs import check_size, check_values, num_batches, sliced, takes, to_numpy
 from keras_vit.progress import Progress
 
 logger = logging.getLogger("keras_vit")
@@ -24,6 +24,16 @@ def finite_batches(data, expected, name="data"):
     if count == np.inf:
         raise arguments.invalid(name, "a dataset that ends", "one that repeats")
     return (map(data.__getitem__, range(count)) if isinstance(data, keras.utils.PyDataset) else data), count
+
+
+def image_batches(data, batch_size, name="data"):
+    """Returns batches of the images of an array, or of batches that may have labels; and their number, or None."""
+    if hasattr(data, "shape"):
+        size, data = arguments.positive_int("batch_size", batch_size), to_numpy(data)
+        return (batch for (batch,) in sliced((data,), size)), -(-len(data) // size)
+    expected = "images as an array, or batches of them: a tf.data.Dataset, a PyDataset or another iterable"
+    batches, steps = finite_batches(data, expected, name)
+    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
 
 
 def outputs_of(model, batches, steps=None, verbose=0, name="data"):

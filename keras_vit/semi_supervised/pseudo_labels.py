@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.files import replacing
-from keras_vit.models.inputs import sliced, to_numpy
-from keras_vit.models.outputs import finite_batches, outputs_of
+from keras_vit.models.inputs import to_numpy
+from keras_vit.models.outputs import image_batches, outputs_of
 from keras_vit.models.predictions import activation_of, classes_of
 from keras_vit.record import config_of
 
@@ -143,7 +143,7 @@ def pseudo_labels(
     names = tuple(name for _, name in classes_of(teacher))
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
-    batches, steps = _batches(images, batch_size)
+    batches, steps = image_batches(images, batch_size, name="images")
     logits = outputs_of(teacher, batches, steps, verbose, name="images").astype("float64")
     expected = getattr(images, "num_images", len(logits))
     if len(logits) != expected:
@@ -184,14 +184,6 @@ def described(model) -> dict:
     except ValueError:
         config = None
     return {"name": model.name, "config": config, "sha256": digest.hexdigest()}
-
-
-def _batches(images, batch_size):
-    if hasattr(images, "shape"):
-        size = arguments.positive_int("batch_size", batch_size)
-        return (part for (part,) in sliced((to_numpy(images),), size)), -(-len(images) // size)
-    batches, steps = finite_batches(images, "an array, a tf.data.Dataset, a PyDataset or other batches", "images")
-    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
 
 
 def _softmax(logits):
