@@ -92,32 +92,25 @@ class Transposed(Same):
         return (kernel.reshape(*kernel.shape, *[1] * self.ones),)
 
 
-class TorchConv(Same):
-    """A convolution kernel in PyTorch's layout, (outputs, inputs, height, width)."""
+class Permuted(Same):
+    """One array; the model's axes are those numbered `axes` in the file."""
+
+    def __init__(self, *axes):
+        self.axes = axes
 
     def model_shape(self, shapes):
-        outputs, inputs, height, width = shapes[0]
-        return height, width, inputs, outputs
+        return np.broadcast_to(0, shapes[0]).transpose(self.axes).shape
 
     def to_model(self, arrays, shape):
-        return arrays[0].transpose(2, 3, 1, 0)
+        return arrays[0].transpose(self.axes)
 
     def to_file(self, value, heads):
-        return (value.transpose(3, 2, 0, 1),)
+        return (value.transpose(np.argsort(self.axes)),)
 
 
-class TorchDepthwise(Same):
-    """A depthwise convolution's kernel in PyTorch's layout, (channels, 1, height, width)."""
-
-    def model_shape(self, shapes):
-        channels, _, height, width = shapes[0]
-        return height, width, channels, 1
-
-    def to_model(self, arrays, shape):
-        return arrays[0].transpose(2, 3, 0, 1)
-
-    def to_file(self, value, heads):
-        return (value.transpose(2, 3, 0, 1),)
+# PyTorch's kernels of a convolution, (outputs, inputs, height, width), and of a depthwise one, (channels, 1, height,
+# width).
+TORCH_CONV, TORCH_DEPTHWISE = Permuted(2, 3, 1, 0), Permuted(2, 3, 0, 1)
 
 
 class Pointwise(Same):

@@ -17,9 +17,8 @@ SHAPES = {
     codecs.Heads(0): lambda h, d, n: (h * d, n),
     codecs.Heads(1): lambda h, d, n: (n, h * d),
     codecs.Transposed(): lambda h, d, n: (n, h),
-    codecs.TorchDepthwise(): lambda h, d, n: (h, d, n, 1),
-    codecs.TorchConv(): lambda h, d, n: (h, d, 3, n),
-    codecs.TorchDepthwise(): lambda h, d, n: (h, d, n, 1),
+    codecs.TORCH_CONV: lambda h, d, n: (h, d, 3, n),
+    codecs.TORCH_DEPTHWISE: lambda h, d, n: (h, d, n, 1),
     codecs.Pointwise(): lambda h, d, n: (h, n),
     codecs.Fused(codecs.Heads(1)): lambda h, d, n: (n, 3 * h * d),
     codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
@@ -84,7 +83,7 @@ def test_the_layouts_of_pytorch_are_the_same_functions():
     weight = rng.normal(size=(3, 4))
     np.testing.assert_allclose(x @ codecs.Transposed().to_model((weight,), (4, 3)), weight @ x)
     image, kernel = rng.normal(size=(2, 5, 6)), rng.normal(size=(7, 2, 5, 6))
-    ours = codecs.TorchConv().to_model((kernel,), (5, 6, 2, 7))
+    ours = codecs.TORCH_CONV.to_model((kernel,), (5, 6, 2, 7))
     np.testing.assert_allclose(
         np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), np.einsum("chw,dchw->d", image, kernel)
     )

@@ -10,7 +10,7 @@ _CONV_1X1 = codecs.Transposed(ones=2)
 
 
 def _conv(ours, theirs):
-    return {f"{ours}/kernel": Name((f"{theirs}.weight",), codecs.TorchConv())}
+    return {f"{ours}/kernel": Name((f"{theirs}.weight",), codecs.TORCH_CONV)}
 
 
 def _batch_norm(ours, theirs):
@@ -31,7 +31,7 @@ def _mbconv():
         **_batch_norm(f"{_OURS}pre_norm", f"{_THEIRS}pre_norm"),
         **dense(f"{_OURS}expand", f"{_THEIRS}conv1_1x1", _CONV_1X1),
         **_batch_norm(f"{_OURS}expand_norm", f"{_THEIRS}norm1"),
-        f"{_OURS}depthwise/kernel": Name((f"{_THEIRS}conv2_kxk.weight",), codecs.TorchDepthwise()),
+        f"{_OURS}depthwise/kernel": Name((f"{_THEIRS}conv2_kxk.weight",), codecs.TORCH_DEPTHWISE),
         **_batch_norm(f"{_OURS}depthwise_norm", f"{_THEIRS}norm2"),
         **_se("se"),
         **dense(f"{_OURS}project", f"{_THEIRS}conv3_1x1", _CONV_1X1),

@@ -62,8 +62,8 @@ _TORCH = _Style(
     ".weight",
     ".bias",
     (".weight", ".bias", ".running_mean", ".running_var"),
-    codecs.TorchConv(),
-    codecs.TorchDepthwise(),
+    codecs.TORCH_CONV,
+    codecs.TORCH_DEPTHWISE,
     codecs.Transposed(ones=2),
 )
 _SE = {"squeeze_excitation/reduce": "se.conv_reduce", "squeeze_excitation/expand": "se.conv_expand"}

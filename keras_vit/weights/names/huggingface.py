@@ -25,7 +25,7 @@ def _attention(queries, out):
 
 # Names shared by ViT, DeiT and DINOv2.
 _COMMON = {
-    **dense("patch_embedding", "embeddings.patch_embeddings.projection", codecs.TorchConv()),
+    **dense("patch_embedding", "embeddings.patch_embeddings.projection", codecs.TORCH_CONV),
     "class_token/tokens": Name(("embeddings.cls_token",)),
     "position_embedding/embeddings": Name(("embeddings.position_embeddings",)),
     **_attention(
@@ -91,7 +91,7 @@ _DINOV3_QKV = [f"{_DINOV3_BLOCK}attention.{name}_proj" for name in "qkv"]
 DINOV3 = Source(
     "dinov3",
     {
-        **dense("patch_embedding", "embeddings.patch_embeddings", codecs.TorchConv()),
+        **dense("patch_embedding", "embeddings.patch_embeddings", codecs.TORCH_CONV),
         "class_token/tokens": Name(("embeddings.cls_token",)),
         "registers/tokens": Name(("embeddings.register_tokens",)),
         **norm(BLOCK + "norm_1", _DINOV3_BLOCK + "norm1"),
@@ -126,7 +126,7 @@ _POOLING_PARTS = [
 
 # Names shared by SigLIP and CLIP.
 _TOWER = {
-    **dense("patch_embedding", "embeddings.patch_embedding", codecs.TorchConv()),
+    **dense("patch_embedding", "embeddings.patch_embedding", codecs.TORCH_CONV),
     "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Ones(without=1)),
     **norm(BLOCK + "norm_1", _SIGLIP_BLOCK + "layer_norm1"),
     **_attention([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"], _SIGLIP_BLOCK + "self_attn.out_proj"),

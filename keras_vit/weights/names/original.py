@@ -96,7 +96,7 @@ _NOT_OF_THE_TOWER = (
 OPENAI_CLIP = Source(
     "openai_clip",
     {
-        "patch_embedding/kernel": Name(("visual.conv1.weight",), codecs.TorchConv()),
+        "patch_embedding/kernel": Name(("visual.conv1.weight",), codecs.TORCH_CONV),
         "class_token/tokens": Name(("visual.class_embedding",), codecs.Ones(without=2)),
         "position_embedding/embeddings": Name(("visual.positional_embedding",), codecs.Ones(without=1)),
         **norm("norm_before_blocks", "visual.ln_pre"),

@@ -11,7 +11,7 @@ TIMM_STEM = dataclasses.replace(
     TIMM,
     names={
         **TIMM.names,
-        "root_conv/kernel": Name(("patch_embed.backbone.conv.weight",), codecs.TorchConv()),
+        "root_conv/kernel": Name(("patch_embed.backbone.conv.weight",), codecs.TORCH_CONV),
         **norm("root_norm", "patch_embed.backbone.norm"),
     },
 )

@@ -45,11 +45,11 @@ def pooling(probe, parts, out, norm_, mlp):
 
 def resnet(stem, unit, norms):
     """Returns the rows of a ResNet, given its first convolution, a unit and the norms of a unit."""
-    rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TorchConv())}
+    rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
     for i in (1, 2, 3, "proj"):
         module = f"{unit}downsample." if i == "proj" else unit
         number = "" if i == "proj" else i
-        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TorchConv())
+        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TORCH_CONV)
         if i in norms:
             rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
     return rows
@@ -83,7 +83,7 @@ SPLIT_GATES = gated(BLOCK + "mlp/dense_1", _BLOCK + "mlp.fc1_g", _BLOCK + "mlp.f
 TIMM = Source(
     "timm",
     {
-        **dense("patch_embedding", "patch_embed.proj", codecs.TorchConv()),
+        **dense("patch_embedding", "patch_embed.proj", codecs.TORCH_CONV),
         "class_token/tokens": Name(("cls_token",)),
         "distillation_token/tokens": Name(("dist_token",)),
         "registers/tokens": Name(("reg_token",)),
