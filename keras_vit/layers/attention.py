@@ -232,8 +232,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
-    def compute_output_spec(self, *args, **kwargs):
-        return self.traced_spec(*args, **kwargs)
+    compute_output_spec = CompositeLayer.traced_spec
 
 
 class _KeysWithoutBias(Dense):

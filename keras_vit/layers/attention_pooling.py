@@ -93,5 +93,4 @@ class AttentionPooling(CompositeLayer):
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
-    def compute_output_spec(self, *args, **kwargs):
-        return self.traced_spec(*args, **kwargs)
+    compute_output_spec = CompositeLayer.traced_spec

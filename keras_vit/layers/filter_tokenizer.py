@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers.tokenizer import Tokenizer, flat
+from keras_vit.layers.tokenizer import Tokenizer, flat, projection
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -40,7 +40,7 @@ class FilterTokenizer(Tokenizer):
 
     def build(self, feature_map_shape):
         channels = feature_map_shape[-1]
-        self.filters = self.projection("filters", channels, self.num_tokens)
+        self.filters = projection("filters", channels, self.num_tokens, **self.inherited)
         self.build_value(channels)
         self.restore_changes()
 

@@ -1,6 +1,6 @@
 import keras
 
-from keras_vit.layers.tokenizer import Tokenizer, flat, products
+from keras_vit.layers.tokenizer import Tokenizer, flat, products, projection
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -33,7 +33,7 @@ class RecurrentTokenizer(Tokenizer):
 
     def build(self, feature_map_shape, tokens_shape):
         channels = feature_map_shape[-1]
-        self.to_filters = self.projection("to_filters", tokens_shape[-1], channels, channels**-0.5)
+        self.to_filters = projection("to_filters", tokens_shape[-1], channels, channels**-0.5, **self.inherited)
         self.build_value(channels)
         self.restore_changes()
 

@@ -138,8 +138,7 @@ class RelativeAttention(CompositeLayer):
     def compute_output_shape(self, images_shape):
         return *images_shape[:-1], self.units
 
-    def compute_output_spec(self, *args, **kwargs):
-        return self.traced_spec(*args, **kwargs)
+    compute_output_spec = CompositeLayer.traced_spec
 
 
 def _offsets(side):

@@ -61,7 +61,10 @@ class RotaryEmbedding(Layer):
         # Angles are too inexact in lower precision.
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.kind = arguments.one_of("kind", kind, tuple(KINDS))
-        self.head_dim = head_width("head_dim", head_dim)
+        self.head_dim = arguments.positive_int("head_dim", head_dim)
+        # Two axes of pairs of channels.
+        if head_dim % 4:
+            raise arguments.invalid("head_dim", "a multiple of 4 for rotary positions", head_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
         self.grid_size = arguments.optional(arguments.pair, "grid_size", grid_size)
         self.input_spec = keras.layers.InputSpec(ndim=4)
@@ -99,13 +102,6 @@ class RotaryEmbedding(Layer):
     def compute_output_shape(self, images_shape):
         grid = arguments.grid_size(images_shape[1:3], self.patch_size)
         return arguments.num_patches(grid), 2, self.head_dim
-
-
-def head_width(name, value):
-    """Returns `value`; raises if it is not a positive multiple of 4, which two axes of pairs need."""
-    if arguments.positive_int(name, value) % 4:
-        raise arguments.invalid(name, "a multiple of 4 for rotary positions", value)
-    return value
 
 
 def rotate(x, angles, layout):

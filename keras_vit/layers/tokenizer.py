@@ -24,11 +24,7 @@ class Tokenizer(CompositeLayer):
     def build_value(self, channels):
         """Builds the projection of the tokens if they are not as wide as the feature map."""
         if self.token_dim not in (None, channels):
-            self.value = self.projection("value", channels, self.token_dim)
-
-    def projection(self, name, inputs, outputs, scale=1.0):
-        """Returns the built dense layer of `projection`, with this layer's options."""
-        return projection(name, inputs, outputs, scale, **self.inherited)
+            self.value = projection("value", channels, self.token_dim, **self.inherited)
 
     def dense_layers(self):
         return () if self.value is None else (self.value,)

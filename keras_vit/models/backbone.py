@@ -114,11 +114,6 @@ def _blocks(model):
     return [layer for layer in model.layers if layer.name in names]
 
 
-def vit_blocks(model):
-    """The transformer blocks of a ViT, or of a part of it, in order; raises if `model` is not a ViT."""
-    return blocks_of(model, "vit")
-
-
 def blocks_of(model, family=None):
     """The blocks of a model, or of a part of it, in order; raises if it has none or is not of this family."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []

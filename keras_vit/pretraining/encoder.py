@@ -5,7 +5,7 @@ import numpy as np
 
 from keras_vit.layers import PositionEmbedding, PrefixTokens, RotaryEmbedding
 from keras_vit.layers.patch_embedding import unfold
-from keras_vit.models.backbone import vit_blocks
+from keras_vit.models.backbone import blocks_of
 from keras_vit.models.features import check_every_patch
 from keras_vit.models.preprocessing import normalization_of
 from keras_vit.record import config_of
@@ -15,7 +15,7 @@ class Encoder:
     """Runs the layers of a ViT one by one; not a layer, so that its weights are saved once."""
 
     def __init__(self, backbone):
-        self.blocks = vit_blocks(backbone)
+        self.blocks = blocks_of(backbone, "vit")
         layers, embedding = backbone.layers, backbone.get_layer("patch_embedding")
         self.backbone = backbone
         self.normalization = normalization_of(backbone)
