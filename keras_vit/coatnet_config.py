@@ -125,11 +125,6 @@ class CoAtNetConfig(ModelConfig):
         """The names of the blocks, in order."""
         return [block.name for block in self.blocks]
 
-    @property
-    def stage_names(self):
-        """The names of the last blocks of the stages, in order."""
-        return [f"stage_{s}_block_{depth:02d}" for s, depth in enumerate(self.depths, 1)]
-
     def grid(self, stage):
         """Returns (rows, columns) of the tables of a stage, counted from 1."""
         image_size = self.image_size
