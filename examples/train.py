@@ -23,7 +23,7 @@ from keras_vit.inspection import plot_history, plot_predictions
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise SystemExit('The images go through tf.data on every backend: pip install "keras-vit[data]"') from error
+    raise SystemExit("The images go through tf.data on every backend: pip install tensorflow") from error
 
 IMAGE_SIZE = 16
 CLASS_NAMES = [str(digit) for digit in range(10)]

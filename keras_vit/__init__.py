@@ -11,7 +11,7 @@ except (ModuleNotFoundError, ValueError) as _error:
     if isinstance(_error, ValueError) and "backend" in str(_error):
         _message = f"Keras has no such backend ({_error}): {_message}"
     elif _backend in ("tensorflow", "jax", "torch"):
-        _install = f'pip install "keras-vit[{_backend}]"'
+        _install = f"pip install {_backend}"
         _message = f"Keras is set to the backend {_backend}, which is not installed: {_install}, or {_message}"
     else:
         raise

@@ -9,8 +9,13 @@ from pathlib import Path
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
-# The extras that install a missing package.
-EXTRAS = {"tensorflow": "data", "tensorflow_datasets": "data", "matplotlib": "inspect", "PIL": "inspect"}
+# The packages that bring a missing module.
+PACKAGES = {
+    "tensorflow": "tensorflow",
+    "tensorflow_datasets": "tensorflow-datasets importlib_resources",
+    "matplotlib": "matplotlib",
+    "PIL": "pillow",
+}
 
 
 def _list(args):
@@ -323,8 +328,8 @@ def main(argv=None):
     try:
         args.run(args)
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
-        print(f"keras-vit: {error}" + (f': pip install "keras-vit[{extra}]"' if extra else ""), file=sys.stderr)
+        package = PACKAGES.get(str(error.name).partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+        print(f"keras-vit: {error}" + (f": pip install {package}" if package else ""), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         goes_on = "; run the same command to continue" if args.run is _train else ""

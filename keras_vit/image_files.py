@@ -64,7 +64,7 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError('Reading images needs Pillow: pip install "keras-vit[inspect]"') from error
+        raise ImportError("Reading images needs Pillow: pip install pillow") from error
     if of_bytes:
         data = file
     else:

@@ -14,7 +14,7 @@ def new_figure(width, height):
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('Plots need matplotlib: pip install "keras-vit[inspect]"') from error
+        raise ImportError("Plots need matplotlib: pip install matplotlib") from error
     # Unlike pyplot, this needs no display and keeps no global state.
     return Figure(figsize=(width, height), layout="constrained")
 

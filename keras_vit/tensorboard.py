@@ -26,7 +26,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         try:
             import tensorflow as tf  # noqa: TID251  Only TensorFlow writes TensorBoard's logs.
         except ImportError as error:
-            raise ImportError('TensorBoard logs need TensorFlow: pip install "keras-vit[tensorflow]"') from error
+            raise ImportError("TensorBoard logs need TensorFlow: pip install tensorflow") from error
         self._summary = tf.summary
         self._writer = tf.summary.create_file_writer(self.log_dir)
         self._left_out = None

@@ -115,15 +115,15 @@ def test_predict_takes_a_run_and_writes_a_row_an_image(capsys, caplog, tmp_path)
     assert status == 1 and "there is no folder" in err
 
 
-@pytest.mark.parametrize(("package", "extra"), [("tensorflow", "data"), ("matplotlib", "inspect")])
-def test_a_missing_package_is_named_with_what_brings_it(package, extra, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("package", ["tensorflow", "matplotlib"])
+def test_a_missing_package_is_named_with_what_brings_it(package, capsys, tmp_path, monkeypatch):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for i in range(4):
             keras.utils.save_img(tmp_path / name / f"{i}.png", np.zeros((9, 9, 3)), scale=False)
     monkeypatch.setitem(sys.modules, package, None)
     status, _, err = run(capsys, "train", "--recipe", "finetune_pets", "--data", tmp_path, "--out", tmp_path / "run")
-    assert status == 1 and err.count("\n") == 1 and f'pip install "keras-vit[{extra}]"' in err
+    assert status == 1 and err.count("\n") == 1 and err.endswith(f": pip install {package}\n")
     assert not (tmp_path / "run").exists()
 
 

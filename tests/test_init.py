@@ -24,7 +24,7 @@ def test_without_its_backend_any_command_says_in_a_line_what_to_install():
     done = run(WITHOUT_BACKEND.format(backend=backend, script="/usr/bin/keras-vit"), backend)
     assert done.returncode == 1 and done.stdout == ""
     said = done.stderr.strip().splitlines()[-1]
-    assert said.startswith("keras-vit: ") and f'pip install "keras-vit[{backend}]"' in said
+    assert said.startswith("keras-vit: ") and f"pip install {backend}, or" in said
     assert "Traceback" not in done.stderr
     done = run(WITHOUT_BACKEND.format(backend=backend, script="script.py"), backend)
     assert f"ImportError: Keras is set to the backend {backend}, which is not installed: pip install" in done.stderr

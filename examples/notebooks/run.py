@@ -5,7 +5,7 @@ environment variable KERAS_VIT_SAMPLES names; without either, they use scikit-le
 them.
 
 Command:  python examples/notebooks/run.py [NAME ...] [--check]
-Needs:    pip install "keras-vit[notebooks]"
+Needs:    pip install ".[notebooks]", in a clone of the repository
 """
 
 import argparse

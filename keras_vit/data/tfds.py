@@ -43,7 +43,8 @@ def load(
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise ImportError('`keras_vit.data.load` needs tensorflow-datasets: pip install "keras-vit[data]"') from error
+        packages = "tensorflow-datasets importlib_resources"
+        raise ImportError(f"`keras_vit.data.load` needs tensorflow-datasets: pip install {packages}") from error
     task = VTAB.get(name.removeprefix("vtab/")) if name.startswith("vtab/") else Task(name, "", 0)
     if task is None:
         raise ValueError(f"Expected a task of VTAB-1k, one of {', '.join(VTAB)}. Received: {name!r}")

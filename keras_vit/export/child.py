@@ -29,7 +29,7 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
     if importlib.util.find_spec(backend) is None:
         raise ImportError(
             f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
-            f'pip install "keras-vit[{backend}]"'
+            f"pip install {backend}"
         )
     job = {
         "path": sys.path,

@@ -139,7 +139,7 @@ def _client(package):
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ImportError(f'Names of this hub need the package {package}: pip install "keras-vit[hub]"') from error
+        raise ImportError(f"Names of this hub need the package {package}: pip install {package}") from error
 
 
 def _sentence(error):

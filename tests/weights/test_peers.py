@@ -1,5 +1,5 @@
 """Our files in the code bases that they are written for. Skipped, and said so, where those are not installed, unless
-KERAS_VIT_PEERS=1 makes that a failure (`pip install "keras-vit[peers]"`, then `pip install --no-deps timm`)."""
+KERAS_VIT_PEERS=1 makes that a failure (`pip install -e ".[peers]"`, then `pip install --no-deps timm`)."""
 
 import functools
 import json
