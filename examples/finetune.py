@@ -1,8 +1,8 @@
 """Fits a linear head to a pretrained Vision Transformer on a folder of images or a TFDS dataset.
 
 The backbone is frozen: features are computed once and a head is trained on them. The saved model takes raw images in
-[0, 255] at --image-size. To train all weights or LoRA, see `keras-vit train --recipe finetune_flowers17` and
-`lora_flowers17`.
+[0, 255] at --image-size. To train all weights, see `keras-vit train --recipe finetune_flowers17 --data flowers17`; for
+LoRA, the recipe `lora_flowers17`.
 
 Paper:    arXiv 2010.11929, section 4.1 (linear evaluation), section 3.2 (higher resolution).
 Command:  python examples/finetune.py --weights ViT-B_16-224.npz --dataset flowers17 --holdout 0.5

@@ -9,8 +9,8 @@
 # **Contents**: 1 Install without a network · 2 The files · 3 Settings · 4 One model per fold · 5 Mistakes on held-out
 # images · 6 submission.csv · 7 Several labels, or a number
 #
-# It needs `keras_vit` with the extras `data` and `inspect`, pandas, and one of TensorFlow, JAX and PyTorch; the
-# environment variable `KERAS_BACKEND` chooses one.
+# It needs `keras_vit` with the extras `data` and `inspect`, pandas, scikit-learn, and one of TensorFlow, JAX and
+# PyTorch; the environment variable `KERAS_BACKEND` chooses one.
 #
 # ## 1 Install without a network
 #

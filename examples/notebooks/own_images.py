@@ -14,8 +14,8 @@
 #
 # **Contents**: 1 Find images and weights · 2 Twenty lines · 3 How it went · 4 New files
 #
-# It needs `keras_vit` with the extras `data` and `inspect`, pandas, and one of TensorFlow, JAX and PyTorch; the
-# environment variable `KERAS_BACKEND` chooses one.
+# It needs `keras_vit` with the extras `data` and `inspect`, pandas, scikit-learn, and one of TensorFlow, JAX and
+# PyTorch; the environment variable `KERAS_BACKEND` chooses one.
 
 # %%
 import os

@@ -383,7 +383,7 @@ for axes in panels:
 # This is far above guessing and far below what CIFAR-10 allows: the run is a few minutes on a processor. It is also
 # what the paper says of its model: without the locality that a convolution has built in, it has to learn from pictures
 # which of them matter, and "large scale training trumps inductive bias". Show it all 50,000 pictures for many epochs on
-# a GPU, with the recipe `keras-vit train --recipe scratch_cifar10`, or start from a pre-trained ViT.
+# a GPU, with `keras-vit train --recipe scratch_cifar10 --data cifar10`, or start from a pre-trained ViT.
 
 # %%
 shown = slice(0, 15)

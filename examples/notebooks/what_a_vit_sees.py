@@ -8,10 +8,10 @@
 # **Contents**: 1 Model and pictures · 2 Predictions · 3 Embedding filters · 4 Position embeddings · 5 Attention
 # distance · 6 Attention maps · 7 Attention rollout · 8 Attention for one class
 #
-# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
-# `KERAS_BACKEND` chooses one. With the published ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet), the pictures
-# `coco_cats.png` and the folder `flowers17`, it shows that model. Without them, it trains a small ViT on scikit-learn's
-# handwritten digits and shows that one; the texts below are about ViT-B/16.
+# It needs `keras_vit` with the extra `inspect`, scikit-learn, and one of TensorFlow, JAX and PyTorch; the environment
+# variable `KERAS_BACKEND` chooses one. With the published ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet), the
+# pictures `coco_cats.png` and the folder `flowers17`, it shows that model. Without them, it trains a small ViT on
+# scikit-learn's handwritten digits and shows that one; the texts below are about ViT-B/16.
 
 # %%
 import os
