@@ -21,7 +21,8 @@ def synchronize(model: keras.Model) -> keras.Model:
 
     Example:
 
-    >>> model.compile(keras_vit.training.adamw(1e-3), "sparse_categorical_crossentropy")  # doctest: +SKIP
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile(keras_vit.training.adamw(1e-3), loss)  # doctest: +SKIP
     >>> keras_vit.distribution.synchronize(model).fit(data)  # doctest: +SKIP
     """
     backend = keras.backend.backend()
