@@ -243,7 +243,7 @@ _SETTINGS = {
     "scratch_cifar10_hybrid": _SCRATCH
     | {
         "source": "keras_vit; a small hybrid (arXiv 2010.11929, section 3.1) for a CPU",
-        "cost": "45 minutes on 2 CPU cores, from the step rate (TensorFlow, --set dtype=mixed_bfloat16)",
+        "cost": "98 minutes of 2 CPU cores (TensorFlow, --set dtype=mixed_bfloat16)",
         "expected": "test accuracy 0.8334",
         "dataset": "cifar10",
         "image_size": 64,
