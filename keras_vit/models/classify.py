@@ -33,7 +33,8 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it is not an image, or the model takes neither 1 nor 3 channels.
+        ValueError: If it is not an image, or the model takes other than 1, 3 or 4 channels.
+        ImportError: If Pillow is not installed.
 
     Example:
 

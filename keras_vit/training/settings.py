@@ -26,7 +26,8 @@ class Recipe:
         dataset: The TFDS name of the source's data.
         train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
-        family: "vit", "bit" or "coatnet", which `keras_vit.ViT`, `BiT` or `CoAtNet` builds.
+        family: "vit", "bit", "coatnet" or "efficientnet", which `keras_vit.ViT`, `BiT`, `CoAtNet` or `EfficientNet`
+            builds.
         variant, image_size, weights: As for that builder.
         model: Other arguments of it.
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
