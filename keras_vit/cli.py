@@ -230,6 +230,7 @@ def build_parser():
     weights = commands.add_parser("weights", help=help, **_page(help, examples))
     actions = weights.add_subparsers(required=True, title="actions", metavar="ACTION")
 
+    kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"
     help = "list the published checkpoints known by name"
     examples = ["keras-vit weights list ViTB16", "keras-vit weights list dino --columns name,license,url"]
     add = command("list", _list, help, examples, {}, actions).add_argument
@@ -244,10 +245,10 @@ def build_parser():
     help = "write a checkpoint in another code base's format"
     examples = ["keras-vit weights convert ViT-B_16-224.npz vit_b16 --to huggingface"]
     add = command("convert", _convert, help, examples, SOURCE | MODEL, actions).add_argument
-    add("source_path", metavar="SRC", help="a file, a folder, a name from `weights list`, or hf://owner/name")
+    add("source_path", metavar="SRC", help=kept)
     add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    help = "activation or layer_norm_epsilon may differ"
+    help = "a setting that may differ: activation, layer_norm_epsilon, resnet_epsilons or pool_padding"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
@@ -255,7 +256,6 @@ def build_parser():
     action = command("predict", _predict, "name the classes of images", examples, TABLE | MODEL)
     add = action.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
-    kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"
     add("--weights", required=True, metavar="MODEL", help=kept)
     add("--top", type=int, metavar="N", help="classes per image (default: 5; in a CSV file 1)")
     form = action.add_mutually_exclusive_group()
@@ -281,7 +281,8 @@ def build_parser():
     help = "the classes' names for a SavedModel, one per line (default: the model's)"
     add("--labels", type=Path, metavar="FILE", help=help)
     add("--attention", action="store_true", help="add a signature of the attention rollout to a SavedModel of a ViT")
-    help = "of weights in the other formats: float32 (default), float16, bfloat16, int8, and for openvino int8_static"
+    kinds = "float32 (default), float16, bfloat16, int8; for openvino also int8_static"
+    help = f"precision of the stored weights, not for saved_model: {kinds}"
     add("--precision", default="float32", metavar="DTYPE", help=help)
     add("--verify", nargs="+", metavar="IMAGE", help="image files to compare the outputs on")
     add("--overwrite", action="store_true", help="replace existing files")
@@ -301,22 +302,25 @@ def build_parser():
     add = action.add_argument
     add("--recipe", default="finetune", metavar="NAME", help="a name from `recipes` (default: finetune)")
     add("--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset")
-    add("--label-column", default="label", metavar="NAME", help="of the CSV file (default: label)")
+    add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
     add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: TFDS' own)")
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
-    help = "to start from: a path, hf://owner/name, a tag such as imagenet21k, or none (default: the recipe's)"
+    help = "checkpoint to start from: a path, hf://owner/name, a tag (imagenet21k), or none (default: the recipe's)"
     add("--weights", metavar="MODEL", help=help)
     add("--set", **SETTINGS, help="change a recipe setting, one of those that `recipes NAME` shows")
     help = "steps between checkpoints in an epoch (default: 500)"
     add("--save-every", type=int, default=500, metavar="N", help=help)
-    add("--seed", type=int, default=0, metavar="N", help="of weights, order and augmentation (default: 0)")
+    help = "seed of the initial weights, the order and the augmentation (default: 0)"
+    add("--seed", type=int, default=0, metavar="N", help=help)
     kinds = "data, and on JAX fsdp, tensor or fsdp+tensor"
     add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: on one)")
-    help = "that share a model with tensor (default: all) or fsdp+tensor (2)"
+    help = "devices that share one model (default: all with tensor, 2 with fsdp+tensor)"
     add("--model-devices", type=int, metavar="N", help=help)
-    add("--processes", type=int, metavar="N", help="start N on this machine; or their number, with --process-id")
-    add("--process-id", type=int, metavar="I", help="of this process, from 0 (default: as torchrun, SLURM, ... say)")
-    help = "the address of process 0 (default: as torchrun, TF_CONFIG, ... say)"
+    help = "start this many processes here; with --process-id, the number of all processes"
+    add("--processes", type=int, metavar="N", help=help)
+    help = "number of this process, from 0 (default: from torchrun, SLURM, TF_CONFIG or Keras)"
+    add("--process-id", type=int, metavar="I", help=help)
+    help = "the address of process 0 (default: from torchrun, TF_CONFIG or Keras)"
     add("--coordinator", metavar="HOST:PORT", help=help)
     return parser
 
