@@ -81,7 +81,8 @@ def load_weights(
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
             "geometric" (timm). None: as in the source's code.
         sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache.
-            Without any, and without checksums in the format, weights beyond 10,000 are refused.
+            Without any, and without checksums in the format, files with a weight above 10,000 or below -10,000 are
+            refused.
 
     Returns:
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
