@@ -38,6 +38,8 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads an image with Pillow, as uint8 (height, width, channels).
 
+    Not to be confused with `keras_vit.read_image`, which resizes and crops for a model, and returns float32.
+
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
         channels: 1 (grayscale), 3 (RGB) or 4 (RGBA), regardless of the file.

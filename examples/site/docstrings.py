@@ -47,11 +47,13 @@ def linked(text, room, own):
 
 def public_path(name, room):
     """Returns the path of a public object by its name, as docstrings of a room write it, or None."""
+    # `keras_vit.read_image` is another one than that of `keras_vit.data`.
+    places = ("keras_vit",) if name.startswith("keras_vit.") else (room, "keras_vit")
     name = name.removeprefix("keras_vit.")
     module, _, last = name.rpartition(".")
     if module:
         return f"keras_vit.{name}" if last in getattr(getattr(keras_vit, module, None), "__all__", ()) else None
-    for place in (room, "keras_vit"):
+    for place in places:
         if name in exported(place) and callable(exported(place)[name]):
             return f"{place}.{name}"
     return None

@@ -21,8 +21,14 @@ def join(coordinator: str | None = None, num_processes: int | None = None, proce
     (KERAS_DISTRIBUTION_JOB_ADDRESSES, ..._NUM_PROCESSES, ..._PROCESS_ID), TensorFlow (TF_CONFIG) and SLURM
     (SLURM_NTASKS, SLURM_PROCID; the coordinator comes from the others or the argument). Without any, does nothing.
 
+    Args:
+        coordinator: "HOST:PORT" of process 0.
+        num_processes: Int of at least 1.
+        process_id: Int from 0.
+
     Raises:
-        ValueError: If only some of the three are known.
+        ValueError: If only some of the three are known, or one is out of range.
+        RuntimeError: On TensorFlow.
     """
     given = (coordinator, num_processes, process_id)
     found = [a if a is not None else b for a, b in zip(given, from_environment(os.environ), strict=True)]

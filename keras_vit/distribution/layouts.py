@@ -124,6 +124,9 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
         auto_shard_dataset: Bool, whether Keras splits a tf.data.Dataset among several processes; False if each process
             has its own part already.
 
+    Raises:
+        RuntimeError: On another backend than JAX.
+
     Example:
 
     >>> keras.distribution.set_distribution(keras_vit.distribution.data_parallel())  # doctest: +SKIP
@@ -134,7 +137,17 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
 
 
 def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which the axis "model" splits the blocks by `layout_map`, and "data" each batch."""
+    """Returns a distribution in which the axis "model" splits the blocks by `layout_map`, and "data" each batch.
+
+    Args:
+        mesh: From `device_mesh(model=n)`; n devices share one copy of the blocks.
+        auto_shard_dataset: As in `data_parallel`.
+
+    Raises:
+        ValueError: If the mesh has other axes.
+
+    Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
+    """
     return Layouts(layout_map(mesh), auto_shard_dataset=auto_shard_dataset)
 
 
@@ -155,6 +168,9 @@ def fsdp(
         min_size: Int of at least 1, the numbers in a variable that is worth splitting.
         layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
         auto_shard_dataset: As in `data_parallel`.
+
+    Raises:
+        RuntimeError: On another backend than JAX.
 
     Reference: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stage 3.
     """

@@ -62,7 +62,11 @@ def knn_from_features(
     temperature: float = 0.07,
     verbose: int = 1,
 ) -> float:
-    """Like `knn_accuracy`, from precomputed features, as in `few_shot_from_features`.
+    """Like `knn_accuracy`, from precomputed features; the other arguments and the result are the same.
+
+    Args:
+        train_features, test_features: (num_images, num_features).
+        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
 
     Example:
 

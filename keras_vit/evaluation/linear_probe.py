@@ -87,7 +87,11 @@ def linear_probe_from_features(
     seed: int = 0,
     verbose: int = 1,
 ) -> LinearProbeResult:
-    """Like `linear_probe_accuracy`, from precomputed features, as in `few_shot_from_features`.
+    """Like `linear_probe_accuracy`, from precomputed features; the other arguments and the result are the same.
+
+    Args:
+        train_features, test_features: (num_images, num_features).
+        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
 
     Example:
 

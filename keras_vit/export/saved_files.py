@@ -110,7 +110,13 @@ def prediction_log():
 
 
 def describe(path):
-    """Describes the signatures of the SavedModel in the folder `path`, one per line and sorted, without loading it.
+    """Describes the signatures of a SavedModel, one per line and sorted, without loading it.
+
+    Args:
+        path: Path of the folder that holds `saved_model.pb`. Reading it needs TensorFlow.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
 
     Example:
 

@@ -27,6 +27,8 @@ logger = logging.getLogger("keras_vit")
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
     """Reads an image as float32 (height, width, channels) in 0..255, resized and cropped as in the model's evaluation.
 
+    Not to be confused with `keras_vit.data.read_image`, which returns the whole picture as uint8.
+
     Args:
         path: Path of a file in any format that Pillow reads.
         model: A model of this package. For a model of any size, the image keeps its size.

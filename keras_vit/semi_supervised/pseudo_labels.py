@@ -72,7 +72,7 @@ class PseudoLabels:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "PseudoLabels":
-        """Reads a file that `save` wrote; raises a ValueError if it is damaged."""
+        """Reads a file that `save` wrote; raises FileNotFoundError if there is none, ValueError if it is damaged."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"Expected `path` to be a file of pseudo labels. Received: {str(path)!r}")
         try:

@@ -29,7 +29,10 @@ def list_weights(architecture: str | None = None) -> list[Row]:
         architecture: Name of a builder, such as "ViTB16", to list only its checkpoints; None lists all.
 
     Returns:
-        A list of rows with name, url, source, hash, resolution, preprocessing, accuracy (percent) and license.
+        A list of named tuples: `name`, `architecture`, `tag`, `url`, `source`, `sha256`, `sha256_prefix`, `resolution`
+        (pixels), `num_classes` (0 without a classifier), `mean`, `std`, `interpolation`, `crop_fraction`, `accuracy`
+        (ImageNet top-1 in percent, or None), `license` and `filename`; and the property `preprocessing`, a
+        `keras_vit.Preprocessing`.
 
     Raises:
         ValueError: If no checkpoint of that architecture is known.
