@@ -1,6 +1,5 @@
 """Tables of the models and of their published checkpoints, from the package."""
 
-import inspect
 import re
 
 import keras
@@ -35,20 +34,20 @@ def names_of(family):
     return [name for name in builders.__all__ if re.match(FAMILIES[family], name)]
 
 
-def count_parameters(name):
-    """Returns the number of parameters of a builder's model; only shapes are made, no weights."""
+def model_of(name):
+    """Returns a builder's model; only shapes are made, no weights."""
     with keras.StatelessScope(initialize_variables=False):
-        count = getattr(builders, name)().count_params()
+        model = getattr(builders, name)()
     keras.utils.clear_session(free_memory=False)
-    return count
+    return model
 
 
 def family(name):
     """The builders of a family: variant, default image size, parameters, and published checkpoints."""
     rows = []
     for builder in names_of(name):
-        function = getattr(builders, builder)
-        variant = re.search(r"\(\"([^\"]+)\"", function.__doc__)[1]
+        model = model_of(builder)
+        variant = re.search(r"\(\"([^\"]+)\"", getattr(builders, builder).__doc__)[1]
         tags = [
             f'"{row.tag}"' + (f" ({row.accuracy:.1f})" if row.accuracy else "")
             for row in keras_vit.list_weights()
@@ -58,8 +57,8 @@ def family(name):
             [
                 f"[`{builder}`][keras_vit.{builder}]",
                 f"`{variant}`",
-                inspect.signature(function).parameters["image_size"].default,
-                f"{count_parameters(builder) / 1e6:,.1f}",
+                model.input_shape[1],
+                f"{model.count_params() / 1e6:,.1f}",
                 ", ".join(tags),
             ]
         )

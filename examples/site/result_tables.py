@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from markdown_table import markdown_table
-from model_tables import count_parameters
+from model_tables import model_of
 
 from keras_vit.costs import PAPER
 from keras_vit.training import RECIPES
@@ -80,7 +80,7 @@ def linked(text):
 def parameters():
     """The parameter counts that the papers state."""
     rows = [
-        [f"ViT-{variant}", millions, f"{count_parameters('ViT' + variant.replace('/', '')) / 1e6:.1f}"]
+        [f"ViT-{variant}", millions, f"{model_of('ViT' + variant.replace('/', '')).count_params() / 1e6:.1f}"]
         for variant, millions in PAPER.items()
     ]
     return markdown_table(["Model", "Paper (M)", "Ours (M)"], rows)

@@ -56,6 +56,8 @@ def test_the_table_of_a_family_shows_sizes_and_checkpoints(site):
     row = next(line for line in table.splitlines() if "`DeiTB16`" in line)
     assert row.startswith("| [`DeiTB16`][keras_vit.DeiTB16] | `B/16` | 224 | 86.6 |")
     assert '"imagenet2012" (81.8), "imagenet2012_384" (82.9)' in row
+    row = next(line for line in site("model_tables").family("EfficientNet").splitlines() if "`EfficientNetB1`" in line)
+    assert "| `B1` | 240 | 7.9 |" in row
 
 
 def test_each_marker_is_a_table_and_each_table_is_shown(site):
