@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers.base import Layer
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
@@ -21,7 +21,7 @@ def batch_norm(name, epsilon, **kwargs):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class InvertedBottleneck(Layer):
+class InvertedBottleneck(CompositeLayer):
     """The MBConv block of EfficientNet: a residual branch that is wider inside, with a depthwise convolution.
 
     The branch is a 1 x 1 convolution to `expansion` times the channels, a depthwise convolution, squeeze-and-excitation
@@ -108,6 +108,10 @@ class InvertedBottleneck(Layer):
             layer.build(shape)
         self.project_norm.build((None, None, None, self.filters))
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
+        self.restore_changes()
+
+    def dense_layers(self):
+        return [self.squeeze_excitation.reduce, self.squeeze_excitation.expand]
 
     def call(self, images, training=None):
         x = images

@@ -11,7 +11,7 @@ from keras import ops
 import keras_vit
 from keras_vit import inspection, pretraining
 from keras_vit.training.layer_decay import layer_multipliers
-from keras_vit.training.trainable import freeze
+from keras_vit.training.trainable import enable_lora, freeze
 from tests.contract import check_model, check_nan, randomize
 
 pytestmark = pytest.mark.in_turn
@@ -215,9 +215,25 @@ def test_multiply_adds(variant, size, billions, count_params):
     assert found[0].multiply_adds / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+def test_quantized_to_int8_and_reloaded(tmp_path):
+    model = build()
+    randomize(model, np.random.default_rng(0))
+    model.quantize("int8")
+    modes = [
+        dense.quantization_mode for name in model.config.block_names for dense in model.get_layer(name).dense_layers()
+    ]
+    assert modes and set(modes) == {"int8"}
+    x = images(1, 33, 48, 3)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "function, expected",
     [
+        (lambda model, x: enable_lora(model, 2), "a model of this package's builders, with transformer blocks"),
         (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
         (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
         (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT"),
