@@ -9,6 +9,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.models.backbone import parts_of
+from keras_vit.record import config_of
 
 
 class Parameters(NamedTuple):
@@ -68,6 +69,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
             f"Expected a model with something left to train. Received: model {model.name!r}, which has no weights "
             "above its frozen layers. Add a head, as with num_classes, or freeze fewer blocks."
         )
+    _refuse_quantized(model, trained)
     unfreeze(model)
     for layer in frozen:
         layer.trainable = False
@@ -114,7 +116,7 @@ def enable_lora(
         train_norms: Bool, also train all norms.
 
     Raises:
-        ValueError: If the model has no transformer blocks, or has LoRA already.
+        ValueError: If the model has no transformer blocks, has LoRA already, or a quantized head with `train_head`.
 
     Example:
 
@@ -130,6 +132,8 @@ def enable_lora(
     parts = _parts(model)
     if has_lora(model):
         raise ValueError(f"Expected a model without LoRA. Received: model {model.name!r}, which has it already.")
+    if train_head:
+        _refuse_quantized(model, parts.others)
     unfreeze(model)
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
@@ -182,6 +186,16 @@ def merge_lora(model: keras.Model) -> keras.Model:
     return merged
 
 
+def _refuse_quantized(model, layers):
+    """Raises if a layer to train has a quantized kernel, which has no gradient."""
+    layers = [dense for layer in layers for dense in (_dense_layers([layer]) or [layer])]
+    if names := [layer.path for layer in layers if getattr(layer, "quantization_mode", None)]:
+        raise ValueError(
+            "Expected layers to train that are not quantized: quantize after the training, or all layers but these. "
+            f"Received: model {model.name!r} with quantized {', '.join(names)}"
+        )
+
+
 def _without_lora(config):
     """Removes the LoRA of its layers from a model's config."""
     if isinstance(config, list):
@@ -196,7 +210,8 @@ def _without_lora(config):
 
 def _parts(model):
     parts = parts_of(model)
-    if not _dense_layers(parts.blocks):
+    # Those of EfficientNet are in its squeeze-and-excitation alone.
+    if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a model of this package's builders, with transformer blocks. "
             f"Received: model {model.name!r} with blocks {', '.join(block.name for block in parts.blocks)}"

@@ -290,6 +290,18 @@ def test_training_goes_on_after_a_reload(tmp_path):
         np.testing.assert_allclose(each.predict(IMAGES, verbose=0), expected, atol=1e-5)
 
 
+def test_a_quantized_head_is_not_trained():
+    model = tiny.build(num_layers=1)
+    model.quantize("int8")
+    for train in (freeze, lambda model: enable_lora(model, rank=2)):
+        with pytest.raises(ValueError, match="layers to train that are not quantized: .* with quantized head"):
+            train(model)
+    with pytest.raises(ValueError, match="with quantized head, block_00/attention/qkv, .*, block_00/mlp/dense_2"):
+        freeze(model, blocks=0)
+    assert not trainable.has_lora(model)
+    enable_lora(model, rank=2, train_head=False)
+
+
 @pytest.mark.parametrize("name", ["own_head", "nested", "mixed_bfloat16", "int8", "int8_before"])
 def test_it_comes_back_in_every_model(name, tmp_path):
     before = keras.config.dtype_policy()
