@@ -24,6 +24,9 @@ class RecordedModel(keras.Model):
         super().__init__(*args, **kwargs)
         # Keras would track the layers in it.
         vars(self)["_reading"] = graph.last_reading(self)
+        # By it, `compile` scales the loss. A functional model's config does not keep it.
+        if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
+            self.dtype_policy = "mixed_float16"
 
     def __setattr__(self, name, value):
         # Otherwise Keras would track the new layer, and on PyTorch no error would say that it is unused.

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit.models.inputs import graph_of, range_of
+from keras_vit.models.watch import sublayers
 from keras_vit.training import costs
 from keras_vit.training.batches import data_problems, look, names_differ, num_replicas, step_problems
 from keras_vit.training.labels_and_loss import counts_of, likely_loss, loss_of, loss_problems
@@ -126,6 +127,15 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
     problems += step_problems(seen, steps, steps_per_epoch, replicas)
     parameters, (checkpoint, memory) = count_parameters(model), costs.state_bytes(model)
+    if (
+        compiled
+        and not _scales_loss(model)
+        and any(x.compute_dtype == "float16" for x in sublayers(model, keras.Layer))
+    ):
+        doubts.append(
+            "some layers compute in float16, in which small gradients are lost: wrap the optimizer in "
+            "keras.optimizers.LossScaleOptimizer"
+        )
     if model.weights and not parameters.trainable:
         problems.append("Expected weights to train. Received: a model whose weights are all frozen")
     if out is not None:
@@ -176,6 +186,13 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     if verbose:
         print(result)
     return result
+
+
+def _scales_loss(model):
+    optimizer = model.optimizer
+    while optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer is not None
 
 
 def _num_classes(graph):

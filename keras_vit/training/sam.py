@@ -57,7 +57,8 @@ class SAM(TrainingWrapper):
     """
 
     def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):
-        super().__init__(**kwargs)
+        # By its policy, `compile` decides whether to scale the loss. The model casts its inputs itself.
+        super().__init__(**{"dtype": model.dtype_policy, "autocast": False, **kwargs})
         self.model = model
         self.rho = arguments.positive_number("rho", rho)
         self.built = model.built

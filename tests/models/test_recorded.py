@@ -6,6 +6,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.recorded import RecordedModel, cut_from
+from keras_vit.training import SAM
 from tests.tiny import build
 
 
@@ -24,6 +25,19 @@ def test_a_model_is_built_in_its_own_dtype():
     assert model.get_layer("block_00").mlp.dense_1.compute_dtype == "bfloat16"
     assert model.get_layer("head").compute_dtype == "float32"
     assert build().get_layer("block_00").compute_dtype == keras.config.dtype_policy().compute_dtype
+
+
+def test_the_loss_of_a_model_in_float16_is_scaled_however_it_was_made(tmp_path):
+    model = build(num_layers=1, dtype="mixed_float16")
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
+    for each in (model, again, keras.models.clone_model(model), cut, SAM(again)):
+        each.compile("sgd", "mse")
+        assert isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)
+    plain = build(num_layers=1, dtype="mixed_bfloat16")
+    plain.compile("sgd", "mse")
+    assert not isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def test_the_global_policy_stays_where_building_fails():

@@ -173,6 +173,15 @@ def test_what_may_be_meant_is_said_once(model, caplog):
     assert "scaled to 0..1" in caplog.messages[0] and "none of 1 classes: 4" in caplog.messages[1]
 
 
+def test_an_optimizer_that_does_not_scale_the_loss_of_float16():
+    inner = build(dtype="mixed_float16")
+    outer = keras.Model(inner.input, keras.layers.Dense(5)(inner.get_layer("pre_logits").output))
+    for optimizer, number in (("sgd", 1), (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), 0)):
+        outer.compile(optimizer, SPARSE)
+        found = preflight(outer, (IMAGES, LABELS), verbose=0)
+        assert sum("LossScaleOptimizer" in text for text in found.warnings) == number
+
+
 def test_nothing_to_train():
     model = build()
     model.trainable = False
