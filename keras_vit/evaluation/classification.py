@@ -13,13 +13,14 @@ from numpy.typing import ArrayLike
 from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
 from keras_vit.evaluation.features import outputs_and_labels
+from keras_vit.models.inputs import graph_of
 
 # The image number, from 1, as in ILSVRC2012_val_00000001.JPEG; the class's wnid may follow.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 
 def accuracy(
-    model: keras.Model, data: Any, *, k: int | Sequence[int] = (1, 5), batch_size: int = 32, verbose: int = 1
+    model: keras.Model, data: Any, *, k: int | Sequence[int] | None = None, batch_size: int = 32, verbose: int = 1
 ) -> dict[str, float]:
     """Measures the top-k accuracy of a classifier, as {"top_1": 0.81, "top_5": 0.96}.
 
@@ -29,7 +30,7 @@ def accuracy(
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
         data: Labeled test images; like `batch_size` and `verbose`, as in `extract_features`.
-        k: Int or ints.
+        k: Int or ints. None: 1, and 5 if there are as many classes.
 
     Example:
 
@@ -37,8 +38,12 @@ def accuracy(
     >>> accuracy(model, (np.zeros((4, 32, 32, 3)), np.array([0, 1, 4, 9])), verbose=0)
     {'top_1': 0.25, 'top_5': 0.75}
     """
-    counts = one_or_more("k", k, arguments.positive_int)
+    counts, graph = None if k is None else one_or_more("k", k, arguments.positive_int), graph_of(model)
+    if graph is not None and len(graph.outputs) == 1:
+        # Before all images are computed.
+        _check_classes(graph.outputs[0].shape[-1], max(counts or [1]))
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
+    counts = counts or [count for count in (1, 5) if count <= outputs.shape[1]]
     return {f"top_{count}": top_k_accuracy(outputs, labels, k=count) for count in counts}
 
 
@@ -59,12 +64,19 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     if len(predictions) != len(labels):
         raise invalid("labels", f"one per prediction, {len(predictions)}", len(labels))
     num_classes = predictions.shape[1]
+    _check_classes(num_classes, arguments.positive_int("k", k))
     _check_highest(labels.max(), num_classes)
-    if arguments.positive_int("k", k) > num_classes:
-        raise invalid("k", f"at most {num_classes}, the number of classes", k)
     own = np.take_along_axis(predictions, labels[:, None], axis=1)
     before = (predictions > own) | ((predictions == own) & (np.arange(num_classes) < labels[:, None]))
     return float(np.mean(before.sum(axis=1) < k))
+
+
+def _check_classes(num_classes, k):
+    if num_classes == 1:
+        expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
+        raise invalid("predictions", expected, "one output")
+    if k > num_classes:
+        raise invalid("k", f"at most {num_classes}, the number of classes", k)
 
 
 def imagenet_real_accuracy(

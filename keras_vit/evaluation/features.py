@@ -113,4 +113,6 @@ def _batches(data, batch_size):
         images, labels = map(to_numpy, data)
         _check_counts(images, labels)
         return sliced((images, labels), size), -(-len(images) // size)
+    if isinstance(data, tuple) and is_arrays(data, (1, 3)):
+        raise invalid("data", "two arrays, (images, labels)", len(data))
     return finite_batches(data, "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches")

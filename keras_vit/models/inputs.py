@@ -29,8 +29,14 @@ def to_numpy(x):
 
 
 def is_arrays(data, counts=(2,)):
-    """Whether data is a tuple or list of arrays whose length is in `counts`."""
-    return isinstance(data, (tuple, list)) and len(data) in counts and all(hasattr(part, "shape") for part in data)
+    """Whether data is a tuple or list, its length in `counts`, of an array and more arrays or lists of numbers."""
+
+    def is_list(part):
+        return isinstance(part, (tuple, list)) and len(part) and np.isscalar(part[0])
+
+    if not isinstance(data, (tuple, list)) or len(data) not in counts or not hasattr(data[0], "shape"):
+        return False
+    return all(hasattr(part, "shape") or is_list(part) for part in data)
 
 
 def sliced(parts, batch_size):

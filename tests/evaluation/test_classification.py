@@ -36,6 +36,8 @@ def test_as_scikit_learn():
 def test_a_head_that_is_zero_is_no_better_than_chance():
     found = accuracy(build(head_init="zeros", num_classes=10), (np.zeros((10, 16, 16, 3)), np.arange(10)), verbose=0)
     assert found == {"top_1": 0.1, "top_5": 0.5}
+    few = build(head_init="zeros", num_classes=4), (np.zeros((4, 16, 16, 3)), [0, 1, 2, 3])
+    assert accuracy(*few, verbose=0) == {"top_1": 0.25}
 
 
 def test_bad_input():
@@ -50,6 +52,13 @@ def test_bad_input():
         top_k_accuracy(scores * np.nan, [0, 1, 2])
     with pytest.raises(ValueError, match="`k`"):
         accuracy(None, None, k=0)
+    with pytest.raises(ValueError, match="`k`. Expected at most 5, the number of classes. Received: 6"):
+        accuracy(build(), None, k=(1, 6))
+    for refused in (lambda: accuracy(build(num_classes=1), None), lambda: top_k_accuracy(scores[:, :1], [0, 0, 0])):
+        with pytest.raises(ValueError, match="one output for each class, two or more: .* Received: one output"):
+            refused()
+    with pytest.raises(ValueError, match="two arrays, .images, labels.. Received: 3"):
+        accuracy(build(), (IMAGES, LABELS, LABELS))
     with pytest.raises(ValueError, match="Expected a model with one output. Received: .* with 2"):
         accuracy(build(distillation_token=True, return_both_heads=True), (IMAGES, LABELS), verbose=0)
 

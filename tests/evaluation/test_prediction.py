@@ -41,6 +41,7 @@ def test_any_data_gives_the_probabilities_of_each_image():
         IMAGES,
         keras.ops.convert_to_tensor(IMAGES),
         (IMAGES, np.arange(5)),
+        (IMAGES, [0, 1, 2, 3, 4]),
         [IMAGES[:3], IMAGES[3:]],
         Batches(),
         tf.data.Dataset.from_tensor_slices(IMAGES).batch(3),
