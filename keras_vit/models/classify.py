@@ -47,7 +47,10 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 def _read_for(path, model, tta):
     """`read_image`, 8/7 as large for the crops of `tta`."""
-    _, height, width, channels = model.input_shape
+    if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
+        shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
+        raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
+    _, height, width, channels = model.inputs[0].shape
     image = image_files.read_image(path, channels)
     if height is None or width is None:
         return image.astype("float32")

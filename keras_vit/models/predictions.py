@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import numbers
 from importlib import resources
 
 import keras
@@ -81,8 +82,8 @@ def decode_predictions(
 def checked_top(top, classes):
     """Returns `top`, by default 5 or all classes if there are fewer; raises if it is out of range."""
     top = min(5, len(classes)) if top is None else top
-    if not 1 <= top <= len(classes):
-        raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top}")
+    if isinstance(top, bool) or not isinstance(top, numbers.Integral) or not 1 <= top <= len(classes):
+        raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top!r}")
     return top
 
 

@@ -1,5 +1,7 @@
 """Layer-wise learning-rate decay: layers further from the head learn more slowly."""
 
+from collections.abc import Mapping
+
 import keras
 from keras import ops
 
@@ -69,8 +71,8 @@ class LayerDecay(keras.optimizers.Optimizer):
     gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer per layer, has neither.
 
     Args:
-        optimizer: The `keras.optimizers.Optimizer` to wrap, without `use_ema`, which would average the unscaled
-            weights.
+        optimizer: The `keras.optimizers.Optimizer` to wrap, or its name, without `use_ema`, which would average the
+            unscaled weights.
         multipliers: A dict from layer names to factors, as from `layer_multipliers`.
 
     Raises:
@@ -86,6 +88,10 @@ class LayerDecay(keras.optimizers.Optimizer):
     """
 
     def __init__(self, optimizer, multipliers, name="layer_decay"):
+        optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(multipliers, Mapping):
+            expected = "a dict from layer names to factors, as from `layer_multipliers`"
+            raise arguments.invalid("multipliers", expected, multipliers)
         if optimizer.use_ema:
             raise ValueError(
                 f"Expected an optimizer with use_ema=False. Received: {optimizer.name!r} with use_ema=True"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
@@ -81,6 +82,7 @@ def run(
     >>> flowers = functools.partial(keras_vit.data.load, "oxford_flowers102")
     >>> keras_vit.training.run(recipe, flowers, "runs/flowers")  # doctest: +SKIP
     """
+    arguments.non_negative_int("seed", seed, 2**32 - 1)
     with distributed(distribution, model_devices) as split:
         return _run(recipe, make_dataset, Path(out), split, weights, seed, save_every, callbacks, verbose)
 

@@ -180,7 +180,8 @@ def _check(model, format, source, sizes, variables, allow, told):
     for name, here, there in differing_settings(model, settings, allow):
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
-            f"with {name}={here!r}. Nothing was written. Pass allow=({name!r},) to write it nevertheless."
+            f"with {name}={here!r}. Nothing was written. To write it nevertheless, pass allow=({name!r},) "
+            f"(--allow {name})."
         )
 
 

@@ -95,6 +95,9 @@ def test_bad_input_is_named(photo, tmp_path):
         classify(model, [tmp_path / "nowhere.png"])
     with pytest.raises(ValueError, match="`top` between 1 and 5"):
         classify(model, [photo], top=6)
+    two = [keras.Input((8, 8, 3)), keras.Input((4,))]
+    with pytest.raises(ValueError, match=r"a model of images, .* Received: inputs \(None, 8, 8, 3\), \(None, 4\)"):
+        read_image(photo, keras.Model(two, two[0]))
     with pytest.raises(ValueError, match="Expected a model with a head"):
         classify(build(num_classes=0), [photo])
     with pytest.raises(ValueError, match="one output"):

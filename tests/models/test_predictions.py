@@ -72,6 +72,8 @@ def test_other_classes_than_the_models_are_refused():
         keras_vit.decode_predictions([[0.5, 0.5]], model)
     with pytest.raises(ValueError, match="`top` between 1 and 3"):
         keras_vit.decode_predictions(np.eye(3), model, top=4)
+    with pytest.raises(ValueError, match="`top` between 1 and 3. Received: top='2'"):
+        keras_vit.decode_predictions(np.eye(3), model, top="2")
     with pytest.raises(ValueError, match="`model`.*top="):
         keras_vit.decode_predictions(np.eye(1000)[:1], 5)
     with pytest.raises(ValueError, match="softmax"):

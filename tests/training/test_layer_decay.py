@@ -161,6 +161,9 @@ def test_bad_arguments():
     for decay, message in ((0, "above 0"), (1.5, r"in \(0, 1\]")):
         with pytest.raises(ValueError, match=f"`decay`.*{message}"):
             layer_multipliers(model, decay)
+    with pytest.raises(ValueError, match="`multipliers`. Expected a dict from layer names to factors.*Received: 0.75"):
+        LayerDecay("adamw", 0.75)
+    assert isinstance(LayerDecay("adamw", {}).inner_optimizer, keras.optimizers.AdamW)
     with pytest.raises(ValueError, match="use_ema=False. Received: 'adamw' with use_ema=True"):
         LayerDecay(keras.optimizers.AdamW(use_ema=True, name="adamw"), layer_multipliers(model))
     with pytest.raises(ValueError, match="`head`.*finite number"):

@@ -66,6 +66,8 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
     again = training.run(recipe, images, tmp_path / "run", **options)
     assert again.results["test"] == ran.results["test"] and len(again.history.history["loss"]) == 3
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == saved
+    with pytest.raises(ValueError, match="`seed`. Expected an integer of at least 0. Received: -1"):
+        training.run(recipe, images, tmp_path / "run", seed=-1)
     with pytest.raises(ValueError, match=r"holds one with batch_size=4 and not 5"):
         training.run(recipe.replace({"batch_size": 5}), images, tmp_path / "run", **options)
     with pytest.raises(ValueError, match=r"holds one with files=.*test_images=8 and not 4, train_images=12 and not 16"):
