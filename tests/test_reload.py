@@ -66,7 +66,7 @@ folder, backend = sys.argv[1:]
 assert keras.backend.backend() == backend
 for name in json.load(open(f"{folder}/names.json")):
     model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
-    y = model(np.load(f"{folder}/{name}.images.npy"))
+    y = model.predict_on_batch(np.load(f"{folder}/{name}.images.npy"))
     np.save(f"{folder}/{name}.{backend}.npy", keras.ops.convert_to_numpy(y))
     config = None if name == "without_builder" else keras_vit.config_of(model).to_dict()
     json.dump([[v.path for v in model.trainable_weights], config], open(f"{folder}/{name}.{backend}.json", "w"))
