@@ -29,7 +29,11 @@ def columns_of(frame):
         columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
-        return columns, frame.lines if isinstance(frame, Part) else ("row", range(max(lengths, default=0))), "."
+        lines = "row", range(max(lengths, default=0))
+        # Unless rows were added or removed.
+        if isinstance(frame, Part) and len(frame.lines[1]) == len(lines[1]):
+            lines = frame.lines
+        return columns, lines, "."
     path = Path(frame)
     if not path.is_file():
         raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")

@@ -117,6 +117,12 @@ def test_errors_name_the_line_of_the_file_and_not_of_the_part(tmp_path):
     with pytest.raises(FileNotFoundError, match="Received: row 7: "):
         for training, _ in data.folds(table, 2):
             data.from_dataframe(training, **OPTIONS)
+    # A part that somebody changed has rows of its own.
+    training, _ = next(data.folds({"path": table["path"][:7], "label": table["label"][:7]}, 2))
+    for column, cell in (("path", tmp_path / "gone.png"), ("label", "cat")):
+        training[column].append(cell)
+    with pytest.raises(FileNotFoundError, match=f"Received: row {len(training['path']) - 1}: "):
+        data.from_dataframe(training, **OPTIONS)
 
 
 @pytest.mark.parametrize("labels", [list("abcabcabcab"), [i % 3 for i in range(11)], [str(i % 3) for i in range(11)]])
