@@ -134,8 +134,12 @@ class Crop:
         # In evaluation the same pixels as exported graphs give, and nearly Pillow's.
         exact = self.kind == "eval" and self.channels != 4
 
-        def in_channels(image):
-            return to_channels(image, self.channels)
+        def decoded(decode):
+            if self.channels != 1:
+                return decode(self.channels)
+            # TensorFlow decodes no CMYK to grayscale.
+            in_cmyk = tf.io.extract_jpeg_shape(encoded)[2] == 4
+            return tf.cond(in_cmyk, lambda: to_channels(decode(3), 1), lambda: decode(1))
 
         def png():
             with tf.control_dependencies([self._checked_size(png_header, encoded)]):
@@ -146,12 +150,12 @@ class Crop:
             with tf.control_dependencies([size]):
                 if exact:
                     return decode_jpeg(encoded, self.channels)
-                # In colour, since TensorFlow decodes no CMYK to grayscale. A truncated JPEG always fails if decoded
-                # whole, but only for some crops otherwise.
+                window = self._window(size, seed)
+                # A truncated JPEG always fails if decoded whole, but only for some crops otherwise.
                 return tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
-                    lambda: in_channels(tf.image.decode_and_crop_jpeg(encoded, self._window(size, seed), 3)),
-                    lambda: self._cut(in_channels(tf.io.decode_jpeg(encoded, 3)), seed),
+                    lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),
+                    lambda: self._cut(decoded(lambda channels: tf.io.decode_jpeg(encoded, channels)), seed),
                 )
 
         def other():
