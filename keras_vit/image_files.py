@@ -86,10 +86,11 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
                     # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
                     values = values >> 8
                 elif values.min() < 0 or values.max() > 255:
-                    raise ValueError("expected integers of 8 or 16 bits, received 32 bits")
+                    received = f"integers from {values.min()} to {values.max()}"
+                    raise ValueError(f"expected pixels of 8 bits, or 16 without a sign, received {received}")
                 image = Image.fromarray(values.astype("uint8"))
             if image.mode == "F":
-                raise ValueError("expected integers of 8 or 16 bits, received floating-point numbers of unknown range")
+                raise ValueError("expected pixels of 8 or 16 bits, received floating-point numbers of unknown range")
             return np.array(image.convert(_MODES[channels])).reshape(*image.size[::-1], channels)
     except MemoryError:
         raise
