@@ -124,7 +124,8 @@ def seeds(seed, count):
     """
     if seed is None:
         return [None] * count
-    return [int(state) >> 1 for state in np.random.SeedSequence(seed).generate_state(count)]
+    states = np.random.SeedSequence(non_negative_int("seed", seed)).generate_state(count)
+    return [int(state) >> 1 for state in states]
 
 
 def grid_size(image_size, patch_size, stride=1):

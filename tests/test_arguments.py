@@ -89,6 +89,8 @@ def test_seeds_differ():
     assert arguments.seeds(None, 3) == [None, None, None]
     # Nor do those of neighbouring seeds share any.
     assert len({seed for i in range(100) for seed in arguments.seeds(i, 5)}) == 500
+    with pytest.raises(ValueError, match="`seed`. Expected an integer of at least 0. Received: -1"):
+        arguments.seeds(-1, 2)
     assert arguments.seeds(7, 5) == arguments.seeds(7, 5) and max(arguments.seeds(7, 99)) < 2**31
 
 

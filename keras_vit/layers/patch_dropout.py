@@ -30,7 +30,7 @@ class PatchDropout(Layer):
         self.rate = arguments.rate("rate", rate)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = keras.random.SeedGenerator(arguments.seeds(seed, 1)[0])
 
     def call(self, tokens, training=None):
         if not training or self.rate == 0:
