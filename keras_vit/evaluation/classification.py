@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
 from keras_vit.evaluation.features import outputs_and_labels
-from keras_vit.models.inputs import graph_of
+from keras_vit.models.graph import is_graph
 
 # The image number, from 1, as in ILSVRC2012_val_00000001.JPEG; the class's wnid may follow.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
@@ -38,12 +38,12 @@ def accuracy(
     >>> accuracy(model, (np.zeros((4, 32, 32, 3)), np.array([0, 1, 4, 9])), verbose=0)
     {'top_1': 0.25, 'top_5': 0.75}
     """
-    counts, graph = None if k is None else one_or_more("k", k, arguments.positive_int), graph_of(model)
-    if graph is not None and len(graph.outputs) == 1:
+    counts = None if k is None else one_or_more("k", k, arguments.positive_int)
+    if is_graph(model) and len(model.outputs) == 1 and len(model.outputs[0].shape) == 2:
         # Before all images are computed.
-        _check_classes(graph.outputs[0].shape[-1], max(counts or [1]))
+        _check_classes("model", model.outputs[0].shape[1], max(counts or [1]))
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
-    counts = counts or [count for count in (1, 5) if count <= outputs.shape[1]]
+    counts = counts or [count for count in (1, 5) if count <= outputs.shape[-1]]
     return {f"top_{count}": top_k_accuracy(outputs, labels, k=count) for count in counts}
 
 
@@ -64,17 +64,17 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     if len(predictions) != len(labels):
         raise invalid("labels", f"one per prediction, {len(predictions)}", len(labels))
     num_classes = predictions.shape[1]
-    _check_classes(num_classes, arguments.positive_int("k", k))
+    _check_classes("predictions", num_classes, arguments.positive_int("k", k))
     _check_highest(labels.max(), num_classes)
     own = np.take_along_axis(predictions, labels[:, None], axis=1)
     before = (predictions > own) | ((predictions == own) & (np.arange(num_classes) < labels[:, None]))
     return float(np.mean(before.sum(axis=1) < k))
 
 
-def _check_classes(num_classes, k):
+def _check_classes(name, num_classes, k):
     if num_classes == 1:
         expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
-        raise invalid("predictions", expected, "one output")
+        raise invalid(name, expected, "one output")
     if k > num_classes:
         raise invalid("k", f"at most {num_classes}, the number of classes", k)
 

@@ -108,11 +108,11 @@ def _check_counts(images, labels):
 
 def _batches(data, batch_size):
     """Returns the batches of a dataset, and their number or None if unknown."""
-    if is_arrays(data):
+    if is_arrays(data, or_lists=True):
         size = arguments.positive_int("batch_size", batch_size)
         images, labels = map(to_numpy, data)
         _check_counts(images, labels)
         return sliced((images, labels), size), -(-len(images) // size)
-    if isinstance(data, tuple) and is_arrays(data, (1, 3)):
+    if isinstance(data, tuple) and is_arrays(data, (1, 3), or_lists=True):
         raise invalid("data", "two arrays, (images, labels)", len(data))
     return finite_batches(data, "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches")

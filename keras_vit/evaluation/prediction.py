@@ -60,7 +60,7 @@ def predict(
     outputs_named(model)
     activation = prediction_activation(model)
     # A list of arrays is one of batches.
-    images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3)) else data
+    images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3), or_lists=True) else data
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])

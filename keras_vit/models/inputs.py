@@ -28,15 +28,13 @@ def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
 
 
-def is_arrays(data, counts=(2,)):
-    """Whether data is a tuple or list, its length in `counts`, of an array and more arrays or lists of numbers."""
+def is_arrays(data, counts=(2,), or_lists=False):
+    """Whether data is a tuple or list of arrays whose length is in `counts`; with `or_lists`, labels may be lists."""
 
-    def is_list(part):
-        return isinstance(part, (tuple, list)) and len(part) and np.isscalar(part[0])
+    def fits(part):
+        return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
 
-    if not isinstance(data, (tuple, list)) or len(data) not in counts or not hasattr(data[0], "shape"):
-        return False
-    return all(hasattr(part, "shape") or is_list(part) for part in data)
+    return isinstance(data, (tuple, list)) and len(data) in counts and all(map(fits, data))
 
 
 def sliced(parts, batch_size):

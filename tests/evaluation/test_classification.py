@@ -40,6 +40,21 @@ def test_a_head_that_is_zero_is_no_better_than_chance():
     assert accuracy(*few, verbose=0) == {"top_1": 0.25}
 
 
+def test_a_model_that_computes_two_outputs_of_one():
+    class Binary(keras.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, images):
+            p = keras.ops.sigmoid(self.inner(images))
+            return keras.ops.concatenate([1 - p, p], axis=-1)
+
+    model = Binary(randomize(build(num_classes=1)))
+    labels = keras.ops.convert_to_numpy(model.inner(IMAGES))[:, 0] > 0
+    assert accuracy(model, (IMAGES, labels.astype(int)), verbose=0) == {"top_1": 1.0}
+
+
 def test_bad_input():
     scores = np.eye(3)
     with pytest.raises(ValueError, match="`labels`. Expected classes below 3, .*Received: 3"):
@@ -54,8 +69,13 @@ def test_bad_input():
         accuracy(None, None, k=0)
     with pytest.raises(ValueError, match="`k`. Expected at most 5, the number of classes. Received: 6"):
         accuracy(build(), None, k=(1, 6))
-    for refused in (lambda: accuracy(build(num_classes=1), None), lambda: top_k_accuracy(scores[:, :1], [0, 0, 0])):
-        with pytest.raises(ValueError, match="one output for each class, two or more: .* Received: one output"):
+    for name, refused in {
+        "model": lambda: accuracy(build(num_classes=1), None),
+        "predictions": lambda: top_k_accuracy(scores[:, :1], [0, 0, 0]),
+    }.items():
+        with pytest.raises(
+            ValueError, match=f"`{name}`. Expected one output for each class, two or more: .* one output"
+        ):
             refused()
     with pytest.raises(ValueError, match="two arrays, .images, labels.. Received: 3"):
         accuracy(build(), (IMAGES, LABELS, LABELS))
