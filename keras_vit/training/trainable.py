@@ -9,6 +9,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.models.backbone import parts_of
+from keras_vit.models.watch import sublayers
 from keras_vit.record import config_of
 
 
@@ -47,7 +48,8 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
             embedding. None freezes everything but the head.
 
     Raises:
-        ValueError: If the model has fewer blocks or has LoRA weights, or nothing would be left to train.
+        ValueError: If the model has fewer blocks or has LoRA weights, nothing would be left to train, or a layer to
+            train is quantized to integers.
 
     Example:
 
@@ -187,9 +189,9 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _refuse_quantized(model, layers):
-    """Raises if a layer to train has a quantized kernel, which has no gradient."""
-    layers = [dense for layer in layers for dense in (_dense_layers([layer]) or [layer])]
-    if names := [layer.path for layer in layers if getattr(layer, "quantization_mode", None)]:
+    """Raises if a layer to train has a kernel of integers, which has no gradient; those in float8 have one."""
+    within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
+    if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
             "Expected layers to train that are not quantized: quantize after the training, or all layers but these. "
             f"Received: model {model.name!r} with quantized {', '.join(names)}"

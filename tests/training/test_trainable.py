@@ -1,3 +1,4 @@
+import contextlib
 import math
 
 import keras
@@ -290,6 +291,19 @@ def test_training_goes_on_after_a_reload(tmp_path):
         np.testing.assert_allclose(each.predict(IMAGES, verbose=0), expected, atol=1e-5)
 
 
+@keras.saving.register_keras_serializable("tests.trainable")
+class Own(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.layers.Dense(3, name="inner")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
 def test_a_quantized_head_is_not_trained():
     model = tiny.build(num_layers=1)
     model.quantize("int8")
@@ -300,6 +314,14 @@ def test_a_quantized_head_is_not_trained():
         freeze(model, blocks=0)
     assert not trainable.has_lora(model)
     enable_lora(model, rank=2, train_head=False)
+    # In a layer of one's own, too; kernels in float8 have a gradient.
+    for mode, refused in (("int8", True), ("float8", False)):
+        inner = tiny.build(num_layers=1, num_classes=0)
+        own = Own()
+        model = keras.Model(inner.input, own(inner.output))
+        own.inner.quantize(mode)
+        with pytest.raises(ValueError, match="with quantized own/inner") if refused else contextlib.nullcontext():
+            freeze(model)
 
 
 @pytest.mark.parametrize("name", ["own_head", "nested", "mixed_bfloat16", "int8", "int8_before"])
