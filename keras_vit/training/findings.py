@@ -127,11 +127,8 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
     problems += step_problems(seen, steps, steps_per_epoch, replicas)
     parameters, (checkpoint, memory) = count_parameters(model), costs.state_bytes(model)
-    if (
-        compiled
-        and not _scales_loss(model)
-        and any(x.compute_dtype == "float16" for x in sublayers(model, keras.Layer))
-    ):
+    in_half = [x for x in sublayers(model, keras.Layer) if x.compute_dtype == "float16" and x.trainable_weights]
+    if compiled and in_half and not _scales_loss(model):
         doubts.append(
             "some layers compute in float16, in which small gradients are lost: wrap the optimizer in "
             "keras.optimizers.LossScaleOptimizer"

@@ -32,6 +32,13 @@ def test_the_loss_of_a_model_in_float16_is_scaled_however_it_was_made(tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
+    model.compile("adam", "mse")
+    model.train_on_batch(np.zeros((2, 16, 16, 3)), np.zeros((2, 5)))
+    model.save(tmp_path / "trained.keras")
+    reloaded = keras.models.load_model(tmp_path / "trained.keras").optimizer
+    for found, saved in zip(reloaded.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), keras.ops.convert_to_numpy(saved))
+    assert float(reloaded.dynamic_scale) + int(reloaded.iterations) != 2**15, "no step was taken"
     for each in (model, again, keras.models.clone_model(model), cut, SAM(again)):
         each.compile("sgd", "mse")
         assert isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)

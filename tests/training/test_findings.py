@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.training import SAM, batches, freeze, preflight
+from keras_vit.training import SAM, LayerDecay, batches, freeze, layer_multipliers, preflight
 from tests.tiny import build
 
 RNG = np.random.default_rng(0)
@@ -176,10 +176,14 @@ def test_what_may_be_meant_is_said_once(model, caplog):
 def test_an_optimizer_that_does_not_scale_the_loss_of_float16():
     inner = build(dtype="mixed_float16")
     outer = keras.Model(inner.input, keras.layers.Dense(5)(inner.get_layer("pre_logits").output))
-    for optimizer, number in (("sgd", 1), (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), 0)):
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    for optimizer, number in (("sgd", 1), (scaled, 0), (LayerDecay(scaled, layer_multipliers(outer)), 0)):
         outer.compile(optimizer, SPARSE)
         found = preflight(outer, (IMAGES, LABELS), verbose=0)
         assert sum("LossScaleOptimizer" in text for text in found.warnings) == number
+    freeze(outer)
+    outer.compile("sgd", SPARSE)
+    assert not preflight(outer, (IMAGES, LABELS), verbose=0).warnings
 
 
 def test_nothing_to_train():
