@@ -112,6 +112,11 @@ def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.
 
 def check(difference, model, outputs, tolerance, export):
     """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None takes the default."""
+    if not all(np.isfinite(y).all() for y in outputs):
+        raise ParityError(
+            f"Expected finite outputs of model {model.name!r}, to compare {export} with. Received: NaN or infinity. "
+            "Nothing was written."
+        )
     tolerance = _default_tolerance(model) if tolerance is None else tolerance
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
     # `not <=` so that NaN fails too.

@@ -33,3 +33,8 @@ def test_outputs_have_names():
     layers = [keras.layers.Dense(2, name=name) for name in ("second", "first")]
     assert parity.output_names(keras.Model(x, layers[0](x))) == ["outputs"]
     assert parity.output_names(keras.Model(x, [layer(x) for layer in layers])) == ["second", "first"]
+
+
+def test_a_model_that_computes_nan_is_named():
+    with pytest.raises(parity.ParityError, match="finite outputs of model 'vit_B16', .* Received: NaN or infinity"):
+        parity.check(np.inf, tiny.build(), [np.ones(3), np.array([np.nan])], None, "the export")
