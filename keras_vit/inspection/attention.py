@@ -115,7 +115,7 @@ def attention_rollout(
         head_fusion: "mean", "max" or "min", over the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
         readout: "token" if the head reads the first token, "gap" for the mean of all patches. None takes it from the
-            ViT's config; set it if a custom head reads something else.
+            layers that pool; set it if a custom head reads something else.
 
     Example:
 

@@ -215,6 +215,8 @@ def test_heads_that_read_two_tokens_or_a_token_and_the_patches():
     for model, row in expected.items():
         np.testing.assert_allclose(attention_rollout(model, images)[0].ravel(), row, atol=1e-5)
         assert gradient_rollout(model, images, 1).any()
+    of_token = attention_rollout(distilled, images, readout="token")[0]
+    np.testing.assert_allclose(of_token.ravel(), rows[0][0, 2:], atol=1e-5)
 
 
 def test_a_head_of_ones_own_is_named():

@@ -215,6 +215,7 @@ def test_multiply_adds(variant, size, billions, count_params):
     assert found[0].multiply_adds / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+@pytest.mark.tried_on("torch")
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8_and_reloaded(tmp_path):
     model = build()
