@@ -317,7 +317,7 @@ def test_a_quantized_head_is_not_trained():
     # In a layer of one's own, too; kernels in float8 have a gradient.
     for mode, refused in (("int8", True), ("float8", False)):
         inner = tiny.build(num_layers=1, num_classes=0)
-        own = Own()
+        own = Own(name="own")
         model = keras.Model(inner.input, own(inner.output))
         own.inner.quantize(mode)
         with pytest.raises(ValueError, match="with quantized own/inner") if refused else contextlib.nullcontext():
