@@ -7,7 +7,6 @@ import importlib.util
 import mmap
 import os
 import resource
-import zlib
 from pathlib import Path
 
 # Before Keras brings TensorFlow in, which reads it once.
@@ -45,63 +44,78 @@ import hypothesis
 import keras
 import pytest
 
-# What computes in NumPy or tf.data alone, or not at all, need not be tried on each backend: TensorFlow's run does it.
-BACKEND_FREE = {
-    "data": (
-        "test_broken.py",
-        "test_crop.py",
-        "test_erase.py",
-        "test_frame.py",
-        "test_joint.py",
-        "test_operations.py",
-        "test_splitting.py",
-        "test_tfds.py",
-        "test_vtab.py",
-    ),
-    "weights": (
-        "read",
-        "names",
-        "test_codecs.py",
-        "test_download.py",
-        "test_hub.py",
-        "test_resize.py",
-        "test_write.py",
-        "test_zoo.py",
-    ),
-}
-# PyTorch, which compiles nothing, is fastest with small models.
-TURNS = ("tensorflow", "jax", "torch", "torch")
-if keras.backend.backend() != "tensorflow":
-    collect_ignore = [f"{folder}/{name}" for folder, names in BACKEND_FREE.items() for name in names]
+from tests import contract
+
+# The backend that runs each folder's tests. PyTorch compiles nothing, so it is fastest with small models; the pipelines
+# and exporters need TensorFlow in any case. `every_backend` marks the tests that all three run, `backends` names them.
+FOLDERS = {"data": "tensorflow", "export": "tensorflow"}
+DEFAULT = "torch"
+BACKENDS = ("tensorflow", "jax", "torch")
+EVERYWHERE = os.environ.get("KERAS_VIT_EVERYWHERE") == "1"
+TESTS = Path(__file__).parent
+# The long run repeats hypothesis tests with more examples and layer contracts with more dtype policies.
+SIGNS_OF_LONG_TESTS = ("mark.long", "@given", "def test_contract(")
 
 
-def pytest_collection_modifyitems(items):
-    """Leaves out what another backend tries, unless KERAS_VIT_EVERYWHERE=1: all on each takes three times as long.
+def backend_of_folder(path):
+    """Returns the backend that runs the unmarked tests of a file."""
+    folder, *rest = path.relative_to(TESTS).parts
+    return FOLDERS.get(folder, DEFAULT) if rest else DEFAULT
 
-    `tried_on` names the backends. `in_turn` is for tests that put together what each backend tests by itself, layers
-    and golden files above all: each of them is tried on one backend, chosen by its name.
-    """
-    if os.environ.get("KERAS_VIT_EVERYWHERE") == "1":
-        return
-    for item in items:
-        if mark := item.get_closest_marker("tried_on"):
-            backends = mark.args
-        elif item.get_closest_marker("in_turn") and not item.get_closest_marker("skipif"):
-            backends = [TURNS[zlib.crc32(item.name.encode()) % len(TURNS)]]
-        else:
-            continue
-        if keras.backend.backend() not in backends:
-            item.add_marker(pytest.mark.skip(reason=f"tried on {', '.join(backends) or 'none'}"))
+
+def backends_of(item):
+    """Returns the backends that run a test."""
+    if mark := item.get_closest_marker("backends"):
+        return mark.args
+    if EVERYWHERE or item.get_closest_marker("every_backend"):
+        return BACKENDS
+    return (backend_of_folder(item.path),)
+
+
+def pytest_report_header():
+    folders = ", ".join(f"{folder} on {backend}" for folder, backend in FOLDERS.items())
+    return f"backend: {keras.backend.backend()}. Unmarked tests run once: {folders}, other folders on {DEFAULT}."
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out a file before it is imported if none of its tests can run."""
+    if EVERYWHERE or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    here = keras.backend.backend() == backend_of_folder(collection_path)
+    if not here and "mark.every_backend" not in text and "mark.backends" not in text:
+        return True
+    if config.option.markexpr == "long" and not any(sign in text for sign in SIGNS_OF_LONG_TESTS):
+        return True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Deselects the tests of other backends. With KERAS_VIT_EVERYWHERE=1, unmarked tests run on all of them."""
+    if config.option.markexpr == "long":
+        for item in items:
+            if getattr(item.obj, "is_hypothesis_test", False) or item.originalname == "test_contract":
+                item.add_marker(pytest.mark.long)
+    backend = keras.backend.backend()
+    others = [item for item in items if backend not in backends_of(item)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if backend in backends_of(item)]
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-# JAX compiles each operation for each new shape, which takes it ten times as long as the others.
-settings = {"deadline": None, "print_blob": True, "max_examples": 5 if keras.backend.backend() == "jax" else 25}
-hypothesis.settings.register_profile("default", **settings)
-# CI must not fail on a draw that nobody can see again.
-hypothesis.settings.register_profile("ci", **settings, derandomize=True, database=None)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+def pytest_configure(config):
+    """Sets the number of hypothesis examples and of low-precision policies of this run."""
+    long = config.option.markexpr == "long"
+    # Without a database and with a fixed seed, so that a failure in CI can be repeated.
+    seed = {"derandomize": True, "database": None} if os.environ.get("CI") else {}
+    hypothesis.settings.register_profile("run", deadline=None, print_blob=True, max_examples=50 if long else 5, **seed)
+    hypothesis.settings.load_profile("run")
+    if long:
+        contract.POLICIES = tuple(contract.LOW_PRECISION)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,8 +18,6 @@ from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 
 @pytest.fixture
 def file(tmp_path):
@@ -127,7 +125,7 @@ def test_a_missing_package_is_named_with_what_brings_it(package, capsys, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize(
     ("options", "second"),
     [({"class_names": ["ant", "bee", "cat", "dog", "emu"]}, "bee"), ({"num_classes": 1000}, "goldfish")],
@@ -196,7 +194,7 @@ def test_recipes_are_listed_and_shown(capsys):
     assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     for name, value in (("cat", 50), ("dog", 200)):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -214,7 +212,6 @@ def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     assert status == 1 and "weights=" in err
 
 
-@pytest.mark.tried_on("torch")
 def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_path):
     pytest.importorskip("tensorflow", reason="the pipelines are TensorFlow's")
     (tmp_path / "images").mkdir()

@@ -16,7 +16,6 @@ TINY_CONFIG = keras_vit.ViTConfig.from_variant(
 )
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("name", builders.__all__)
 def test_the_record_of_each_builder_reads_and_writes_json(name):
     parameters = inspect.signature(getattr(keras_vit, name)).parameters

@@ -11,8 +11,6 @@ from keras_vit.variants import decode_variant
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 VARIATIONS = [
     {},
     {"pooling": "gap", "num_classes": 0},
@@ -112,7 +110,7 @@ def test_merged_tokens_are_counted_no_more():
     assert costs.activation_bytes < profile(build()).activation_bytes
 
 
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch counts the products that really happen")
+@pytest.mark.backends("torch")
 def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -130,7 +128,7 @@ def test_multiply_adds_as_pytorch_counts_them(monkeypatch):
         assert counter.get_total_flops() == 2 * profile(model, size).multiply_adds, name
 
 
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch tells what it keeps for the way back")
+@pytest.mark.backends("torch")
 @pytest.mark.parametrize(
     "make",
     [

@@ -11,8 +11,6 @@ import pytest
 import keras_vit
 from keras_vit.models import builders
 
-pytestmark = pytest.mark.in_turn
-
 MODULES = ["keras_vit", *(m.name for m in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."))]
 # One template makes the examples of the named builders: three of them show as much as all.
 LEFT_OUT = set(builders.__all__) - {"ViTTi16", "DeiTTi16Distilled", "RViTTi16"}

@@ -23,7 +23,6 @@ from keras_vit.data import from_dataframe, from_directory  # noqa: E402
 from keras_vit.evaluation.features import extract_features  # noqa: E402
 
 # It is TensorFlow's and NumPy's on each backend; on this one the peers' own classes are tried too.
-pytestmark = pytest.mark.tried_on("torch")
 SIZE = 112
 TIMM = {f"timm {pct}": of_timm({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
 TIMM |= {

@@ -12,10 +12,8 @@ from tests.pictures import write_jpegs
 
 tf = pytest.importorskip("tensorflow", reason="it is counted in TensorFlow too")
 
+
 # Nothing here depends on the backend.
-pytestmark = pytest.mark.tried_on("torch")
-
-
 def encoded(size=(40, 30), kind="JPEG", mode="RGB", **options):
     file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), "uint8")

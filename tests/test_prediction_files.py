@@ -13,8 +13,6 @@ from keras_vit.models.classify import classify
 from keras_vit.prediction_files import as_json, find_images, predict_images, write_csv
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]
 
 

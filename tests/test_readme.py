@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from keras_vit import cli
 from keras_vit.models import builders
@@ -14,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.tried_on("torch")
 def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")

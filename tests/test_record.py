@@ -12,8 +12,6 @@ from tests.golden import GOLDEN_FOLDER
 from tests.models.test_vit import KINDS
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 IMAGES = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
 
 
@@ -65,7 +63,7 @@ def test_record_answers_and_what_is_trained_go_where_the_model_goes(around, chan
         assert keras_vit.config_of(tap) == backbone.config
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("change", ["frozen", "lora"])
 def test_a_saved_model_answers_as_what_it_was_made_of(change, tmp_path):
     tf = pytest.importorskip("tensorflow")
@@ -104,7 +102,6 @@ def test_the_files_of_version_0_1_are_all_kinds():
     assert keras_vit.config_of(keras.saving.load_model(FOLDER / "own_head.keras")).num_classes == 0
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_layers_tell_is_what_the_record_says(kind):
     model = build(**KINDS[kind])

@@ -113,7 +113,7 @@ def test_every_model_opens_in_a_fresh_process_of_another_backend(folder, backend
         np.testing.assert_allclose(there, here, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.tried_on("jax", "torch")
+@pytest.mark.backends("jax", "torch")
 def test_importing_the_package_brings_in_no_framework_that_keras_does_not():
     def frameworks_of(module):
         script = f"import sys, {module}; print([m for m in {BACKENDS} if m in sys.modules])"

@@ -8,8 +8,6 @@ from keras_vit.models.vit import architecture_of
 from keras_vit.variants import SIZES, STEMS, decode_variant, name_of, num_heads_of
 from tests.golden import GOLDEN_FOLDER
 
-pytestmark = pytest.mark.in_turn
-
 TIMM_NAMES = {
     "ViTTi16": "vit_tiny_patch16_224",
     "ViTS16": "vit_small_patch16_224",

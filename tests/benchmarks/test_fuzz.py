@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("torch", reason="it writes the .pth files")
 # Damage is noticed before the backend takes part.
-pytestmark = pytest.mark.tried_on("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

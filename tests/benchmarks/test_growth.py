@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 # The children, which would use the backend, are not started.
-pytestmark = pytest.mark.tried_on("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -4,10 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+
 # What takes turns here uses no backend.
-pytestmark = pytest.mark.tried_on("torch")
-
-
 @pytest.fixture
 def measure(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.tried_on("tensorflow")
+pytestmark = pytest.mark.backends("tensorflow")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

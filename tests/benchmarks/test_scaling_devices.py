@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("jax", reason="it compiles the steps")
 # The children use JAX on every backend.
-pytestmark = pytest.mark.tried_on("jax")
+pytestmark = pytest.mark.backends("jax")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {"model": "Ti/16", "image_size": 32, "hidden_dim": 256, "num_heads": 8, "mlp_dim": 1024, "blocks": 2}
 

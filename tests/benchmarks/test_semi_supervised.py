@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.in_turn
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.tried_on("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.in_turn
-
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
 NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training"))
 

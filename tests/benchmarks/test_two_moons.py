@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.tried_on("jax")
+pytestmark = pytest.mark.backends("jax")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

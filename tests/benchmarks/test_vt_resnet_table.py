@@ -8,7 +8,6 @@ import pytest
 
 import keras_vit
 
-pytestmark = pytest.mark.tried_on("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.peers import peer
 
 # The files are the same on every backend.
-pytestmark = pytest.mark.tried_on("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAME = "vit_tiny_patch16_224"
 

@@ -7,8 +7,6 @@ from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
 from keras_vit.data.mix import seeded
 from tests.data.images import batches, picture, write_classes
 
-pytestmark = pytest.mark.in_turn
-
 
 def test_policies_of_augreg():
     # (RandAugment's operations and magnitude, MixUp's alpha), from the paper's table.
@@ -44,7 +42,6 @@ def test_the_seed_alone_decides(function):
 
 
 @pytest.mark.parametrize(("operations", "share"), [("official", 1.0), ("timm", 0.5)])
-@pytest.mark.tried_on("tensorflow")
 def test_each_operation_is_drawn_as_often(operations, share):
     augment = RandAugment(1, 9, operations=operations)
     number = len(augment.operations)
@@ -57,7 +54,6 @@ def test_each_operation_is_drawn_as_often(operations, share):
     assert (np.abs(counts[1:] - expected) < 4.5 * expected**0.5).all()
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_magnitudes_are_normal_and_signs_even():
     augment = RandAugment(1, 9, 0.5, "timm")
     # Half of the time the operation is left out.
@@ -94,7 +90,7 @@ def test_a_reduced_precision_policy_does_not_round_pixels():
     ("policy", "dtypes"),
     [
         ("light1", "mixed_float16"),
-        pytest.param("deit", "mixed_bfloat16", marks=pytest.mark.tried_on("tensorflow")),
+        pytest.param("deit", "mixed_bfloat16", marks=pytest.mark.backends("tensorflow")),
     ],
 )
 def test_a_global_policy_does_not_change_the_batches(tmp_path, policy, dtypes):

@@ -53,7 +53,6 @@ def test_values_are_normalized(folder):
     np.testing.assert_allclose(imagenet, expected, atol=1e-5)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_splits_each_class(folder):
     train, validation = from_directory(folder, image_size=8, validation_split=0.2, subset="both", batch_size=40)
     assert not set(train.file_paths) & set(validation.file_paths)
@@ -130,8 +129,8 @@ class Count(keras.metrics.Sum):
     "options",
     [
         {},
-        pytest.param({"num_parallel_calls": 3, "cache": True}, marks=pytest.mark.tried_on("tensorflow")),
-        pytest.param({"policy": "light1"}, marks=pytest.mark.tried_on("tensorflow")),
+        pytest.param({"num_parallel_calls": 3, "cache": True}, marks=pytest.mark.backends("tensorflow")),
+        pytest.param({"policy": "light1"}, marks=pytest.mark.backends("tensorflow")),
     ],
 )
 def test_ten_broken_images_of_200_are_named_and_others_take_their_places(tmp_path, caplog, options):
@@ -154,7 +153,6 @@ def test_ten_broken_images_of_200_are_named_and_others_take_their_places(tmp_pat
     assert len(data) == 13
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_broken_images_while_repeating(tmp_path, caplog):
     broken = break_ten(write_classes(tmp_path, 200))
     data = from_directory(tmp_path, image_size=8, batch_size=19, repeat=True, normalize=False, crop="eval", flip=False)
@@ -170,7 +168,6 @@ def test_broken_images_while_repeating(tmp_path, caplog):
     assert [record.getMessage()[:21] for record in caplog.records] == ["10 of 200 images were"] * 2
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_a_batch_keeps_its_place_around_a_broken_image(tmp_path):
     paths = write_classes(tmp_path, 12)
     before = batches(from_directory(tmp_path, image_size=8, batch_size=4, training=False))
@@ -181,7 +178,6 @@ def test_a_batch_keeps_its_place_around_a_broken_image(tmp_path):
     assert equal(before, batches(data)) and equal(before, batches(data))
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_no_sound_image_is_named_whoever_reads(tmp_path, caplog):
     broken = break_ten(write_classes(tmp_path, 200))
     data = from_directory(tmp_path, image_size=8, batch_size=32)
@@ -196,7 +192,6 @@ def test_no_sound_image_is_named_whoever_reads(tmp_path, caplog):
     assert [record.getMessage()[:21] for record in caplog.records] == ["10 of 200 images were"] * 2
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_a_folder_without_labels(folder, tmp_path):
     for i in (2, 0, 1):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(90 * i))

@@ -24,7 +24,6 @@ def levels(name):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.tried_on("tensorflow")
 def test_operations_are_those_of_the_official_codes(name):
     family, operation = name.split("/")
     picture = GOLDEN["picture"]

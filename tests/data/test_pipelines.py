@@ -32,7 +32,6 @@ def make(folder, **options):
     ],
     ids=str,
 )
-@pytest.mark.tried_on("tensorflow")
 def test_the_same_seed_gives_the_same_batches(folder, options):
     first, again, threads, other = (
         batches(make(folder, **options, **more).take(6)) for more in ({}, {}, {"num_parallel_calls": 5}, {"seed": 1})
@@ -41,7 +40,6 @@ def test_the_same_seed_gives_the_same_batches(folder, options):
     assert not equal(first, other)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_epochs_differ_and_are_repeatable(folder):
     first, second = make(folder), make(folder)
     epochs = [batches(first), batches(second), batches(first), batches(second)]
@@ -52,7 +50,6 @@ def test_epochs_differ_and_are_repeatable(folder):
 
 
 @pytest.mark.parametrize("repeat", [False, True])
-@pytest.mark.tried_on("tensorflow")
 def test_goes_on_where_a_run_stopped(folder, repeat):
     options = {"batch_size": 5, "repeat": repeat, "policy": "light1"}
     whole = make(folder, **options)
@@ -63,7 +60,6 @@ def test_goes_on_where_a_run_stopped(folder, repeat):
         assert equal(found, stream[skipped:][: len(found)])
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_what_is_not_read_to_its_end_is_no_epoch(folder):
     data, other = make(folder), make(folder)
     first, second = batches(other), batches(other)
@@ -83,7 +79,6 @@ def test_what_is_not_read_to_its_end_is_no_epoch(folder):
     assert len(part) == 2 and equal(batches(part) + batches(part), first[:2] + second[:2])
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_parts_of_epochs_that_begin_within_one_differ(folder):
     whole = make(folder)
     stream = [batch for _ in range(3) for batch in batches(whole)]
@@ -93,7 +88,6 @@ def test_parts_of_epochs_that_begin_within_one_differ(folder):
         assert equal(batches(part), stream[epoch * size + 1 :][:2])
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_evaluation_is_in_order_and_the_same_each_time(folder):
     data = make(folder, training=False)
     assert equal(batches(data), batches(data))
@@ -126,7 +120,6 @@ AUGMENTED = Policy(randaugment=(2, 10), erasing=0.5, label_smoothing=0.1)
     ],
     ids=str,
 )
-@pytest.mark.tried_on("tensorflow")
 def test_processes_share_the_batches_of_one(folder, num_shards, options):
     one, parts = make(folder, **options), shared(folder, num_shards, **options)
     # Two iterations, since nothing may drift apart after the first.
@@ -136,7 +129,6 @@ def test_processes_share_the_batches_of_one(folder, num_shards, options):
 
 
 @pytest.mark.parametrize("more", [{}, {"cache": True}], ids=str)
-@pytest.mark.tried_on("tensorflow")
 def test_a_process_opens_only_its_own_images(folder, more, monkeypatch):
     """Of all, only the first must be known to decode; a cache needs them all."""
     opened, read = [], tf.io.read_file
@@ -161,7 +153,6 @@ def test_a_process_opens_only_its_own_images(folder, more, monkeypatch):
 
 
 @pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 4), (2, 4), (3, 9), (8, 8)])
-@pytest.mark.tried_on("tensorflow")
 def test_padded_epochs_have_each_image_once(folder, tmp_path, num_shards, batch_size):
     paths, broken = sorted(folder.rglob("*.jpg"))[:7], {2, 6}
     (tmp_path / "broken").write_bytes(b"")
@@ -181,7 +172,6 @@ def test_padded_epochs_have_each_image_once(folder, tmp_path, num_shards, batch_
     [{}, {"num_batches": 2}, {"num_batches": 2, "skip_batches": 1}, {"num_batches": 9, "skip_batches": 2}],
     ids=str,
 )
-@pytest.mark.tried_on("tensorflow")
 def test_padded_rows_weigh_1_on_average(folder, options):
     weights = [batch[2] for batch in batches(make(folder, pad_remainder=True, batch_size=10, **options))]
     padded = np.concatenate(weights) == 0
@@ -212,7 +202,6 @@ def test_the_loss_and_metrics_of_padded_data_are_exact(folder, tmp_path):
     np.testing.assert_allclose(evaluate(batch_size=7, pad_remainder=True), [loss * 22 / 24, accuracy], rtol=1e-5)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_padded_images_without_labels_come_first(folder):
     options = {"training": False, "labels": "none", "batch_size": 10}
     images, padded = (
@@ -224,7 +213,6 @@ def test_padded_images_without_labels_come_first(folder):
 
 
 @pytest.mark.parametrize("options", [{"repeat": True, "num_batches": 6}, {"drop_remainder": True}], ids=str)
-@pytest.mark.tried_on("tensorflow")
 def test_a_process_whose_images_are_all_broken_takes_as_many_steps(tmp_path, options):
     paths = sorted(write_classes(tmp_path, 24))
     for i, path in enumerate(paths):
@@ -239,7 +227,6 @@ def test_a_process_whose_images_are_all_broken_takes_as_many_steps(tmp_path, opt
     assert [len(part.broken) for part in parts] == [0, 12]
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_repeated_augmentation(folder):
     # Brightness tells the images apart; the crop makes the copies differ.
     data = make(folder, policy=Policy(repeats=3), batch_size=6, normalize=False, scale=(0.8, 1.0))
@@ -254,7 +241,6 @@ def test_repeated_augmentation(folder):
     assert len(labels) == data.num_images == 24
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_labels(folder):
     one_hot = next(iter(make(folder, labels="one_hot")))[1].numpy()
     assert one_hot.dtype == "float32" and set(one_hot.ravel()) == {0, 1} and (one_hot.sum(1) == 1).all()
@@ -262,7 +248,6 @@ def test_labels(folder):
     np.testing.assert_allclose(next(iter(make(folder, policy="deit")))[1].numpy().sum(1), 1, atol=1e-5)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_shapes_are_static(folder):
     images, labels = make(folder, drop_remainder=True, policy="deit").element_spec
     assert (images.shape, images.dtype, labels.shape) == ((8, 8, 8, 3), tf.float32, (8, 4))
@@ -274,13 +259,11 @@ def test_shapes_are_static(folder):
     )
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_no_iteration_waits_for_the_tuner_when_it_ends(folder):
     # It sleeps for up to a minute, once an iteration has taken as long.
     assert make(folder).prefetch(1).options().autotune.enabled is False
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_cached_on_disk(folder, tmp_path):
     options = {"cache": tmp_path / "cache", "training": False}
     first = batches(make(folder, **options))
@@ -316,7 +299,6 @@ def test_refuses(folder, options, message):
         make(folder, **options)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_the_order_differs_from_epoch_to_epoch(folder):
     data = make(folder, crop="eval", flip=False, batch_size=24)
     first, second = (batches(data)[0][0] for _ in range(2))
@@ -368,7 +350,6 @@ def test_fit_sees_the_same_batches_on_each_backend(folder):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.tried_on("tensorflow")
 def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
     if broken:
         paths = write_classes(tmp_path, 24)
@@ -391,7 +372,6 @@ def test_keras_is_told_how_many_batches_there_are(folder, tmp_path, broken):
 DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_fraction": 0.875}
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_the_preprocessing_of_a_model(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 3)).astype("uint8")
     for i, name in enumerate("ab"):

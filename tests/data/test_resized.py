@@ -8,7 +8,7 @@ from keras_vit import data
 from tests.data.images import HUGE_PNG
 
 # Nothing here depends on the backend.
-pytestmark = pytest.mark.tried_on("torch")
+pytestmark = pytest.mark.backends("torch")
 
 
 def gradient(height, width):

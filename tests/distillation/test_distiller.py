@@ -12,8 +12,6 @@ from tests import tiny
 from tests.distillation import replicas
 from tests.distillation.models import IMAGES, LABELS, assert_equal, conv_teacher, linear_student, weights
 
-pytestmark = pytest.mark.in_turn
-
 BACKEND = keras.backend.backend()
 # TensorFlow takes longer to trace and compile than to train; two tests do.
 QUICK = {"jit_compile": False, "run_eagerly": True} if BACKEND == "tensorflow" else {}
@@ -281,7 +279,7 @@ def test_bad_arguments():
         Distiller(student, teacher).get_config()
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="a strategy of TensorFlow")
+@pytest.mark.backends("tensorflow")
 def test_two_replicas_train_as_one_does():
     command = [sys.executable, "-m", "tests.distillation.replicas"]
     result = subprocess.run(command, capture_output=True, text=True)

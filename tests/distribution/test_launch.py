@@ -47,7 +47,7 @@ def test_a_process_that_fails_is_named(capfd):
     assert "no-such-command" in capfd.readouterr().err
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_a_run_goes_on_after_one_of_its_processes_was_killed(tmp_path):
     (seconds,) = killed.compare(tmp_path, [6])
     assert seconds < 60

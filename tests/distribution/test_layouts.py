@@ -13,7 +13,7 @@ from keras_vit.distribution.description import collectives
 from tests.distribution import jax_cases
 from tests.tiny import build
 
-jax_only = pytest.mark.skipif(keras.backend.backend() != "jax", reason="Keras splits arrays over devices on JAX alone")
+jax_only = pytest.mark.backends("jax")
 # The curves of chaotic training drift apart by rounding alone; half precision rounds otherwise in parts of a batch.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
 
@@ -179,7 +179,7 @@ def test_describe_takes_a_model_with_metrics():
     assert all(not np.any(variable) for variable in model.metrics_variables)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has them")
+@pytest.mark.backends("tensorflow", "torch")
 def test_other_backends_have_no_layouts():
     backend = keras.backend.backend()
     for call in (distribution.device_mesh, distribution.data_parallel, distribution.fsdp):

@@ -6,7 +6,7 @@ from keras_vit.distribution import device_mesh, initialize, layout_map, processe
 from tests.tiny import build
 
 BACKEND = keras.backend.backend()
-jax_only = pytest.mark.skipif(BACKEND != "jax", reason="meshes are of JAX")
+jax_only = pytest.mark.backends("jax")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from keras_vit import distribution
 from tests.distribution import tensorflow_cases
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the replicas are TensorFlow's")
+pytestmark = pytest.mark.backends("tensorflow")
 
 
 class Results(dict):

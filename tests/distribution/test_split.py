@@ -34,14 +34,14 @@ def test_a_wrong_argument_is_named(given, message):
         pytest.fail("nothing is begun")
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="JAX has the kinds that take model_devices")
+@pytest.mark.backends("jax")
 @pytest.mark.parametrize("kind, number", [("tensor", 3), ("fsdp+tensor", None), ("tensor", 0), ("tensor", 1.5)])
 def test_model_devices_must_divide_the_devices(kind, number):
     with pytest.raises(ValueError, match="`model_devices`"), distributed(kind, number):
         pytest.fail("nothing is begun")
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX has them all")
+@pytest.mark.backends("tensorflow", "torch")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data"])
 def test_other_backends_name_one_that_can(kind, tmp_path):
     says = rf"Expected the JAX backend \(KERAS_BACKEND=jax\).*{BACKEND} has 'data'"

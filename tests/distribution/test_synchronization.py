@@ -9,7 +9,7 @@ import pytest
 from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.training import Resume, fit
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's processes")
+pytestmark = pytest.mark.backends("torch")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from keras_vit.distribution import torch_processes
 from tests.distribution import torch_cases
 from tests.tiny import build
 
-torch_only = pytest.mark.skipif(keras.backend.backend() != "torch", reason="the processes are PyTorch's")
+torch_only = pytest.mark.backends("torch")
 # Each process draws masks of its own in these.
 RANDOM = ("mae", "dropout")
 CASES = [case.__name__ for case in torch_cases.CASES]
@@ -130,7 +130,7 @@ def test_a_model_must_be_compiled_and_built():
         torch_processes.synchronize(model)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch has them")
+@pytest.mark.backends("tensorflow", "jax")
 def test_other_backends_have_no_processes():
     with pytest.raises(RuntimeError, match="Expected the PyTorch backend. Received: KERAS_BACKEND="):
         torch_processes.synchronize(None)

@@ -6,8 +6,6 @@ from keras_vit import progress
 from keras_vit.evaluation import extract_features
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(7, 16, 16, 3)).astype("float32")
 LABELS = np.array([0, 1, 2, 3, 4, 0, 1])

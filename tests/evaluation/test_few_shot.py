@@ -9,8 +9,6 @@ from tests.evaluation.arrays import blobs
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 TRAIN, TEST = blobs(60), blobs(200, seed=1)
 
 

@@ -6,8 +6,6 @@ import keras_vit
 from keras_vit.evaluation import ensemble, predict
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(-1, 1, (5, 16, 16, 3)).astype("float32")
 LARGE = RNG.uniform(-1, 1, (5, 20, 18, 3)).astype("float32")

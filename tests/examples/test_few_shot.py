@@ -8,8 +8,6 @@ from tests.data.images import write_classes
 from tests.examples import scripts
 from tests.tiny import TINY, randomize
 
-pytestmark = pytest.mark.in_turn
-
 SIZE = {**TINY, "image_size": 32, "patch_size": 16, "hidden_dim": 64, "num_heads": 1}
 
 

@@ -5,8 +5,6 @@ import pytest
 import keras_vit
 from tests.examples import scripts
 
-pytestmark = pytest.mark.in_turn
-
 tf = pytest.importorskip("tensorflow", reason="the examples feed the model through tf.data")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 
@@ -46,7 +44,6 @@ def options(weights, dataset, out, *more):
     return list(map(str, ("--weights", weights, "--dataset", dataset, "--out", out, *SIZES, *more)))
 
 
-@pytest.mark.tried_on("torch")
 def test_head_is_fitted_saved_reloaded_and_drawn(weights, folder, tmp_path):
     out = tmp_path / "run"
     output = scripts.run(
@@ -107,7 +104,7 @@ def prepare_tfds(data_dir, splits):
     )
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_tfds_dataset_keeps_its_own_test_split(finetune, weights, tmp_path, capsys):
     prepare_tfds(tmp_path, {"train": 18, "test": 9})
     finetune.main(options(weights, "colours", tmp_path / "run", "--data-dir", tmp_path, "--epochs", 20))

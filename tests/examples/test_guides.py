@@ -13,8 +13,6 @@ import pytest
 import keras_vit
 from keras_vit import cli, training
 
-pytestmark = pytest.mark.in_turn
-
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 # The backend that tries each guide. Each has about as much to do.
 TRIED_ON = {
@@ -76,7 +74,7 @@ def folder(shared, tmp_path, monkeypatch):
         keras.distribution.set_distribution(None)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.tried_on(b)) for n, b in TRIED_ON.items()])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.backends(b)) for n, b in TRIED_ON.items()])
 def test_the_python_of_a_guide_runs_and_prints_what_it_says(name, folder, capsys):
     namespace, printed = {}, ""
     for language, text, line in blocks(name):

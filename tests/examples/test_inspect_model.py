@@ -6,15 +6,13 @@ import keras_vit
 from tests.examples import scripts
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 
 FIGURES = ["distance.png", "filters.png", "positions.png", "report.html", "rollout.png"]
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.backends("tensorflow")
 def test_trains_on_digits_and_draws(tmp_path):
     output = scripts.run("inspect_model.py", "--epochs", 1, "--batch-size", 512, "--out", tmp_path / "run")
     digits = [f"digit_{label}.png" for label in range(4)]

@@ -4,8 +4,6 @@ import pytest
 import keras_vit
 from tests.examples import scripts
 
-pytestmark = pytest.mark.in_turn
-
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and reads folders")
@@ -13,7 +11,7 @@ tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and 
 SMALL = ("--epochs", "1", "--hidden-dim", "32", "--num-layers", "1", "--image-size", "16", "--batch-size", "256")
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_pretrains_on_digits_saves_and_draws(tmp_path):
     out = tmp_path / "run"
     output = scripts.run("pretrain.py", *SMALL, "--epochs", 2, "--method", "simmim", "--out", out, "--tensorboard")

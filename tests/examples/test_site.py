@@ -103,7 +103,6 @@ def blocks_of_first_page(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.tried_on("torch")
 def test_the_first_page_shows_what_its_code_predicts(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
@@ -113,7 +112,6 @@ def test_the_first_page_shows_what_its_code_predicts(shared, tmp_path, monkeypat
     assert capsys.readouterr().out == blocks_of_first_page("text")[0]
 
 
-@pytest.mark.tried_on("torch")
 def test_the_first_page_trains(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     monkeypatch.chdir(tmp_path)

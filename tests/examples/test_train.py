@@ -4,8 +4,6 @@ import pytest
 
 from tests.examples import scripts
 
-pytestmark = pytest.mark.in_turn
-
 pytest.importorskip("tensorflow", reason="the examples feed the model through tf.data")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")

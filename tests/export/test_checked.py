@@ -10,8 +10,6 @@ from keras_vit.export.checked import Format, write_checked
 from keras_vit.export.precision import PRECISIONS
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 
 def write_weights(model, path, precision):
     Path(path).write_bytes(b"model")

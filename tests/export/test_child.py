@@ -9,8 +9,6 @@ from keras_vit.export.child import custom_objects, run_in_child
 from tests.export.jobs import shapes
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 # Layers and functions of a module, and a layer that the running script defines.
 SCRIPT = """
 import sys
@@ -61,7 +59,7 @@ class Registered(Head):
 
 
 # A process of another backend takes seconds, and how it finds layers does not depend on the backend here.
-one_backend = pytest.mark.skipif(keras.backend.backend() != "torch", reason="the same on every backend")
+one_backend = pytest.mark.backends("torch")
 
 
 @one_backend

@@ -6,8 +6,6 @@ from keras_vit.export import precision
 from keras_vit.training import enable_lora
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 
 def test_float32_is_the_model_itself():
     model = tiny.build()

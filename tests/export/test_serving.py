@@ -115,7 +115,6 @@ def test_the_c_api_gives_the_models_answers(model, server, count):
     np.testing.assert_array_equal(answer["labels"].astype(str), np.array(LABELS)[best])
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_saved_model_cli_gives_the_models_answers(model, folder, tmp_path):
     command = [sys.executable, "-c", SAVED_MODEL_CLI, folder]
     for count in BATCHES:
@@ -259,7 +258,6 @@ def test_labels_that_are_not_lines_are_refused(labels):
         serving.read_labels(labels, 2)
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_labels_are_those_that_the_model_carries(tmp_path):
     named = build(class_names=["v", "w", "x", "y", "z"])
     export.saved_model(named, tmp_path / "1", postprocess="classify", warm_up=())
@@ -273,7 +271,6 @@ def test_a_version_is_a_number(model, tmp_path, name):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_a_full_disk_is_said_of_the_version_and_leaves_nothing(model, tmp_path):
     resource = pytest.importorskip("resource", reason="Windows has no limits to try it with")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -303,7 +300,6 @@ export.saved_model(build(), sys.argv[1])
 """
 
 
-@pytest.mark.tried_on("tensorflow")
 def test_a_killed_export_leaves_nothing_under_the_versions_name_and_the_next_one_nothing_else(model, tmp_path):
     path = tmp_path / "1"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment(), start_new_session=True)

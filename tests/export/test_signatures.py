@@ -135,7 +135,7 @@ def images_for(model, count=3):
     return np.random.default_rng(count).uniform(-1, 1, (count, *size)).astype("float32")
 
 
-@pytest.mark.tried_on("tensorflow", "torch")
+@pytest.mark.backends("tensorflow", "torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_its_signatures_and_the_models_answers(exported, kind):
     import tensorflow as tf
@@ -161,7 +161,7 @@ def test_every_kind_has_its_signatures_and_the_models_answers(exported, kind):
         assert answer["labels"].numpy().tolist() == [[str(i).encode()] for i in answer["outputs"].numpy().argmax(1)]
 
 
-@pytest.mark.tried_on("tensorflow", "torch")
+@pytest.mark.backends("tensorflow", "torch")
 def test_a_model_of_any_size_takes_what_its_limits_allow(exported):
     model, path = exported("any_size")
     server = Server(path)
@@ -236,7 +236,7 @@ if keras.backend.backend() != "tensorflow":
     ATTENTIVE = {"remainder": ATTENTIVE["remainder"]}
 
 
-@pytest.mark.tried_on("tensorflow", "torch")
+@pytest.mark.backends("tensorflow", "torch")
 @pytest.mark.parametrize("kind", ATTENTIVE)
 def test_attention_is_that_of_inspection(kind, tmp_path):
     import tensorflow as tf

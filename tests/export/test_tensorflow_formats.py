@@ -10,12 +10,10 @@ from keras_vit.export.parity import outputs_of
 from keras_vit.layers import fused_attention
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 pytest.importorskip("tensorflow")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 openvino = pytest.importorskip("openvino")
-here = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow writes it for every backend")
+here = pytest.mark.backends("tensorflow")
 
 
 def compiled(path):

@@ -14,7 +14,7 @@ from tests.models.test_coatnet import build as coatnet
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
-here = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch writes it for every backend")
+here = pytest.mark.backends("torch")
 READER = """
 import sys
 sys.modules.update(keras=None, keras_vit=None)
@@ -25,7 +25,7 @@ numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2])))[0].de
 """
 
 
-@pytest.mark.tried_on("tensorflow", "torch")
+@pytest.mark.backends("tensorflow", "torch")
 def test_onnxruntime_answers_any_number_of_images(tmp_path):
     model = tiny.build(activation="gelu")
     report = export.onnx(model, tmp_path / "vit.onnx")
@@ -58,7 +58,7 @@ def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
 
 
 # With KERAS_VIT_EVERYWHERE=1 alone, since each stage's sizes are longer terms, which take the exporter minutes.
-@pytest.mark.tried_on()
+@pytest.mark.long
 @here
 def test_a_coatnet_of_any_size(tmp_path):
     model = coatnet(depths=(1, 1, 1, 1), image_size=(None, None))
@@ -171,7 +171,7 @@ def test_a_module_of_several_outputs_returns_a_tuple():
     ]
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="There it is a module")
+@pytest.mark.backends("tensorflow", "jax")
 def test_a_module_is_made_on_pytorch_alone():
     with pytest.raises(ValueError, match="Expected a model built on PyTorch.*torch_export"):
         export.torch_module(tiny.build())

@@ -10,8 +10,6 @@ from keras_vit.inspection import attention_distance, attention_maps, attention_r
 from keras_vit.inspection.attention import discard_smallest
 from tests.inspection import reference
 
-pytestmark = pytest.mark.in_turn
-
 
 @pytest.mark.parametrize("changes", reference.MODELS.values(), ids=reference.MODELS)
 def test_maps_are_those_of_the_definition(changes):

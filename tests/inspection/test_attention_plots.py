@@ -8,8 +8,6 @@ from keras_vit.inspection import (
     plot_attention_rollout,
 )
 
-pytestmark = pytest.mark.in_turn
-
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
 

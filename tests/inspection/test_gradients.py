@@ -6,8 +6,6 @@ from keras import ops
 from keras_vit.inspection import gradient_rollout
 from tests.inspection import reference
 
-pytestmark = pytest.mark.in_turn
-
 STEP = 1e-5
 
 

@@ -7,8 +7,6 @@ from keras_vit.inspection import attention_rollout, gradient_rollout, patch_layo
 from keras_vit.inspection.inputs import pictures_of
 from tests.inspection import reference
 
-pytestmark = pytest.mark.in_turn
-
 
 @pytest.mark.parametrize(
     ("changes", "size", "layout"),

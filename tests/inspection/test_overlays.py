@@ -5,8 +5,6 @@ import pytest
 from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
 
 

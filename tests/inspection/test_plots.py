@@ -6,8 +6,6 @@ import pytest
 
 from keras_vit.inspection import plot_history, plot_predictions
 
-pytestmark = pytest.mark.in_turn
-
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 HISTORY = {

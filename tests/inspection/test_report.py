@@ -15,10 +15,9 @@ from keras_vit.inspection import write_report
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+
+
 # All that the page shows has tests on each backend.
-pytestmark = pytest.mark.tried_on("torch")
-
-
 class Page(html.parser.HTMLParser):
     """What a browser would make of a page: its headings, pictures and text, and the addresses that it asks for."""
 

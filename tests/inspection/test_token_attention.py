@@ -9,8 +9,6 @@ from keras_vit.inspection import attention_overlay, plot_token_attention, token_
 from tests import tiny
 from tests.models.test_vt_resnet import build, images
 
-pytestmark = pytest.mark.in_turn
-
 X = images(3, 32, 41, 3)
 
 

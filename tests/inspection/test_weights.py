@@ -10,8 +10,6 @@ from keras_vit.inspection import (
 )
 from tests.inspection import reference
 
-pytestmark = pytest.mark.in_turn
-
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
 

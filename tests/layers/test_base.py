@@ -12,7 +12,7 @@ def saved_and_loaded(model, path):
     return keras.saving.load_model(path)
 
 
-@pytest.mark.parametrize("mode", ["int8", pytest.param("int4", marks=pytest.mark.tried_on("torch")), "float8"])
+@pytest.mark.parametrize("mode", ["int8", pytest.param("int4", marks=pytest.mark.backends("torch")), "float8"])
 def test_a_quantized_model_comes_back_from_its_file(tmp_path, mode):
     model = randomize(build(num_layers=1, key_bias=mode != "int8"))
     model.quantize(mode)

@@ -10,8 +10,8 @@ from keras_vit.layers.cpu import COMPILED_WIDTH, activate, materialize
 
 BACKEND = keras.backend.backend()
 RANDOM = np.random.default_rng(0)
-on_jax = pytest.mark.skipif(BACKEND != "jax", reason="JAX alone computes sums again")
-on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow alone has another way")
+on_jax = pytest.mark.backends("jax")
+on_tensorflow = pytest.mark.backends("tensorflow")
 
 
 @pytest.mark.parametrize("first", [0.0, -0.0, 1.5, np.inf, np.nan])
@@ -157,7 +157,7 @@ def test_without_tricks_the_program_is_the_plain_one(monkeypatch):
     assert "erfc" in str(jax.make_jaxpr(lambda x: activate(keras.activations.gelu, x))(ops.ones((2, 3))))
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch's functions do not ask")
+@pytest.mark.backends("tensorflow", "jax")
 def test_a_gpu_is_a_device_that_is_no_cpu(monkeypatch):
     for device, expected in {"cpu:0": False, "gpu:0": True}.items():
         monkeypatch.setattr(keras.distribution, "list_devices", lambda device=device: [device])

@@ -13,7 +13,7 @@ def tricks(request, monkeypatch):
     return request.param
 
 
-on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
+on_torch = pytest.mark.backends("torch")
 
 
 def tensors(*shapes):

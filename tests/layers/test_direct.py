@@ -8,7 +8,7 @@ import keras_vit
 from keras_vit.layers import TransformerBlock, direct
 from keras_vit.layers.direct import is_direct
 
-on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone has another way")
+on_torch = pytest.mark.backends("torch")
 TOKENS = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 
 

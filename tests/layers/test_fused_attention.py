@@ -77,7 +77,7 @@ def test_its_gradient_is_that_of_attention(dtype, tolerance, queries, training, 
         np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX alone has another form for bfloat16")
+@pytest.mark.backends("jax")
 @pytest.mark.parametrize("split", [True, False])
 def test_heads_that_are_split_over_devices_stay_a_dimension(split, monkeypatch):
     import jax
@@ -89,7 +89,7 @@ def test_heads_that_are_split_over_devices_stay_a_dimension(split, monkeypatch):
     assert ("[6,1,7,7]" in str(program)) is not split and ("[3,2,7,7]" in str(program)) is split
 
 
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's tensors know how they lie in memory")
+@pytest.mark.backends("torch")
 def test_the_heads_join_without_a_copy():
     qkv = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 7, 3, 4, 8)).astype("float32"))
     parts = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)

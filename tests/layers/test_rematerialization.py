@@ -7,8 +7,6 @@ import keras_vit
 from keras_vit.training import enable_lora
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 IMAGES = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
 LABELS = np.arange(4)
 CHANGES = {
@@ -46,7 +44,7 @@ def test_same_losses_and_weights(kind):
         )
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no graph to leave")
+@pytest.mark.backends("tensorflow", "torch")
 def test_same_losses_outside_a_graph():
     np.testing.assert_allclose(trained(True, run_eagerly=True)[0], trained(False, run_eagerly=True)[0], rtol=1e-5)
 

@@ -9,8 +9,6 @@ from keras_vit.layers import TransformerBlock
 from keras_vit.layers.token_merging import match, merge, num_merged
 from tests.contract import check_layer, randomize
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 
 

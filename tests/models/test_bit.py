@@ -11,8 +11,6 @@ from keras_vit.variants import RESNETS, decode_resnet
 from tests.contract import check_model, check_nan, randomize
 from tests.golden import GOLDEN_FOLDER
 
-pytestmark = pytest.mark.in_turn
-
 PARAMETERS = {
     "BiTR50x1": 25_549_352,
     "BiTR50x2": 97_988_712,

@@ -7,8 +7,6 @@ import keras_vit
 from keras_vit.models.classify import classify, read_image, table
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 
 @pytest.fixture
 def photo(tmp_path):

@@ -10,8 +10,6 @@ from keras_vit.coatnet_config import VARIANTS, decode_coatnet
 from keras_vit.training import enable_lora, freeze, layer_multipliers, merge_lora
 from tests.contract import check_model, check_nan, randomize
 
-pytestmark = pytest.mark.in_turn
-
 # Weights that are trained, at 224 pixels. Those of timm's names are what its own modules count.
 PARAMETERS = {
     "0": 25_036_820,
@@ -211,7 +209,6 @@ def test_lora_and_freezing(tmp_path):
 
 
 # Compiling takes JAX a minute.
-@pytest.mark.tried_on("torch")
 def test_quantized_to_int8_and_reloaded(tmp_path):
     model = build(depths=(1, 1, 1, 1))
     randomize(model, np.random.default_rng(0))

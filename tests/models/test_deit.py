@@ -9,8 +9,6 @@ from tests.contract import check_model
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 PARAMETERS = {
     "DeiTTi16": "deit_tiny_patch16_224",
     "DeiTS16": "deit_small_patch16_224",

@@ -14,8 +14,6 @@ from keras_vit.training.layer_decay import layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze
 from tests.contract import check_model, check_nan, randomize
 
-pytestmark = pytest.mark.in_turn
-
 # Those of timm and of the paper's table 2, in millions there: without the statistics of the norms.
 PARAMETERS = {
     "B0": 5_288_548,
@@ -215,7 +213,6 @@ def test_multiply_adds(variant, size, billions, count_params):
     assert found[0].multiply_adds / 1e9 == pytest.approx(billions, rel=0.02)
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8_and_reloaded(tmp_path):
     model = build()
@@ -276,7 +273,6 @@ def test_a_variant_that_is_none_is_refused(variant):
         keras_vit.EfficientNet(variant)
 
 
-@pytest.mark.tried_on("torch")
 def test_exports_give_the_models_answers(tmp_path):
     pytest.importorskip("onnxruntime")
     model = build(padding="symmetric", include_preprocessing=True)

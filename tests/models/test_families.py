@@ -11,8 +11,6 @@ from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multi
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests.contract import LOW_PRECISION, check_model, randomize
 
-pytestmark = pytest.mark.in_turn
-
 SMALL = {
     "image_size": 16,
     "patch_size": 4,
@@ -172,14 +170,13 @@ def test_what_needs_all_patches_is_refused(family):
 
 
 @several
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.backends("tensorflow")
 def test_a_saved_model_answers_the_same(family, tmp_path):
     pytest.importorskip("tensorflow")
     assert export.saved_model(random(family, image_size=(None, None)), tmp_path / "1").difference < 1e-4
 
 
 @several
-@pytest.mark.tried_on("torch")
 def test_onnx_answers_the_same(family, tmp_path):
     pytest.importorskip("onnxruntime")
     assert export.onnx(random(family), tmp_path / "model.onnx").difference < 1e-4

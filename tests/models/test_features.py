@@ -7,8 +7,6 @@ import keras_vit
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 
 def numpy(outputs):
     return [ops.convert_to_numpy(y) for y in outputs]

@@ -9,8 +9,6 @@ import keras_vit
 from keras_vit.training import enable_lora
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 RAW = {"include_preprocessing": True, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 KINDS = {

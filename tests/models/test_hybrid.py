@@ -10,8 +10,6 @@ import keras_vit
 from tests.contract import check_model, check_nan, randomize
 from tests.golden import GOLDEN_FOLDER
 
-pytestmark = pytest.mark.in_turn
-
 PARAMETERS = {
     "RViTTi16": 6_337_704,
     "R26ViTS32": 36_431_912,

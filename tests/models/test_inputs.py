@@ -6,8 +6,6 @@ import keras_vit
 from keras_vit.models.inputs import check_values, in_unit_range, is_arrays, num_batches, range_of, sliced, to_numpy
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 

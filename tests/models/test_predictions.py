@@ -13,8 +13,6 @@ from keras_vit.models.predictions import (
 )
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 
 def test_names_come_in_the_order_of_the_logits(shared):
     lines = (shared / "data" / "imagenet1k_classes.txt").read_text().splitlines()

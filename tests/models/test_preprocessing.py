@@ -6,8 +6,6 @@ from keras import ops
 import keras_vit
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 

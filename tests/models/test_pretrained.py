@@ -154,7 +154,6 @@ def test_golden_files_through_load_weights(name):
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if GOLDEN[name][1].get("resnet_epsilons")])
-@pytest.mark.in_turn
 def test_golden_resnets_at_other_sizes(name):
     path, io = golden(name)
     cut = io["images"][:, :37, :70]
@@ -168,7 +167,6 @@ def test_golden_resnets_at_other_sizes(name):
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if "logits_24x40" in golden(name)[1]])
-@pytest.mark.in_turn
 def test_golden_files_at_other_sizes(name):
     path, io = golden(name)
     told = GOLDEN[name][0]
@@ -233,7 +231,6 @@ BARE_TIMM = [
 
 
 @pytest.mark.parametrize("arguments, unknown", BARE_TIMM)
-@pytest.mark.in_turn
 def test_two_models_of_timm_with_the_same_arrays_are_not_told_apart(tmp_path, monkeypatch, arguments, unknown):
     monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 3)
     model = randomize(build(**{"activation": "gelu", **arguments}))
@@ -348,7 +345,6 @@ IMAGENET = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
         ("hf_deit_distilled", {}, [*IMAGENET, "bicubic", 0.875]),
     ],
 )
-@pytest.mark.in_turn
 def test_preprocessing_constants_survive_keras_files(tmp_path, name, arguments, expected):
     model = keras_vit.from_pretrained(GOLDEN_FOLDER / name, **arguments)
     model.save(tmp_path / "model.keras")

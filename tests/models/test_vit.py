@@ -11,8 +11,6 @@ import keras_vit
 from tests.contract import check_model
 from tests.tiny import build, randomize
 
-pytestmark = pytest.mark.in_turn
-
 
 def images(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
@@ -141,7 +139,7 @@ def test_the_head_computes_in_float32(name):
     )
 
 
-@pytest.mark.tried_on("tensorflow", "jax")
+@pytest.mark.backends("tensorflow", "jax")
 def test_mixed_float16_trains_with_loss_scaling():
     with policy("mixed_float16"):
         model = build()
@@ -380,7 +378,6 @@ def test_a_model_of_any_size_merges_as_one_of_a_fixed_size():
         np.testing.assert_allclose(any_size.predict(x, verbose=0), numpy(model, x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.tried_on("torch")
 def test_real_model_merging_eight_tokens_a_block_names_the_same_classes(shared):
     with np.load(shared / "weights" / "ViT-B_16-224.reference.npz") as file:
         expected, x = file["logits_official_flax_tanh_gelu"].argmax(axis=1), file["images"]

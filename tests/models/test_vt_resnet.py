@@ -8,8 +8,6 @@ from keras import ops
 import keras_vit
 from tests.contract import check_model, check_nan, randomize
 
-pytestmark = pytest.mark.in_turn
-
 PARAMETERS = {
     "VTResNet18": 11_811_752,
     "VTResNet34": 21_792_168,
@@ -173,7 +171,7 @@ def test_nan_in_an_image_is_nan_in_its_outputs(num_classes):
     check_nan(build(num_classes=num_classes))
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="A child process of another backend exports for JAX")
+@pytest.mark.backends("tensorflow", "torch")
 @pytest.mark.parametrize("image_size", [(32, 41), (None, None)])
 def test_export(image_size, tmp_path):
     model = build(image_size=image_size)

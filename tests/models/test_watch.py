@@ -17,8 +17,6 @@ from keras_vit.inspection import (
 from keras_vit.models.watch import Watch, scores_of
 from tests.inspection import reference
 
-pytestmark = pytest.mark.in_turn
-
 
 @keras.saving.register_keras_serializable(package="keras_vit_tests")
 class Held(keras.layers.Layer):
@@ -210,7 +208,7 @@ IN_GRAPHS = {
 }
 
 
-@pytest.mark.tried_on("tensorflow")
+@pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("changes", IN_GRAPHS.values(), ids=IN_GRAPHS)
 def test_rollout_in_a_graph_is_that_of_inspection(changes):
     """As exports hold it, with a batch of unknown size."""

@@ -6,8 +6,6 @@ import keras_vit
 from keras_vit.pretraining.encoder import Encoder
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 BACKBONES = {
     "plain": {},

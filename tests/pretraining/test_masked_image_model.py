@@ -7,8 +7,6 @@ from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
 from keras_vit.training import Resume
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 METHODS = {
     "masked_patch": (MaskedPatchPrediction, {}),
@@ -19,7 +17,7 @@ METHODS = {
 EAGERLY = keras.backend.backend() != "jax"
 each_method = pytest.mark.parametrize("method", METHODS)
 # JAX compiles each step for half a minute, and has one of a kind below.
-not_on_jax = pytest.mark.tried_on("tensorflow", "torch")
+not_on_jax = pytest.mark.backends("tensorflow", "torch")
 
 
 def build(method, seed=0, dtype=None, **changes):

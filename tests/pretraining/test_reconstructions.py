@@ -6,8 +6,6 @@ from keras_vit.pictures import displayable
 from keras_vit.pretraining import Reconstruction, SimMIM, TensorBoardReconstructions, plot_reconstructions
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
 tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
 RNG = np.random.default_rng(0)

@@ -8,8 +8,6 @@ from keras_vit.semi_supervised.meta_teacher import cross_entropy
 from keras_vit.training import Resume, adamw, fit, sgd
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 GRAPH = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(4, 3)).astype("float32"), np.array([0, 1, 2, 1])

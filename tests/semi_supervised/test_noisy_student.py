@@ -10,8 +10,6 @@ from keras_vit.training import SAM, Resume, fit
 from tests import tiny
 from tests.distillation.models import assert_equal, weights
 
-pytestmark = pytest.mark.in_turn
-
 tf = pytest.importorskip("tensorflow", reason="the batches are tf.data")
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,6 @@ import pytest
 from keras_vit.semi_supervised import PseudoLabels, pseudo_labels
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 IMAGES = np.random.default_rng(0).normal(size=(40, 16, 16, 3)).astype("float32")
 
 

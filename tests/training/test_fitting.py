@@ -17,7 +17,6 @@ def shuffled(epoch):
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
 
 
-@pytest.mark.tried_on("torch")
 def test_data_of_this_package_goes_on_in_its_epoch(tmp_path):
     from keras_vit.data import from_dataframe
 
@@ -101,7 +100,6 @@ def test_a_callback_can_stop_it(tmp_path):
     assert max(path.name for path in tmp_path.iterdir()) == "step_000000000012.npz"
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("mode", killed.TRAINERS)
 def test_every_kind_of_training_ends_as_if_left_alone(tmp_path, mode):
     killed.train_small(mode, tmp_path / "alone")
@@ -114,7 +112,7 @@ def test_every_kind_of_training_ends_as_if_left_alone(tmp_path, mode):
     assert alone["rate"] < 0.01 or mode == "two_fits"
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_killed_at_random_times():
     if not hasattr(os, "fork"):
         pytest.skip("the processes are forked")

@@ -17,8 +17,6 @@ from keras_vit.training.from_recipe import (
 )
 from tests.training.test_running import TINY
 
-pytestmark = pytest.mark.in_turn
-
 
 def test_optimizers_follow_the_recipe():
     recipe = training.recipe("deit_small").replace({**TINY, "accumulate": 2, "ema": 0.9, "clip": 2.0})

@@ -8,8 +8,6 @@ from keras_vit.training import Resume, kept_callbacks
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.kept_callbacks import get_state, pack, set_state, unpack
 
-pytestmark = pytest.mark.in_turn
-
 X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
 
 
@@ -208,7 +206,7 @@ def test_no_state_of_a_callback_of_keras_is_forgotten(tmp_path):
     assert plateau["wait"] + plateau["cooldown_counter"] > 0 or plateau["best"] == best["best"]
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorBoard needs TensorFlow")
+@pytest.mark.backends("tensorflow")
 def test_tensorboard_goes_on_counting(tmp_path):
     pytest.importorskip("tensorboard")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])

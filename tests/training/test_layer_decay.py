@@ -10,8 +10,6 @@ from tests import tiny
 from tests.models import test_vt_resnet as vt_resnet
 from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, fit, twins, values
 
-pytestmark = pytest.mark.in_turn
-
 
 def vit():
     return tiny.build(num_layers=1)

@@ -96,7 +96,6 @@ STARTED = [
 
 
 # PyTorch traces no graph, which is most of the time on the others.
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize("name", [*STARTED, "lora_flowers17"])
 def test_each_kind_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
     row = RECIPES[name]

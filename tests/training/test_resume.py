@@ -207,7 +207,7 @@ def test_callbacks_go_on_with_their_states(tmp_path, stateful_alone, capsys):
     assert f"was stopped by EarlyStopping('val_loss'), in epoch {len(epochs)}: nothing" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has no steps_per_execution on PyTorch")
+@pytest.mark.backends("tensorflow", "jax")
 def test_several_steps_per_execution(tmp_path):
     alone = make_model(steps_per_execution=3)
     fit(alone, tmp_path / "alone", every=3)

@@ -10,8 +10,6 @@ from keras_vit.data import from_dataframe
 from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
 from tests.tiny import build
 
-pytestmark = pytest.mark.in_turn
-
 
 def record(model=None, optimizer=None, data=None):
     model = model or build(num_layers=1)

@@ -9,8 +9,6 @@ from keras_vit import data, training
 from keras_vit.preprocessing import carrier_of
 from tests.tiny import Kill
 
-pytestmark = pytest.mark.in_turn
-
 TINY = {
     "variant": "Ti/4",
     "image_size": 8,
@@ -41,7 +39,6 @@ def images(folder):
     return data.splits(folder, holdout=0.4)
 
 
-@pytest.mark.tried_on("torch")
 def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
         {**TINY, "steps": 7, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
@@ -74,7 +71,6 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
         training.run(recipe, data.splits(folder, holdout=0.2), tmp_path / "run", **options)
 
 
-@pytest.mark.tried_on("torch")
 def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(images, tmp_path):
     changes = {**TINY, "steps": 3, "lora_rank": 2, "ema": 0.5, "dtype": "float32", "learning_rate": 0.1}
     recipe = training.recipe("lora_flowers17").replace({**changes, "label_smoothing": 0.1})
@@ -86,7 +82,6 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
     assert ran.results["test"]["loss"] < 0.66  # 0.69 before
 
 
-@pytest.mark.tried_on("torch")
 def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
@@ -117,7 +112,7 @@ def test_other_classes_in_the_test_images_are_refused_and_leave_no_run(images, t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_both_parts_come_as_the_model_was_trained(images, tmp_path):
     asked = []
 

@@ -7,8 +7,6 @@ from keras_vit.training import optimizers
 from keras_vit.training.sam import SAM
 from tests import tiny
 
-pytestmark = pytest.mark.in_turn
-
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(16, 3)), RNG.normal(size=(16, 2))
 IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5

@@ -14,8 +14,6 @@ from tests import tiny
 from tests.models import test_vt_resnet as vt_resnet
 from tests.training.test_optimizers import MODELS
 
-pytestmark = pytest.mark.in_turn
-
 
 def trained_layers(model):
     return list(dict.fromkeys(v.path.split("/")[0] for v in model.trainable_variables))

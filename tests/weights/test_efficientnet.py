@@ -17,8 +17,6 @@ from tests.contract import randomize
 from tests.golden import GOLDEN_FOLDER
 from tests.models.test_efficientnet import REPEATS, WIDTHS, build
 
-pytestmark = pytest.mark.in_turn
-
 FOLDER = "timm_efficientnet"
 
 

@@ -84,7 +84,7 @@ def test_real_checkpoint_gives_the_official_logits(real):
 
 
 # PyTorch takes minutes for bfloat16 on processors that do not multiply in it.
-@pytest.mark.tried_on("jax")
+@pytest.mark.backends("jax")
 def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     path, reference = real
     model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16")
@@ -479,7 +479,6 @@ def real_file(tmp_path, model):
     return path
 
 
-@pytest.mark.tried_on("torch")
 @pytest.mark.parametrize(
     "build_file, name",
     [
@@ -495,7 +494,6 @@ def test_a_wrong_pairing_names_the_architecture_of_the_file(tmp_path, build_file
     assert "The model: ViT-Ti/16 (hidden_dim 192" in str(error.value)
 
 
-@pytest.mark.tried_on("torch")
 def test_a_plain_file_is_refused_by_a_hybrid_and_a_bit(tmp_path):
     path = real_file(tmp_path, keras_vit.ViTTi16())
     for model in (keras_vit.RViTTi16(), keras_vit.BiTR50x1()):
