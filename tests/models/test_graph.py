@@ -142,7 +142,6 @@ def test_a_changed_block_computes_all_tokens(change):
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == (change is regularized)
 
 
-@pytest.mark.backends("torch")
 def test_a_model_that_was_never_called_compiles_in_one_piece():
     import torch
 
@@ -151,7 +150,6 @@ def test_a_model_that_was_never_called_compiles_in_one_piece():
     torch.testing.assert_close(found, model(images))
 
 
-@pytest.mark.backends("torch")
 @pytest.mark.parametrize("name", ["block_01", "block_01.mlp", "norm", "pooling"])
 def test_hooks_see_all_tokens(name):
     import torch

@@ -71,6 +71,17 @@ GOLDEN = {
     "timm_bit.safetensors": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
     "hf_bit": ({"image_size": (64, 96)}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
 }
+# Together, these files need every layer and every attention of the ViTs, hybrids and BiTs.
+EVERYWHERE = (
+    "vit_token.npz",
+    "vit_token_prelogits.npz",
+    "vit_gap.npz",
+    "vit_nonsquare.npz",
+    "hybrid_r50ish_patch1.npz",
+)
+EVERYWHERE += ("bigvision_map.npz", "timm_vit_qknorm_map.safetensors", "timm_deit_distilled.safetensors")
+EVERYWHERE += ("timm_eva02_split.safetensors", "timm_dinov3_gated.safetensors", "timm_clip_quickgelu.safetensors")
+EVERYWHERE += ("hf_dinov2_reg2", "bit_2111_x0.5.npz", "timm_hybrid.safetensors", "timm_bit.safetensors")
 # What files of other code, and state dicts without their wrappers, do not tell.
 RESIZED = {
     "hf_clip": {},
@@ -127,7 +138,9 @@ def close(model, io, family):
     return len(taps)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.every_backend) if name in EVERYWHERE else name for name in GOLDEN]
+)
 def test_golden_files_through_from_pretrained(name):
     path, io = golden(name)
     model = keras_vit.from_pretrained(path, **GOLDEN[name][0])

@@ -63,7 +63,6 @@ def test_other_builders_and_files_take_it(tmp_path):
     assert model.output.dtype == "float32"
 
 
-@pytest.mark.backends("torch")
 def test_what_no_layer_uses_any_more_is_freed_without_gradients():
     import torch
 
@@ -83,7 +82,6 @@ def test_what_no_layer_uses_any_more_is_freed_without_gradients():
     torch.testing.assert_close(found, expected.detach())
 
 
-@pytest.mark.backends("torch")
 def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkeypatch):
     import torch
 
@@ -113,7 +111,6 @@ def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkey
     assert {layer.name for layer in mixed.blocks} <= set(names)
 
 
-@pytest.mark.backends("torch")
 @pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
 def test_angles_are_rounded_to_the_compute_dtype_without_gradients_too(rotary_embedding):
     import torch
