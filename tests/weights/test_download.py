@@ -232,6 +232,7 @@ def test_a_file_that_is_too_large_is_refused_before_the_disk_is_full(server, pat
     download(server.url, path, sha256_prefix=sha256(server.body)[:8], most=5 << 20)
 
 
+@pytest.mark.long
 def test_a_server_that_is_too_slow_is_left(server, path):
     server.body, server.answers = bytes(40_000), [Answer(pause=0.5), Answer()]
     with pytest.raises(DownloadError, match="fewer than 10,000 bytes per second"):
@@ -444,6 +445,7 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_two_processes_at_once(server, path):
     server.answers = [Answer(pause=0.01)]
     processes = [start(server, path) for _ in range(2)]
@@ -452,6 +454,7 @@ def test_two_processes_at_once(server, path):
     assert len(server.requests) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_the_second_process_goes_on_when_the_first_is_killed(server, path):
     server.answers = [Answer(pause=0.05), Answer()]

@@ -66,6 +66,7 @@ def golden(tmp_path):
     return write
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("name, prefix", [("tf_efficientnet_b0", "official/"), ("efficientnet_b0", "own/")])
 def test_timm_computes_the_same(golden, name, prefix):
     io = np.load(GOLDEN_FOLDER / f"{FOLDER}.io.npz")

@@ -85,6 +85,7 @@ def test_real_checkpoint_gives_the_official_logits(real):
 
 # PyTorch takes minutes for bfloat16 on processors that do not multiply in it.
 @pytest.mark.backends("jax")
+@pytest.mark.long
 def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     path, reference = real
     model = keras_vit.ViTB16(weights=path, dtype="mixed_bfloat16")
@@ -96,6 +97,7 @@ def test_real_checkpoint_in_bfloat16_gives_nearly_the_same_probabilities(real):
     assert (actual.argmax(axis=1) == expected.argmax(axis=1)).sum() >= 20
 
 
+@pytest.mark.long
 def test_real_checkpoint_at_another_size_and_channel_count(real):
     path, _ = real
     model = keras_vit.ViTB16(image_size=(320, 192), in_channels=5, num_classes=0)

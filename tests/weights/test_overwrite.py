@@ -9,6 +9,7 @@ from tests.tiny import build, randomize
 VALUE = np.arange(6, dtype="float32").reshape(3, 2)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_variable_gets_the_value(dtype):
     variable = keras.Variable(np.ones((3, 2), "float32"), dtype=dtype)

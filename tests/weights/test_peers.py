@@ -19,6 +19,8 @@ from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.tiny import build, randomize
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def torch():

@@ -164,7 +164,7 @@ def test_golden_files_of_all_families_come_back_bit_for_bit(tmp_path, name, told
         assert np.array_equal(array, after[key].reshape(array.shape)), key
 
 
-@pytest.mark.backends("tensorflow")
+@pytest.mark.long
 def test_the_real_file_survives_the_way_through_other_formats(shared, tmp_path):
     source = shared / "weights" / "ViT-B_16-224.npz"
     # One model, since to build it takes longer than all the rest; between the formats it holds zeros.

@@ -42,6 +42,7 @@ def logits(model, x):
     return keras.ops.convert_to_numpy(model(x, training=False))
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("name", GOLDEN)
 def test_folders_give_the_logits_of_timm_and_come_back(name, tmp_path):
     io = np.load(GOLDEN_FOLDER / f"timm_{name}.io.npz")
@@ -170,6 +171,7 @@ def test_a_new_head_keeps_the_hidden_layer(tmp_path):
 
 
 # By timm's names, of its smallest sizes, and what it computes otherwise.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "variant, changes",
     [
@@ -194,6 +196,7 @@ def test_timm_reads_our_folders(variant, changes, tmp_path):
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["coatnet_0_224", "coatnet_1_rw_224", "coatnet_rmlp_nano_rw_224", "test_coatnet"])
 def test_a_larger_image_size_is_that_of_timm(name, tmp_path):
     timm, torch = peer("timm"), peer("torch")
