@@ -4,22 +4,14 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
-from keras_vit.data.mix import seeded
 from tests.data.images import batches, picture, write_classes
 
 
-def test_policies_of_augreg():
-    # (RandAugment's operations and magnitude, MixUp's alpha), from the paper's table.
-    table = {
-        "none": (None, 0),
-        "light1": ((2, 0), 0),
-        "light2": ((2, 10), 0.2),
-        "medium1": ((2, 15), 0.2),
-        "medium2": ((2, 15), 0.5),
-        "strong1": ((2, 20), 0.5),
-        "strong2": ((2, 20), 0.8),
-    }
-    assert {name: (p.randaugment, p.mixup) for name, p in POLICIES.items() if name not in ("deit", "coatnet")} == table
+def test_augreg_policies_match_paper():
+    policies = [POLICIES[name] for name in ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")]
+    magnitudes = [0, 10, 15, 15, 20, 20]
+    assert [policy.randaugment for policy in policies] == [None, *((2, magnitude) for magnitude in magnitudes)]
+    assert [policy.mixup for policy in policies] == [0, 0, 0.2, 0.2, 0.5, 0.5, 0.8]
 
 
 def mapped(function, count, threads):
@@ -28,12 +20,9 @@ def mapped(function, count, threads):
     return np.stack(list(data.as_numpy_iterator()))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [RandAugment(2, 2), RandAugment(2, 5, 0.5, "timm")],
-    ids=["official", "timm"],
-)
-def test_the_seed_alone_decides(function):
+@pytest.mark.parametrize("arguments", [(2, 2), (2, 5, 0.5, "timm")], ids=["official", "timm"])
+def test_randaugment_depends_only_on_seed(arguments):
+    function = RandAugment(*arguments)
     first = mapped(function, 12, threads=1)
     np.testing.assert_array_equal(first, mapped(function, 12, threads=5))
     assert first.shape == (12, 24, 24, 3) and first.dtype == "float32"
@@ -42,10 +31,10 @@ def test_the_seed_alone_decides(function):
 
 
 @pytest.mark.parametrize(("operations", "share"), [("official", 1.0), ("timm", 0.5)])
-def test_each_operation_is_drawn_as_often(operations, share):
+def test_randaugment_operations_are_equally_frequent(operations, share):
     augment = RandAugment(1, 9, operations=operations)
     number = len(augment.operations)
-    # Each leaves its number behind.
+    # Each operation fills the image with its number.
     augment.operations = [lambda x, m, s, at, i=i: tf.fill(x.shape, tf.constant(i + 1, "uint8")) for i in range(number)]
     data = tf.data.Dataset.range(3000).map(lambda i: augment(tf.zeros((1, 1, 3)), tf.stack([i, i]))[0, 0, 0])
     counts = np.bincount(np.array(list(data.as_numpy_iterator()), "int32"), minlength=number + 1)
@@ -54,20 +43,20 @@ def test_each_operation_is_drawn_as_often(operations, share):
     assert (np.abs(counts[1:] - expected) < 4.5 * expected**0.5).all()
 
 
-def test_magnitudes_are_normal_and_signs_even():
+def test_randaugment_magnitude_and_sign_distribution():
     augment = RandAugment(1, 9, 0.5, "timm")
-    # Half of the time the operation is left out.
+    # The operation is skipped with probability 0.5.
     augment.operations = [lambda x, m, s, at: tf.cast(tf.reshape(tf.stack([m * 200, s + 2, 1.0]), (1, 1, 3)), "uint8")]
     data = tf.data.Dataset.range(4000).map(lambda i: augment(tf.zeros((1, 1, 3)), tf.stack([i, i]))[0, 0])
     levels, signs, applied = np.array(list(data.as_numpy_iterator())).T
     levels, signs = levels[applied == 1], signs[applied == 1]
     assert abs(np.median(levels) - 180) < 2 and levels.max() == 200
-    # Two deviations above 9 is the largest, 10.
+    # The largest magnitude, 10, is two standard deviations above 9.
     assert 0.01 < (levels == 200).mean() < 0.04
     assert set(signs) == {1, 3} and abs(signs.mean() - 2) < 0.1
 
 
-def test_randaugment_rounds_as_the_official_codes():
+def test_randaugment_rounding_of_input():
     image = tf.fill((4, 4, 3), 100.75)
     for operations, whole in (("official", 100), ("timm", 101)):
         augment = RandAugment(1, 9, operations=operations)
@@ -75,32 +64,15 @@ def test_randaugment_rounds_as_the_official_codes():
         np.testing.assert_array_equal(augment(image, (0, 1)), np.full((4, 4, 3), whole, "float32"))
 
 
-def test_a_reduced_precision_policy_does_not_round_pixels():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        erase = seeded("RandomErasing", factor=(0, 0))
-    finally:
-        keras.config.set_dtype_policy("float32")
-    image = tf.constant(picture(200, (8, 8, 3)), "float32") + 0.123
-    data = tf.data.Dataset.from_tensors(image).map(lambda x: erase(x, (0, 1)))
-    np.testing.assert_array_equal(next(iter(data)), image)
-
-
-@pytest.mark.parametrize(
-    ("policy", "dtypes"),
-    [
-        ("light1", "mixed_float16"),
-        pytest.param("deit", "mixed_bfloat16", marks=pytest.mark.backends("tensorflow")),
-    ],
-)
-def test_a_global_policy_does_not_change_the_batches(tmp_path, policy, dtypes):
+@pytest.mark.parametrize("policy", [Policy(mixup=0.5), Policy(cutmix=1.0, erasing=0.25)], ids=["mixup", "cutmix"])
+def test_batches_are_float32_under_mixed_bfloat16(tmp_path, policy):
     write_classes(tmp_path, 6, 2)
 
     def first():
         return batches(from_directory(tmp_path, image_size=16, batch_size=6, policy=policy))[0]
 
     expected = first()
-    keras.config.set_dtype_policy(dtypes)
+    keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         found = first()
     finally:
@@ -122,6 +94,6 @@ def test_a_global_policy_does_not_change_the_batches(tmp_path, policy, dtypes):
         ({"repeats": 0}, "`repeats`. Expected an integer of at least 1. Received: 0"),
     ],
 )
-def test_refuses(changes, message):
+def test_policy_refuses_invalid_argument(changes, message):
     with pytest.raises(ValueError, match=message):
         Policy(**changes)

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keras_vit.data import broken as broken_images
@@ -20,20 +20,19 @@ def folder(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=6)
 @given(
     broken=st.sets(st.integers(0, 9), max_size=9),
     batch_size=st.integers(1, 5),
     skip_batches=st.integers(0, 5),
     options=st.sampled_from([{}, {"repeat": True}, {"drop_remainder": True}, {"cache": True}, {"training": True}]),
 )
-# Whole batches, the first and the last among them; more than an epoch's end; none.
+# All images of the first or last batch are broken; a batch spans the end of an epoch; no image is broken.
 @example({0, 1, 2, 3, 8, 9}, 2, 0, {})
 @example({0, 1, 2, 8, 9}, 3, 1, {"repeat": True})
 @example(set(), 4, 0, {})
 @example({9}, 5, 0, {})
 @example({0, 4, 5, 9}, 1, 3, {"drop_remainder": True})
-def test_each_batch_holds_its_sound_images_in_order(folder, broken, batch_size, skip_batches, options):
+def test_batches_with_broken_images(folder, broken, batch_size, skip_batches, options):
     table = {"path": ["broken" if i in broken else "sound" for i in range(10)], "label": list(range(10))}
     options = {"training": False, "shuffle": False, **options}
     data = from_dataframe(
@@ -48,7 +47,7 @@ def test_each_batch_holds_its_sound_images_in_order(folder, broken, batch_size, 
     repeat, drop = options.get("repeat"), options.get("drop_remainder")
     if not repeat:
         assert len(data) == (10 // batch_size if drop else -(-10 // batch_size))
-    # Two epochs, since nothing may be left of the first.
+    # The second epoch must not contain images of the first.
     found = [labels.numpy().tolist() for _, labels in (data.take(9) if repeat else itertools.chain(data, data))]
     if repeat:
         places = [[i % 10 for i in range(k * batch_size, (k + 1) * batch_size)] for k in range(100)]
@@ -66,7 +65,7 @@ def test_each_batch_holds_its_sound_images_in_order(folder, broken, batch_size, 
 
 @pytest.mark.parametrize("broken", [set(), {5}, set(range(16))], ids=["none", "one", "all"])
 @pytest.mark.parametrize("full", [False, True])
-def test_each_image_is_decoded_once(broken, full):
+def test_in_place_decodes_each_image_once(broken, full):
     decoded = []
 
     def load(number):
@@ -93,8 +92,8 @@ def test_each_image_is_decoded_once(broken, full):
     assert sorted(number for number in decoded if number != 99) == list(range(16))
 
 
-def test_no_loop_is_cancelled_by_a_broken_image():
-    """As that of an augmentation whose start needs the index alone, while the image is decoded in a function."""
+def test_broken_image_does_not_cancel_running_loop():
+    """An augmentation's loop may start from the index alone, while a Python function still decodes the image."""
 
     def load(number):
         time.sleep(0.01)
@@ -107,7 +106,7 @@ def test_no_loop_is_cancelled_by_a_broken_image():
         return tf.ensure_shape(tf.numpy_function(load, [number], "float32"), ())
 
     def prepare(index, image, label):
-        # Longer than it takes an image to fail.
+        # The loop runs longer than it takes an image to fail.
         rounds = tf.while_loop(lambda i: i < index + 10_000, lambda i: i + 1, [index], parallel_iterations=1)[0]
         return index, image + tf.cast(rounds - index, "float32"), label
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit.data import Policy, from_directory
@@ -11,14 +11,14 @@ from tests.peers import peer
 
 
 def erased(count, shape, threads=2, **options):
-    """Images of a constant that no noise has, each with its own seed."""
+    """Erases constant images, each with its own seed; the constant, 1000, does not occur in the noise."""
     erase, image = RandomErasing(**{"probability": 1.0, **options}), tf.fill(shape, 1000.0)
     data = tf.data.Dataset.range(count).map(lambda i: erase(image, tf.stack([i, i])), num_parallel_calls=threads)
     return np.stack(list(data.as_numpy_iterator()))
 
 
 def boxes(images):
-    """Returns (top, left, height, width) of what is erased in each image, (images, 4); checks that each is one."""
+    """Returns (top, left, height, width) of the rectangle erased in each image, (images, 4)."""
     found = []
     for image in np.asarray(images):
         inside = (image != 1000).all(axis=-1)
@@ -30,55 +30,48 @@ def boxes(images):
     return np.array(found)
 
 
-def test_a_rectangle_of_some_images_is_filled_with_noise():
+def test_erasing_probability_area_position_and_noise():
     images = erased(2000, (40, 60, 3), probability=0.25, mean=[-3.0, 0.0, 3.0], std=[0.5, 1.0, 2.0])
     chosen = (images != 1000).any(axis=(1, 2, 3))
     assert abs(chosen.mean() - 0.25) < 0.04
     top, left, height, width = boxes(images[chosen]).T
     areas, aspects = height * width / 2400, height / width
-    # Sides are whole numbers.
+    # The tolerance covers the rounding of the sides to whole pixels.
     assert 0.015 < areas.min() < 0.04 and 0.3 < areas.max() < 0.35
     assert 0.25 < aspects.min() < 0.4 and 2.5 < aspects.max() < 4
-    # Anywhere in the image, at both edges too.
+    # The rectangle may lie anywhere in the image, also at its edges.
     assert top.min() == left.min() == 0 and (top + height).max() == 40 and (left + width).max() == 60
     noise = images[(images != 1000).all(axis=-1)]
     np.testing.assert_allclose(noise.mean(axis=0), [-3, 0, 3], atol=0.03)
     np.testing.assert_allclose(noise.std(axis=0), [0.5, 1, 2], rtol=0.01)
 
 
-def test_the_seed_alone_decides():
+def test_erasing_depends_only_on_seed():
     images = erased(12, (24, 24, 3), threads=1)
     np.testing.assert_array_equal(images, erased(12, (24, 24, 3), threads=5))
     assert len({image.tobytes() for image in images}) == 12
 
 
-@settings(max_examples=15)
 @given(height=st.integers(1, 40), width=st.integers(1, 40), channels=st.integers(1, 4))
-def test_any_size_works(height, width, channels):
+def test_erasing_image_of_any_size(height, width, channels):
     image = RandomErasing(1.0)(tf.fill((height, width, channels), 1000.0), (0, height))
     assert image.shape == (height, width, channels) and np.isfinite(image).all()
 
 
 @pytest.mark.parametrize(("normalize", "mean", "std"), [(True, 0, 1), (False, 127.5, 127.5)])
-def test_noise_of_a_pipeline_is_normal_after_its_normalization(tmp_path, normalize, mean, std):
+def test_erasing_noise_is_standard_normal_if_normalized(tmp_path, normalize, mean, std):
     write_classes(tmp_path, 2, 1)
-    data = from_directory(
-        tmp_path,
-        image_size=64,
-        batch_size=2,
-        policy=Policy(erasing=1.0),
-        normalize=normalize,
-        labels="none",
-        repeat=True,
-    )
+    options = {"normalize": normalize, "labels": "none", "repeat": True, "policy": Policy(erasing=1.0)}
+    data = from_directory(tmp_path, image_size=64, batch_size=2, **options)
     images = np.concatenate([images for images, *_ in batches(data.take(50))])
-    # Beyond the range of a picture there is noise alone: of both sides together 32% of it.
+    # Values outside the range of a picture are noise: 32% of the noise, on both sides together.
     outside = images[np.abs(images - mean) > std * 1.001]
     assert len(outside) > 1000
     np.testing.assert_allclose(np.abs(outside - mean).mean() / std, 1.525, rtol=0.02)
 
 
-def test_rectangles_are_as_large_and_as_long_as_those_of_timm():
+@pytest.mark.long
+def test_erased_rectangles_are_distributed_like_timm():
     import torch
 
     theirs = peer("timm.data.random_erasing").RandomErasing(1.0, mode="pixel", device="cpu")

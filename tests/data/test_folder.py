@@ -19,12 +19,12 @@ def folder(tmp_path_factory):
 
 
 def values(data):
-    """The brightness of each image, which says which one it is, with its label."""
+    """Returns the brightness of each image, which identifies it, and its label."""
     found = [(float(x.mean()), int(y)) for images, labels in batches(data) for x, y in zip(images, labels, strict=True)]
     return sorted((round(value), label) for value, label in found)
 
 
-def test_images_and_labels(folder):
+def test_from_directory_images_and_labels(folder):
     data = from_directory(folder, image_size=(12, 8), batch_size=16, training=False, normalize=False)
     images, labels = next(iter(data))
     assert (images.shape, images.dtype, labels.dtype) == ((16, 12, 8, 3), "float32", "int32")
@@ -33,32 +33,28 @@ def test_images_and_labels(folder):
     assert data.element_spec[0].shape == (None, 12, 8, 3)
     found = values(data)
     assert len(found) == 40
-    # The number of an image is its brightness, less what is clipped at 0, and gives its class.
+    # The number of an image is its brightness (apart from clipping at 0), and determines its class.
     numbers = sorted(range(40), key=lambda i: (np.round(picture(i).mean()), i % 4))
     np.testing.assert_allclose([v for v, _ in found], [picture(i).mean() for i in numbers], atol=2.5)
     assert sorted(label for _, label in found) == sorted(i % 4 for i in range(40))
 
 
-def test_values_are_normalized(folder):
+def test_normalization_of_values(folder):
     raw, default, imagenet = (
         next(iter(from_directory(folder, image_size=8, batch_size=4, training=False, **options)))[0].numpy()
-        for options in (
-            {"normalize": False},
-            {},
-            {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-        )
+        for options in ({"normalize": False}, {}, {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
     )
     np.testing.assert_allclose(default, (raw - 127.5) / 127.5, atol=1e-6)
     expected = (raw / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(imagenet, expected, atol=1e-5)
 
 
-def test_splits_each_class(folder):
+def test_validation_split_is_stratified(folder):
     train, validation = from_directory(folder, image_size=8, validation_split=0.2, subset="both", batch_size=40)
     assert not set(train.file_paths) & set(validation.file_paths)
     assert (train.num_images, validation.num_images) == (32, 8)
     labels = next(iter(validation))[1].numpy()
-    # As the folder has them, and as many of each class.
+    # Validation images keep the order of the folder, and each class has as many.
     assert labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     alone = from_directory(folder, image_size=8, validation_split=0.2, subset="validation", batch_size=40)
     assert equal(batches(alone), batches(validation))
@@ -66,12 +62,12 @@ def test_splits_each_class(folder):
     assert other.file_paths != validation.file_paths
 
 
-def test_chosen_classes(folder):
+def test_class_names_select_and_order_classes(folder):
     data = from_directory(folder, class_names=["class3", "class1"], image_size=8, training=False, batch_size=40)
     assert next(iter(data))[1].numpy().tolist() == [0] * 10 + [1] * 10
 
 
-def test_arrays_of_many_channels(tmp_path):
+def test_npy_arrays_and_broken_arrays(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for i in range(2):
@@ -79,7 +75,7 @@ def test_arrays_of_many_channels(tmp_path):
     images, _ = next(iter(from_directory(tmp_path, channels=5, image_size=8, normalize=False, batch_size=4)))
     assert images.shape == (4, 8, 8, 5)
     np.save(tmp_path / "a" / "2.npy", np.zeros((9, 9, 4)))
-    # A header that ends within its shape.
+    # The header ends within the shape.
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (64,".ljust(118)
     (tmp_path / "b" / "2.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     data = from_directory(tmp_path, channels=5, image_size=8, batch_size=8, training=False)
@@ -88,8 +84,14 @@ def test_arrays_of_many_channels(tmp_path):
     assert data.broken[str(tmp_path / "b" / "2.npy")].startswith("Cannot read the array")
 
 
-def break_ten(paths):
-    """Breaks ten images in as many ways; images next to each other, the first and the last among them."""
+@pytest.fixture(scope="module")
+def ten_broken(tmp_path_factory):
+    """A folder of 200 images, and the paths of ten of them that are broken in as many ways.
+
+    The first and the last image are broken, and some neighbours.
+    """
+    folder = tmp_path_factory.mktemp("broken")
+    paths = write_classes(folder, 200)
     whole = jpeg(200, (60, 60, 3))
     broken = {
         0: b"",
@@ -105,44 +107,28 @@ def break_ten(paths):
     }
     for number, content in broken.items():
         paths[number].write_bytes(content)
-    # A picture that is called something else is a picture.
+    # A PNG whose name ends with .jpg is not broken.
     paths[160].write_bytes(tf.io.encode_png(picture(160)).numpy())
-    return {str(paths[number]) for number in broken}
+    return folder, {str(paths[number]) for number in broken}
 
 
-class Seen(keras.callbacks.Callback):
-    """Counts the images of each epoch by a model's metric."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.__dict__.setdefault("counts", []).append(round(float(logs["count"])))
-
-
-@keras.saving.register_keras_serializable("tests")
 class Count(keras.metrics.Sum):
-    """How many images came."""
+    """Counts the images of an epoch."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         super().update_state(keras.ops.ones_like(y_pred[:, 0]))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"num_parallel_calls": 3, "cache": True}, marks=pytest.mark.backends("tensorflow")),
-        pytest.param({"policy": "light1"}, marks=pytest.mark.backends("tensorflow")),
-    ],
-)
-def test_ten_broken_images_of_200_are_named_and_others_take_their_places(tmp_path, caplog, options):
-    broken = break_ten(write_classes(tmp_path, 200))
-    data = from_directory(tmp_path, image_size=16, batch_size=16, **options)
+@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 3, "cache": True, "policy": "light1"}], ids=str)
+def test_fit_replaces_and_reports_broken_images(ten_broken, caplog, options):
+    folder, broken = ten_broken
+    data = from_directory(folder, image_size=16, batch_size=16, **options)
     model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, metrics=[Count(name="count")])
-    seen = Seen()
     with caplog.at_level(logging.WARNING, "keras_vit.data"):
-        model.fit(data, epochs=2, verbose=0, callbacks=[seen])
-    assert seen.counts == [200, 200]
+        history = model.fit(data, epochs=2, verbose=0).history
+    assert history["count"] == [200, 200]
     assert set(data.broken) == broken
     summaries = [record.getMessage() for record in caplog.records if record.name == "keras_vit.data"]
     assert len(summaries) == 2
@@ -153,11 +139,11 @@ def test_ten_broken_images_of_200_are_named_and_others_take_their_places(tmp_pat
     assert len(data) == 13
 
 
-def test_broken_images_while_repeating(tmp_path, caplog):
-    broken = break_ten(write_classes(tmp_path, 200))
-    data = from_directory(tmp_path, image_size=8, batch_size=19, repeat=True, normalize=False, crop="eval", flip=False)
+def test_repeated_epochs_replace_and_report_broken_images(ten_broken, caplog):
+    folder, broken = ten_broken
+    data = from_directory(folder, image_size=8, batch_size=19, repeat=True, normalize=False, crop="eval", flip=False)
     shapes, images = set(), []
-    # Two epochs and more.
+    # 22 batches are more than two epochs.
     for batch, _ in data.take(22):
         shapes.add(tuple(batch.shape))
         images += [x.tobytes() for x in batch.numpy()]
@@ -168,21 +154,11 @@ def test_broken_images_while_repeating(tmp_path, caplog):
     assert [record.getMessage()[:21] for record in caplog.records] == ["10 of 200 images were"] * 2
 
 
-def test_a_batch_keeps_its_place_around_a_broken_image(tmp_path):
-    paths = write_classes(tmp_path, 12)
-    before = batches(from_directory(tmp_path, image_size=8, batch_size=4, training=False))
-    paths[4].write_bytes(b"")
-    data = from_directory(tmp_path, image_size=8, batch_size=4, training=False)
-    # Sorted by class, number 4 comes second.
-    before[0] = [np.delete(part, 1, 0) for part in before[0]]
-    assert equal(before, batches(data)) and equal(before, batches(data))
-
-
-def test_no_sound_image_is_named_whoever_reads(tmp_path, caplog):
-    broken = break_ten(write_classes(tmp_path, 200))
-    data = from_directory(tmp_path, image_size=8, batch_size=32)
+def test_concurrent_iterators_report_only_broken_images(ten_broken, caplog):
+    folder, broken = ten_broken
+    data = from_directory(folder, image_size=8, batch_size=32)
     one, other = iter(data), iter(data)
-    # In turns, one of them to its end only; then a peek; then a whole epoch.
+    # Two iterators take turns, and only the first one reaches its end. A peek and a whole epoch follow.
     for _ in range(6):
         next(one), next(other)
     next(one)
@@ -192,7 +168,17 @@ def test_no_sound_image_is_named_whoever_reads(tmp_path, caplog):
     assert [record.getMessage()[:21] for record in caplog.records] == ["10 of 200 images were"] * 2
 
 
-def test_a_folder_without_labels(folder, tmp_path):
+def test_evaluation_batch_lacks_broken_image(tmp_path):
+    paths = write_classes(tmp_path, 12)
+    before = batches(from_directory(tmp_path, image_size=8, batch_size=4, training=False))
+    paths[4].write_bytes(b"")
+    data = from_directory(tmp_path, image_size=8, batch_size=4, training=False)
+    # Image 4 is the second one, since images are sorted by class.
+    before[0] = [np.delete(part, 1, 0) for part in before[0]]
+    assert equal(before, batches(data)) and equal(before, batches(data))
+
+
+def test_folder_without_labels(folder, tmp_path):
     for i in (2, 0, 1):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(90 * i))
     with pytest.raises(ValueError, match=r"two classes or more .* labels='none' takes images without classes"):
@@ -208,7 +194,7 @@ def test_a_folder_without_labels(folder, tmp_path):
         from_directory(tmp_path / "nothing", labels="none")
 
 
-def test_names_that_are_not_utf8(tmp_path):
+def test_file_names_that_are_not_utf8(tmp_path):
     names = [os.path.join(tmp_path, os.fsdecode(name)) for name in (b"a/caf\xe9.jpg", b"b/caf\xe9.jpg", b"b/x\xe9.jpg")]
     for name, content in zip(names, (jpeg(1), jpeg(2), b"broken"), strict=True):
         os.makedirs(os.path.dirname(name), exist_ok=True)
@@ -223,24 +209,24 @@ def test_names_that_are_not_utf8(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "val", "notes")])
-def test_the_folders_of_a_split_are_no_classes(tmp_path, names):
+def test_train_and_test_folders_are_not_classes(tmp_path, names):
     for name in names:
         write_classes(tmp_path / name, 2, num_classes=2)
     with pytest.raises(ValueError, match=f"split already, into .*: take '.*{names[0]}', or keras_vit.data.splits"):
         from_directory(tmp_path, image_size=8)
     assert from_directory(tmp_path, image_size=8, class_names=names[:2]).class_names == [*names[:2]]
-    # Means of transport.
+    # With a folder "car" beside it, "train" is a class.
     (tmp_path / names[1]).rename(tmp_path / "car")
     assert "car" in from_directory(tmp_path, image_size=8).class_names
 
 
-def test_nothing_is_said_of_a_sound_folder(folder, caplog):
+def test_no_warning_without_broken_images(folder, caplog):
     data = from_directory(folder, image_size=8)
     batches(data)
     assert not data.broken and not caplog.records and "no broken images so far" in repr(data.broken)
 
 
-def test_clear_errors_before_training(folder, tmp_path):
+def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="`path` to be a folder .*nowhere'"):
         from_directory(tmp_path / "nowhere")
     with pytest.raises(

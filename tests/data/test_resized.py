@@ -7,9 +7,6 @@ from PIL import Image
 from keras_vit import data
 from tests.data.images import HUGE_PNG
 
-# Nothing here depends on the backend.
-pytestmark = pytest.mark.backends("torch")
-
 
 def gradient(height, width):
     rows, columns = np.mgrid[:height, :width]
