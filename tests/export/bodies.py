@@ -1,4 +1,4 @@
-"""Requests that a server must refuse, and images that are none."""
+"""Requests that a server must refuse, and damaged images."""
 
 import io
 import struct
@@ -7,11 +7,13 @@ import zlib
 import numpy as np
 from PIL import Image
 
+from tests.hostile_images import chunk
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def pixels(seed, size=(20, 30, 3)):
-    """A picture without noise, which JPEG keeps well."""
+    """Returns a picture without noise, which JPEG stores with small errors."""
     rows, columns = np.mgrid[: size[0], : size[1]]
     channels = [128 + 100 * np.sin(rows / (5 + seed % 7) + columns / (3 + i) + seed) for i in range(3)]
     return np.stack(channels, -1).astype("uint8")
@@ -23,26 +25,21 @@ def encoded(seed, kind="JPEG", **options):
     return file.getvalue()
 
 
-def chunk(name, data):
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-def png(width, height, data=b"", depth=8, colour=2):
-    """A PNG whose header says anything."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+def png(width, height, data=b"", depth=8, color=2):
+    """Returns a PNG with any header."""
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     return PNG + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def png_bomb():
-    """A true PNG of 20,000 x 20,000 grey pixels, 400 MB of them in 400 KB."""
+    """Returns a valid PNG of 20,000 x 20,000 gray pixels: 400 MB in 400 KB."""
     packer = zlib.compressobj(9)
-    return png(
-        20_000, 20_000, b"".join(packer.compress(bytes(20_001 * 100)) for _ in range(200)) + packer.flush(), 8, 0
-    )
+    rows = [packer.compress(bytes(20_001 * 100)) for _ in range(200)]
+    return png(20_000, 20_000, b"".join(rows) + packer.flush(), 8, 0)
 
 
 def huge_jpeg():
-    """A JPEG whose header says 65,000 x 65,000, about the most that libjpeg takes."""
+    """Returns a JPEG whose header gives 65,000 x 65,000 pixels, near the limit of libjpeg."""
     data = bytearray(encoded(1))
     start = data.index(b"\xff\xc0")
     data[start + 5 : start + 9] = struct.pack(">HH", 65_000, 65_000)
@@ -56,7 +53,7 @@ def strings(*values):
 
 
 def bad_images():
-    """Bytes by name, with the status that each gets."""
+    """Returns {name: (bytes, expected status)}."""
     good = encoded(1)
     return {
         "empty": (b"", "unknown_format"),
@@ -83,7 +80,7 @@ def bad_images():
 
 
 def bad_requests(shape=(16, 16, 3)):
-    """(name, signature, input) of requests that get an error, for a model of one size."""
+    """Yields (name, signature, inputs) of requests that a model of one size refuses."""
     good = np.zeros((1, *shape), "float32")
     shapes = {
         "scalar": (),
@@ -105,7 +102,6 @@ def bad_requests(shape=(16, 16, 3)):
     for dtype in ("float32", "int32"):
         yield dtype, "serving_uint8", {"images": good.astype(dtype)}
     yield "strings", "serving_default", {"images": np.full(good.shape, b"1", object)}
-    # In float32 JSON's 1e39 is infinite.
     for value in (np.nan, np.inf, -np.inf):
         image = good.copy()
         image[0, 0, 0, 0] = value

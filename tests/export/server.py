@@ -10,7 +10,7 @@ from keras_vit.export.saved_files import WARM_UP, prediction_log, read_signature
 
 
 def warm_up_requests(folder):
-    """Reads the requests beside a SavedModel: pairs of a signature's name and {input's name: array}."""
+    """Reads the warm-up requests of a SavedModel: pairs of a signature name and {input name: array}."""
     import tensorflow as tf
 
     found = []
@@ -22,11 +22,11 @@ def warm_up_requests(folder):
 
 
 class Refused(Exception):
-    """A request was answered by an error."""
+    """The response is an error."""
 
 
 class Server:
-    """Asks c_api.py, which is another process, so that a crash does not end the tests."""
+    """Runs c_api.py in another process, so that a crash does not end the tests."""
 
     def __init__(self, folder):
         self.signatures = read_signatures(folder)
@@ -40,7 +40,7 @@ class Server:
         )
 
     def ask(self, signature, **inputs):
-        """Answers {output's name: array}; raises Refused, or EOFError where the process is no more."""
+        """Returns {output name: array}; raises Refused, or EOFError if the process has ended."""
         takes, gives = self.signatures[signature]
         request = {takes[name][0]: array for name, array in inputs.items()}
         pickle.dump((request, [tensor for tensor, *_ in gives.values()]), self.process.stdin)

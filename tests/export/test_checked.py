@@ -28,7 +28,8 @@ def check(model, path, answer, write=write_weights, precisions=PRECISIONS, packa
     return write_checked(form, model, path, **arguments)
 
 
-def tiny_model():
+@pytest.fixture(scope="module")
+def model():
     return tiny.build(num_layers=1)
 
 
@@ -36,8 +37,8 @@ def exact(model):
     return lambda images: parity.outputs_of(model, images)[0]
 
 
-def test_an_export_that_agrees_is_put_in_its_place(tmp_path):
-    model = tiny_model()
+def test_matching_export_is_moved_and_reported(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0)
     images = np.random.default_rng(0).uniform(-1, 1, (9, 16, 16, 3))
     path = tmp_path / "new" / "model.x"
     report = check(model, path, exact(model), images=images, labels=np.zeros(9, int))
@@ -47,30 +48,22 @@ def test_an_export_that_agrees_is_put_in_its_place(tmp_path):
     assert report.change.same_top1 == report.change.num_images == 9
     assert report.change.before == report.change.after
     assert "15 images" in str(report) and "same top-1 on 9" in str(report)
-
-
-def test_progress(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 0)
-    model = tiny_model()
-    check(model, tmp_path / "model.x", exact(model), images=np.zeros((9, 16, 16, 3)))
     shown = capsys.readouterr().out
-    # The checks' own images are random.
+    # Six of the images are random.
     assert shown.count("15/15") == 2 and "9/9" in shown and "Running the export" in shown
 
 
-@pytest.mark.parametrize("wrong", [0.25, np.nan])
-def test_an_export_that_differs_is_removed_and_the_difference_said(tmp_path, wrong):
-    model = tiny_model()
-    said = "0.25 apart" if wrong == 0.25 else "inf apart"
-    with pytest.raises(ParityError, match=said):
+@pytest.mark.parametrize("wrong, message", [(0.25, "0.25 apart"), (np.nan, "inf apart")])
+def test_differing_export_is_removed_with_difference(model, tmp_path, wrong, message):
+    with pytest.raises(ParityError, match=message):
         check(model, tmp_path / "model.x", lambda images: exact(model)(images) + np.float32(wrong))
     assert list(tmp_path.iterdir()) == []
     if wrong == 0.25:
         assert check(model, tmp_path / "model.x", lambda images: exact(model)(images) + 0.25, tolerance=0.3)
 
 
-def test_the_change_is_from_the_model_as_it_was_given(tmp_path):
-    model = tiny.randomize(tiny_model())
+def test_change_is_measured_from_original_model(tmp_path):
+    model = tiny.randomize(tiny.build(num_layers=1))
     seen = []
 
     def write(reduced, path, precision):
@@ -83,8 +76,7 @@ def test_the_change_is_from_the_model_as_it_was_given(tmp_path):
     assert report.change.largest == pytest.approx(np.abs(exact(seen[0])(images) - exact(model)(images)).max())
 
 
-def test_existing_files_are_replaced_only_if_told(tmp_path):
-    model = tiny_model()
+def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
     path = tmp_path / "model.x"
     side = tmp_path / "model.data"
     side.write_text("of another")
@@ -105,19 +97,15 @@ def test_existing_files_are_replaced_only_if_told(tmp_path):
     [
         ("model.y", {}, "to end in '.x'"),
         ("model.x", {"precision": "int4"}, "`precision`"),
-        (
-            "model.x",
-            {"precision": "bfloat16", "precisions": ("float32",)},
-            "`precision`. Expected one of 'float32'. Received",
-        ),
+        ("model.x", {"precision": "bfloat16", "precisions": ("float32",)}, "Expected one of 'float32'. Received"),
         ("model.x", {"labels": [1]}, "Expected `images`"),
     ],
 )
-def test_arguments_out_of_range(tmp_path, path, arguments, message):
+def test_invalid_argument_is_named(model, tmp_path, path, arguments, message):
     with pytest.raises(ValueError, match=message):
-        check(tiny.build(), tmp_path / path, None, **arguments)
+        check(model, tmp_path / path, None, **arguments)
 
 
-def test_missing_packages_are_named_as_pip_knows_them(tmp_path):
+def test_missing_packages_are_listed_for_pip(model, tmp_path):
     with pytest.raises(ImportError, match="pip install no-such-a no-such-b"):
-        check(tiny_model(), tmp_path / "model.x", None, packages=("sys", "no_such_a", "no_such_b"))
+        check(model, tmp_path / "model.x", None, packages=("sys", "no_such_a", "no_such_b"))

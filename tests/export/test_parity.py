@@ -6,11 +6,11 @@ from keras_vit.export import parity
 from tests import tiny
 
 
-def test_a_wrong_shape_is_a_difference():
+def test_difference_of_other_shapes_is_infinite():
     assert parity.largest_difference([[np.zeros((2, 3))]], [[np.zeros((2, 1))]]) == float("inf")
 
 
-def test_probes_cover_batches_sizes_and_ranges():
+def test_probes_vary_batch_size_and_range():
     assert [x.shape for x in parity.probes(tiny.build())] == [(n, 16, 16, 3) for n in (2, 1, 3)]
     shapes = [x.shape for x in parity.probes(tiny.build(image_size=(None, None)))]
     assert len({shape[1:3] for shape in shapes}) == 3
@@ -22,19 +22,19 @@ def test_probes_cover_batches_sizes_and_ranges():
     assert parity.probes(tiny.build())[0].min() < -0.9
 
 
-def test_a_model_of_two_inputs_is_refused():
+def test_model_of_two_inputs_raises():
     a, b = keras.Input((2,)), keras.Input((2,))
     with pytest.raises(ValueError, match="one input.*2 inputs"):
         parity.probes(keras.Model([a, b], a + b))
 
 
-def test_outputs_have_names():
+def test_output_names_of_one_and_two_outputs():
     x = keras.Input((2,))
     layers = [keras.layers.Dense(2, name=name) for name in ("second", "first")]
     assert parity.output_names(keras.Model(x, layers[0](x))) == ["outputs"]
     assert parity.output_names(keras.Model(x, [layer(x) for layer in layers])) == ["second", "first"]
 
 
-def test_a_model_that_computes_nan_is_named():
+def test_model_with_nan_outputs_is_named():
     with pytest.raises(parity.ParityError, match="finite outputs of model 'vit_B16', .* Received: NaN or infinity"):
         parity.check(np.inf, tiny.build(), [np.ones(3), np.array([np.nan])], None, "the export")

@@ -6,14 +6,18 @@ from keras_vit.export import precision
 from keras_vit.training import enable_lora
 from tests import tiny
 
+needs_weight_only_int8 = pytest.mark.skipif(
+    not hasattr(keras.quantizers, "Int8QuantizationConfig"), reason="this version of Keras quantizes activations too"
+)
 
-def test_float32_is_the_model_itself():
-    model = tiny.build()
+
+def test_float32_returns_the_same_model():
+    model = tiny.build(num_layers=1)
     assert precision.with_precision(model, "float32") is model
 
 
 @pytest.mark.parametrize("name, bits", [("float16", 11), ("bfloat16", 8)])
-def test_weights_are_rounded_and_the_model_is_not_touched(name, bits):
+def test_weights_of_copy_are_rounded(name, bits):
     model = tiny.randomize(tiny.build())
     before = model.get_weights()
     reduced = precision.with_precision(model, name)
@@ -26,15 +30,14 @@ def test_weights_are_rounded_and_the_model_is_not_touched(name, bits):
             assert precision.stored(ours, name) is None
 
 
+@needs_weight_only_int8
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_int8_quantizes_the_kernels_of_the_dense_layers_alone():
-    if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
-        pytest.skip("This version of Keras quantizes activations too")
+def test_int8_quantizes_only_dense_kernels():
     model = tiny.randomize(tiny.build(num_layers=1))
     reduced = precision.with_precision(model, "int8")
     kinds = {w.path: str(w.dtype) for w in reduced.weights}
     quantized = [path for path, kind in kinds.items() if kind == "int8"]
-    # Four in the block, and the head.
+    # The block has four dense kernels, the head one.
     assert len(quantized) == 5
     assert all(path.endswith("kernel") for path in quantized)
     images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
@@ -43,10 +46,8 @@ def test_int8_quantizes_the_kernels_of_the_dense_layers_alone():
     assert {str(w.dtype) for w in model.weights} == {"float32"}
 
 
-@pytest.mark.parametrize("name", ["float16", "int8"])
-def test_lora_stays_in_the_copy(name):
-    if name == "int8" and not hasattr(keras.quantizers, "Int8QuantizationConfig"):
-        pytest.skip("This version of Keras quantizes activations too")
+@pytest.mark.parametrize("name", ["float16", pytest.param("int8", marks=needs_weight_only_int8)])
+def test_copy_keeps_lora(name):
     model = tiny.build(num_layers=1)
     enable_lora(model, rank=2, alpha=3.0)
     tiny.randomize(model)
@@ -56,14 +57,14 @@ def test_lora_stays_in_the_copy(name):
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
 
 
-def test_weights_that_overflow_are_refused():
-    model = tiny.build()
+def test_weights_that_overflow_raise():
+    model = tiny.build(num_layers=1)
     model.set_weights([w + 1e5 for w in model.get_weights()])
     with pytest.raises(ValueError, match="float16 can hold"):
         precision.with_precision(model, "float16")
 
 
-def test_only_what_loses_nothing_is_stored_smaller():
+def test_stored_returns_none_for_inexact_or_small_arrays():
     array = np.full(64, 0.5, "float32")
     assert precision.stored(array, "float32") is None
     assert precision.stored(array, "int8") is None
@@ -72,7 +73,7 @@ def test_only_what_loses_nothing_is_stored_smaller():
     assert precision.stored(array * np.float32(1 + 2**-12), "float16") is None
 
 
-def test_accuracy_change():
+def test_accuracy_change_counts_top1_and_accuracy():
     before = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     after = np.array([[0.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
     change = precision.accuracy_change(before, after, labels=[1, 1, 0])

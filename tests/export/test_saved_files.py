@@ -1,18 +1,14 @@
-import keras
 import numpy as np
 import pytest
 
 from tests.export.server import warm_up_requests
 
-tf = pytest.importorskip("tensorflow", reason="the file is TensorFlow's")
+tf = pytest.importorskip("tensorflow")
 
 from keras_vit.export.saved_files import WARM_UP, _write_warm_up  # noqa: E402
 
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("the file is written by TensorFlow on every backend", allow_module_level=True)
 
-
-def test_requests_come_back_as_they_were(tmp_path):
+def test_warm_up_requests_are_read_back(tmp_path):
     requests = [
         ("one", "images", np.zeros((2, 3, 4, 1), "float32")),
         ("two", "images", np.full((1, 2), 200, "uint8")),
@@ -25,8 +21,8 @@ def test_requests_come_back_as_they_were(tmp_path):
         np.testing.assert_array_equal(value, expected)
 
 
-def test_the_messages_are_those_that_the_server_reads(tmp_path):
-    """Written out by hand from the field numbers of PredictionLog, PredictLog, PredictRequest and ModelSpec."""
+def test_warm_up_message_has_tensorflow_serving_fields(tmp_path):
+    """The expected bytes follow the field numbers of PredictionLog, PredictLog, PredictRequest and ModelSpec."""
     _write_warm_up(tmp_path, [("s", "x", tf.make_tensor_proto([b"a"]))])
     (record,) = tf.data.TFRecordDataset([str(tmp_path / WARM_UP)])
     tensor = tf.make_tensor_proto([b"a"]).SerializeToString()

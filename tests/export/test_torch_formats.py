@@ -14,7 +14,7 @@ from tests.models.test_coatnet import build as coatnet
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
-here = pytest.mark.backends("torch")
+pytestmark = pytest.mark.backends("torch")
 READER = """
 import sys
 sys.modules.update(keras=None, keras_vit=None)
@@ -25,30 +25,46 @@ numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2])))[0].de
 """
 
 
-@pytest.mark.backends("tensorflow", "torch")
-def test_onnxruntime_answers_any_number_of_images(tmp_path):
+def images_of(count, size=(16, 16)):
+    return np.random.default_rng(count).uniform(-1, 1, (count, *size, 3)).astype("float32")
+
+
+def run_onnx(path, images):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [x.name for x in session.get_inputs()] == ["images"]
+    assert [y.name for y in session.get_outputs()] == ["outputs"]
+    return session.run(None, {"images": images})[0]
+
+
+def test_onnx_returns_outputs_for_any_batch(tmp_path):
     model = tiny.build(activation="gelu")
     report = export.onnx(model, tmp_path / "vit.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "vit.onnx", providers=["CPUExecutionProvider"])
-    assert [(x.name, x.shape[1:]) for x in session.get_inputs()] == [("images", [16, 16, 3])]
-    assert [(y.name, y.shape[1:]) for y in session.get_outputs()] == [("outputs", [5])]
-    for count in (1, 7, 33):
-        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
-        (received,) = session.run(None, {"images": images})
+    for images in map(images_of, (1, 7, 33)):
+        received = run_onnx(tmp_path / "vit.onnx", images)
         np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
     assert report.size == (tmp_path / "vit.onnx").stat().st_size
     assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
 
 
-@here
+# These backends export in a child process on PyTorch.
+@pytest.mark.long
+@pytest.mark.backends("tensorflow", "jax")
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_onnx_of_child_process_returns_outputs(tmp_path, precision):
+    model = tiny.build(hidden_dim=96, mlp_dim=192, num_layers=1)
+    assert export.onnx(model, tmp_path / "vit.onnx", precision=precision).difference < 1e-4
+    received = run_onnx(tmp_path / "vit.onnx", images_of(7))
+    tolerance = 1e-5 if precision == "float32" else 0.1
+    np.testing.assert_allclose(received, outputs_of(model, images_of(7))[0], atol=tolerance)
+
+
 @pytest.mark.parametrize("precision, image_size", [("float16", (None, None)), ("int8", 16)])
-def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
+def test_onnx_stores_weights_in_precision(tmp_path, precision, image_size):
     import onnx
 
-    # The exporter computes constants of less than 8192 numbers in advance, which makes floats of them.
+    # The exporter folds operations on constants of less than 8192 numbers, so small weights would become floats.
     model = tiny.build(image_size=image_size, hidden_dim=96, mlp_dim=192, num_layers=1)
-    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
-    report = export.onnx(model, tmp_path / "vit.onnx", precision=precision, images=images)
+    report = export.onnx(model, tmp_path / "vit.onnx", precision=precision, images=images_of(4))
     kind = {"float16": onnx.TensorProto.FLOAT16, "int8": onnx.TensorProto.INT8}[precision]
     initializers = onnx.load(tmp_path / "vit.onnx").graph.initializer
     stored = sum(int(np.prod(x.dims)) for x in initializers if x.data_type == kind)
@@ -57,66 +73,64 @@ def test_smaller_weights_are_stored_as_such(tmp_path, precision, image_size):
     assert 0 < report.change.largest < 0.1
 
 
-# With KERAS_VIT_EVERYWHERE=1 alone, since each stage's sizes are longer terms, which take the exporter minutes.
+# The sizes of each stage are longer terms, which take the exporter minutes.
 @pytest.mark.long
-@here
-def test_a_coatnet_of_any_size(tmp_path):
+def test_onnx_of_coatnet_accepts_any_size(tmp_path):
     model = coatnet(depths=(1, 1, 1, 1), image_size=(None, None))
     export.onnx(model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(0).uniform(-1, 1, (3, 64, 96, 3)).astype("float32")
-    (received,) = session.run(None, {"images": images})
+    images = images_of(3, (64, 96))
+    received = run_onnx(tmp_path / "model.onnx", images)
     np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
 
 
-@here
-def test_a_model_that_merges_tokens(tmp_path):
-    # The sequence and its order depend on the images.
+# The number of tokens and their order depend on the images.
+@pytest.mark.long
+def test_onnx_of_token_merging_matches_model(tmp_path):
     model = tiny.build(token_merging=3, pooling="gap", num_registers=1)
     assert export.onnx(model, tmp_path / "vit.onnx").difference < 1e-5
 
 
-@here
-def test_a_model_of_any_size_with_small_weights_keeps_its_answers(tmp_path):
-    sizes = {"hidden_dim": 48, "mlp_dim": 96, "num_layers": 1}
-    # With dropout the model has variables that are no weights.
-    model = tiny.build(image_size=(None, None), dropout_rate=0.5, **sizes)
-    images = np.random.default_rng(0).uniform(-1, 1, (7, 16, 16, 3)).astype("float32")
+def test_float16_program_runs_without_keras(tmp_path):
+    import torch
+
+    # With dropout the model has variables that are not weights.
+    model = tiny.build(image_size=(None, None), dropout_rate=0.5, hidden_dim=48, mlp_dim=96, num_layers=1)
+    images = images_of(7)
     report = export.torch_export(model, tmp_path / "vit.pt2", precision="float16", images=images)
     assert report.difference < 1e-5
     assert 0 < report.change.largest < 0.01
     assert [p.name for p in tmp_path.iterdir()] == ["vit.pt2"]
-    import torch
-
     weights = torch.export.load(tmp_path / "vit.pt2").state_dict.values()
     assert sum(w.numel() for w in weights if w.dtype == torch.float16) > 0.9 * model.count_params()
-    # It runs where there is no Keras.
     np.save(tmp_path / "images.npy", images)
     files = [tmp_path / name for name in ("vit.pt2", "images.npy", "outputs.npy")]
     subprocess.run([sys.executable, "-c", READER, *files], check=True)
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), outputs_of(model, images)[0], atol=0.01)
 
 
-@here
+ANY_SIZE = {"image_size": (None, None), "patch_size": 16}
+ANY_SIZE_BFLOAT16 = {"image_size": (None, None), "dtype": "mixed_bfloat16", "num_layers": 1}
+
+
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
-        ({}, [(70, 16, 16)]),
-        ({"dtype": "mixed_bfloat16"}, [(1, 16, 16), (70, 16, 16)]),
-        ({"image_size": (None, None), "patch_size": 16}, [(1, 32, 48), (3, 96, 80), (70, 48, 48)]),
-        ({"image_size": (None, None), "dtype": "mixed_bfloat16", "num_layers": 1}, [(1, 84, 84)]),
+        (ANY_SIZE, [(1, 32, 48), (3, 96, 80), (70, 48, 48)]),
+        (ANY_SIZE_BFLOAT16, [(1, 16, 16), (70, 16, 16), (1, 84, 84)]),
+        pytest.param({}, [(70, 16, 16)], marks=pytest.mark.long),
+        pytest.param({"dtype": "mixed_bfloat16"}, [(1, 16, 16), (70, 16, 16)], marks=pytest.mark.long),
     ],
-    ids=["plain", "bfloat16", "any size", "more tokens"],
+    ids=["any size", "any size in bfloat16", "one size", "bfloat16"],
 )
-def test_a_program_is_not_tied_to_the_sizes_that_it_was_made_with(changes, sizes, tmp_path):
-    """Which way a product takes here depends on its rows, and that of the attention on the tokens."""
+def test_program_accepts_sizes_other_than_traced(changes, sizes, tmp_path):
+    """Products choose their way by the number of rows, and the attention by the number of tokens."""
     import torch
 
     model = tiny.build(**changes)
     export.torch_export(model, tmp_path / "vit.pt2")
     program = torch.export.load(tmp_path / "vit.pt2").module()
-    for size in sizes:
-        images = np.random.default_rng(0).uniform(-1, 1, (*size, 3)).astype("float32")
+    for count, *size in sizes:
+        images = images_of(count, size)
         with torch.no_grad():
             answer = program(torch.tensor(images))
         expected = model.predict(images, verbose=0)
@@ -124,44 +138,42 @@ def test_a_program_is_not_tied_to_the_sizes_that_it_was_made_with(changes, sizes
         np.testing.assert_allclose(keras.tree.flatten(answer)[0].numpy(), expected, atol=tolerance)
 
 
-@here
-@pytest.mark.parametrize("changes", [{}, {"image_size": (None, None), "patch_size": 8}, {"dtype": "mixed_bfloat16"}])
-def test_a_module_computes_with_the_weights_of_its_model(changes):
+@pytest.mark.parametrize(
+    "changes", [{}, {"dtype": "mixed_bfloat16"}, pytest.param({**ANY_SIZE, "patch_size": 8}, marks=pytest.mark.long)]
+)
+def test_torch_module_follows_weights_of_model(changes):
     import torch
 
     model = tiny.build(**changes)
     module = export.torch_module(model)
     assert not any(isinstance(part, keras.Layer) for part in module.modules())
     for count in (1, 5):
-        images = np.random.default_rng(count).uniform(-1, 1, (count, 16, 16, 3)).astype("float32")
-        for _ in range(2):
-            expected = model.predict(images, verbose=0)
-            with torch.inference_mode():
-                outputs = module(torch.tensor(images)).float()
-                compiled = torch.compile(module, backend="eager", fullgraph=True)(torch.tensor(images)).float()
-            np.testing.assert_allclose(outputs, expected, atol=0.05 if "dtype" in changes else 1e-5)
-            torch.testing.assert_close(compiled, outputs)
-            tiny.randomize(model, seed=count, scale=0.1)
+        images = images_of(count)
+        expected = model.predict(images, verbose=0)
+        with torch.inference_mode():
+            outputs = module(torch.tensor(images)).float()
+            compiled = torch.compile(module, backend="eager", fullgraph=True)(torch.tensor(images)).float()
+        np.testing.assert_allclose(outputs, expected, atol=0.05 if "dtype" in changes else 1e-5)
+        torch.testing.assert_close(compiled, outputs)
+        tiny.randomize(model, seed=count, scale=0.1)
 
 
-@here
-def test_a_module_has_no_operation_that_changes_nothing():
+def test_torch_module_omits_conversions_without_effect():
     import torch
 
     nodes = list(export.torch_module(tiny.build(num_layers=1)).program.graph.nodes)
-    # The patches, the attention's output and the MLP's two: the only block has a single query.
+    # The only block has a single query, so its products are the patches, the attention's output, and two of the MLP.
     assert [str(node.target) for node in nodes].count("aten.linear.default") == 4
     assert not [node for node in nodes if str(node.target).startswith("aten.to.")]
-    # What a user passes is checked, and nothing else.
+    # Only the user's images are checked.
     assert {node.args[0].name for node in nodes if "_assert_tensor_metadata" in str(node.target)} == {"images"}
-    # Where numbers change their type it stays.
+    # A conversion to another type remains.
     mixed = export.torch_module(tiny.build(num_layers=1, dtype="mixed_bfloat16"))
     assert any(str(node.target).startswith("aten.to.") for node in mixed.program.graph.nodes)
     assert mixed(torch.zeros(1, 16, 16, 3)).shape == (1, 5)
 
 
-@here
-def test_a_module_of_several_outputs_returns_a_tuple():
+def test_torch_module_of_several_outputs_returns_tuple():
     import torch
 
     model = keras_vit.features(tiny.build(), blocks=(0, 1))
@@ -171,14 +183,13 @@ def test_a_module_of_several_outputs_returns_a_tuple():
     ]
 
 
-@pytest.mark.backends("tensorflow", "jax")
-def test_a_module_is_made_on_pytorch_alone():
+@pytest.mark.backends("tensorflow")
+def test_torch_module_on_other_backends_raises():
     with pytest.raises(ValueError, match="Expected a model built on PyTorch.*torch_export"):
         export.torch_module(tiny.build())
 
 
-@here
-def test_a_copy_is_a_conversion_that_changes_something():
+def test_torch_module_keeps_conversion_that_copies():
     import torch
 
     class Twice(keras.layers.Layer):
@@ -196,8 +207,7 @@ def test_a_copy_is_a_conversion_that_changes_something():
     torch.testing.assert_close(module(x), 2 * torch.arange(8.0).reshape(2, 4) + 1)
 
 
-@here
-def test_a_module_has_one_mode_and_tells_of_other_dtypes():
+def test_torch_module_ignores_train_and_checks_dtype():
     import torch
 
     module = export.torch_module(tiny.build(num_layers=1, dropout_rate=0.5))
