@@ -1,23 +1,15 @@
-import importlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.backends("tensorflow")
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def pipeline(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    pipeline = importlib.import_module("pipeline")
-    monkeypatch.setattr(pipeline, "BATCH", 4)
-    monkeypatch.setattr(pipeline, "WARM_UP", 0)
-    monkeypatch.setattr(pipeline, "TIMED", 1)
-    return pipeline
+def pipeline(script, monkeypatch):
+    for name, value in {"BATCH": 4, "WARM_UP": 0, "TIMED": 1}.items():
+        monkeypatch.setattr(script, name, value)
+    return script
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
-def test_each_side_gives_batches_in_one_range(pipeline, folder):
+def test_pipelines_give_equal_shapes_and_ranges(pipeline, folder):
     for task, sides in pipeline.TASKS.items():
         for name, make in sides.items():
             try:
@@ -43,23 +35,19 @@ def test_each_side_gives_batches_in_one_range(pipeline, folder):
             assert -1.01 <= np.quantile(images, 0.3) <= np.quantile(images, 0.7) <= 1.01, (task, name)
 
 
-def test_an_interrupted_run_goes_on(pipeline, folder, tmp_path, monkeypatch, capsys):
-    def run(rounds):
-        arguments = ["--data", folder, "--rounds", rounds, "--out", tmp_path / "a.json", "--enlarge-to", 30]
-        monkeypatch.setattr("sys.argv", ["pipeline.py", *map(str, arguments), "--gpu", "2000"])
-        pipeline.main()
-        return capsys.readouterr().out
-
-    assert "cores for 2,000 images/s" in run(1)
+def test_pipeline_run_resumes_with_missing_rounds(pipeline, run, folder, tmp_path, monkeypatch, capsys):
+    options = ("--data", folder, "--out", tmp_path / "a.json", "--enlarge-to", 30, "--gpu", 2000)
+    run(*options, "--rounds", 1)
+    assert "cores for 2,000 images/s" in capsys.readouterr().out
     made = []
     rates = pipeline.rates
     monkeypatch.setattr(pipeline, "rates", lambda *args: made.append(args) or rates(*args))
-    run(2)
-    # A warm-up and a round of each of three sides.
+    run(*options, "--rounds", 2)
+    # Each of three sides makes a warm-up and a round.
     assert len(made) == 6
 
 
-def test_an_enlarged_copy(pipeline, folder, tmp_path):
+def test_enlarged_copies_to_the_shorter_side(pipeline, folder, tmp_path):
     pipeline.enlarged(folder, 48, tmp_path / "large")
     with Image.open(tmp_path / "large" / "class1" / "3.jpg") as image:
         assert image.size == (64, 48)

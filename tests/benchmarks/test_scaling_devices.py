@@ -1,24 +1,15 @@
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jax", reason="it compiles the steps")
-# The children use JAX on every backend.
+from tests.benchmarks.conftest import BENCHMARKS
+
 pytestmark = pytest.mark.backends("jax")
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {"model": "Ti/16", "image_size": 32, "hidden_dim": 256, "num_heads": 8, "mlp_dim": 1024, "blocks": 2}
 
 
-@pytest.fixture
-def scaling(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("scaling_devices")
-
-
-def test_fsdp_splits_parameters_and_optimizer_state(scaling):
-    row = scaling.run({**TINY, "layout": "fsdp", "devices": 4, "model_devices": 1, "batch": 12, "remat": False})
+def test_fsdp_splits_parameters_and_optimizer_state(script):
+    row = script.run({**TINY, "layout": "fsdp", "devices": 4, "model_devices": 1, "batch": 12, "remat": False})
     assert 0.25 < row["state"] / row["whole_state"] < 0.27
     assert row["arguments"] - row["state"] == 3 * (32 * 32 * 3 + 1) * 4
     # Products forward and twice backward, but for the gradient of images; the rest is small. The last block computes
@@ -33,8 +24,8 @@ def test_fsdp_splits_parameters_and_optimizer_state(scaling):
         assert 1 < kinds[kind]["bytes"] / (2 * (2 * 12 * 256**2 + 768 * 256) + 4 * 256 * 1000) < 1.05
 
 
-def test_tensor_parallelism_splits_kernels_and_inner_activations(scaling):
-    row = scaling.run({**TINY, "layout": "tensor", "devices": 4, "model_devices": 4, "batch": 3, "remat": True})
+def test_tensor_layout_splits_kernels_and_activations(script):
+    row = script.run({**TINY, "layout": "tensor", "devices": 4, "model_devices": 4, "batch": 3, "remat": True})
     assert row["split_kernels_share"] == 0.25
     assert row["inner_shares"] == {"scores": 0.25, "qkv": 0.25, "mlp": 0.25}
     assert row["residual_whole"]
@@ -42,15 +33,10 @@ def test_tensor_parallelism_splits_kernels_and_inner_activations(scaling):
 
 @pytest.mark.parametrize(
     ("array", "kind"),
-    [
-        ("3,16,197,197", "scores"),
-        ("48,197,64", "qkv"),
-        ("3,3,16,197,64", "qkv"),
-        ("591,4096", "mlp"),
-    ],
+    [("3,16,197,197", "scores"), ("48,197,64", "qkv"), ("3,3,16,197,64", "qkv"), ("591,4096", "mlp")],
 )
-def test_whole_inner_activations_are_seen(scaling, array, kind):
-    shares = scaling.inner_shares(f"%a = f16[{array}]{{1,0}} dot(f16[591,1024] %b)", 3, 197, 1024, 16, 4096)
+def test_inner_shares_find_whole_activations(script, array, kind):
+    shares = script.inner_shares(f"%a = f16[{array}]{{1,0}} dot(f16[591,1024] %b)", 3, 197, 1024, 16, 4096)
     # One of queries, keys and values is a third of all.
     expected = {"scores": 0, "qkv": 0, "mlp": 0.25, kind: 1 / 3 if array == "48,197,64" else 1}
     assert shares == pytest.approx(expected)
@@ -66,8 +52,8 @@ def test_whole_inner_activations_are_seen(scaling, array, kind):
         ("replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0','axis_1'}", 16),
     ],
 )
-def test_groups_of_collectives(scaling, text, group):
-    assert scaling.group_of(f"%a = f32[8]{{0}} all-gather(%b), channel_id=1, {text}") == group
+def test_group_of_reads_each_hlo_notation(script, text, group):
+    assert script.group_of(f"%a = f32[8]{{0}} all-gather(%b), channel_id=1, {text}") == group
 
 
 ROW = {
@@ -79,36 +65,35 @@ ROW = {
 }
 
 
-def test_the_roofline_of_known_numbers(scaling):
-    hardware = scaling.Hardware(tflops=10, memory=9, node=8, inside=4, between=2)
-    assert scaling.roofline(ROW, hardware, 0.5) == (True, 0.4, 2e9 / 4e9 + 3e9 / 2e9)
-    assert scaling.roofline(ROW, hardware._replace(memory=8.9, node=2), 1) == (False, 0.2, 5e9 / 2e9)
+def test_roofline_of_known_numbers(script):
+    hardware = script.Hardware(tflops=10, memory=9, node=8, inside=4, between=2)
+    assert script.roofline(ROW, hardware, 0.5) == (True, 0.4, 2e9 / 4e9 + 3e9 / 2e9)
+    assert script.roofline(ROW, hardware._replace(memory=8.9, node=2), 1) == (False, 0.2, 5e9 / 2e9)
 
 
-def test_a_resumed_run_compiles_what_is_missing(scaling, tmp_path, monkeypatch, capsys):
+def test_scaling_run_resumes_with_missing_models(script, run, tmp_path, monkeypatch, capsys):
     compiled = []
-    monkeypatch.setattr(scaling, "run", lambda setting: compiled.append(setting) or ROW)
+    monkeypatch.setattr(script, "run", lambda setting: compiled.append(setting) or ROW)
 
     def main(*arguments):
         compiled.clear()
-        monkeypatch.setattr("sys.argv", ["scaling_devices.py", "--out", str(tmp_path / "a.json"), *arguments])
-        scaling.main()
+        run("--out", tmp_path / "a.json", *arguments)
         return len(compiled)
 
-    assert main("--models", "L/16") == len(scaling.LAYOUTS)
-    assert main("--models", "L/16", "H/14") == len(scaling.LAYOUTS)
+    assert main("--models", "L/16") == len(script.LAYOUTS)
+    assert main("--models", "L/16", "H/14") == len(script.LAYOUTS)
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert [row["model"] for row in rows] == ["L/16"] * len(scaling.LAYOUTS) + ["H/14"] * len(scaling.LAYOUTS)
+    assert [row["model"] for row in rows] == ["L/16"] * len(script.LAYOUTS) + ["H/14"] * len(script.LAYOUTS)
     capsys.readouterr()
     assert main("--summary", "--hardware", "X", "10", "9", "8", "4", "2") == 0
     assert "X days" in capsys.readouterr().out
     assert (tmp_path / "a.png").exists()
 
 
-def test_the_results_hold_what_the_layouts_promise(scaling):
+def test_committed_shares_match_the_layouts(script):
     results = json.loads((BENCHMARKS / "results" / "scaling_devices.json").read_text(encoding="utf-8"))
     rows = {(row["model"], row["layout"], row["devices"]): row for row in results["rows"]}
-    assert len(rows) == len(scaling.LAYOUTS) * len(scaling.MODELS)
+    assert len(rows) == len(script.LAYOUTS) * len(script.MODELS)
     for (model, layout, devices), row in rows.items():
         if (layout, devices) == ("fsdp", 8):
             assert row["state"] <= (1 / 8 + 0.02) * row["whole_state"], model

@@ -1,22 +1,11 @@
-"""The benchmark of semi-supervised learning, which takes an hour, in a few steps; and what it counts."""
-
-import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("semi_supervised")
-
-
-def test_a_run_writes_each_row_and_goes_on(script, tmp_path, capsys):
+@pytest.mark.long
+def test_semi_supervised_run_resumes_with_missing_methods(script, tmp_path, capsys):
     options = ["--quick", "--out", str(tmp_path / "semi.json")]
     script.main([*options, "--methods", "supervised", "meta_finetuned"])
     script.main(options)
@@ -32,7 +21,7 @@ def test_a_run_writes_each_row_and_goes_on(script, tmp_path, capsys):
         script.main([*options, "--square", "1"])
 
 
-def test_augmentation_moves_flips_and_hides(script):
+def test_augmentation_shifts_flips_and_erases(script):
     images = np.arange(1, 1 + 8 * 8).reshape(1, 8, 8, 1).repeat(50, axis=0)
     weak = script.augment(images, np.random.default_rng(0))
     assert weak.shape == images.shape and set(np.unique(weak)) == set(range(1, 65))

@@ -1,4 +1,4 @@
-"""Each study in a few steps on synthetic images, and how the runner keeps results."""
+"""Runs each study with a few steps on synthetic images."""
 
 import importlib
 import inspect
@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
+from tests.benchmarks.conftest import BENCHMARKS
+
+STUDIES = BENCHMARKS / "studies"
 NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training"))
 
 
@@ -34,13 +35,14 @@ def finish(process):
 def study(monkeypatch):
     monkeypatch.syspath_prepend(str(STUDIES))
     yield importlib.import_module("study")
-    # Its module and those of the studies have common names.
+    # The modules have common names, which other tests could import.
     for name in ("study", "training", *NAMES):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quick_run_writes_results_and_a_plot(name, tmp_path):
+def test_quick_study_writes_results_and_plot(name, tmp_path):
     output = finish(start(name, tmp_path / "study.json"))
     found = json.loads((tmp_path / "study.json").read_text())
     assert found["study"] == name and found["runs"]
@@ -52,7 +54,8 @@ def test_a_quick_run_writes_results_and_a_plot(name, tmp_path):
     assert (tmp_path / "study.png").stat().st_size > 5_000
 
 
-def test_a_killed_study_goes_on_to_the_same_results(study, tmp_path):
+@pytest.mark.long
+def test_killed_study_resumes_to_the_same_results(study, tmp_path):
     whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
     finish(start("resolution", whole))
     process = start("resolution", killed)
@@ -71,7 +74,7 @@ def test_a_killed_study_goes_on_to_the_same_results(study, tmp_path):
         study._found(killed, "resolution", {"updates": 1})
 
 
-def test_results_are_in_the_order_of_cases_and_seeds(study, tmp_path):
+def test_study_results_are_sorted_by_case_and_seed(study, tmp_path):
     rows = {"b/0": {"seconds": 1}, "a 1/10/2": {"seconds": 1}, "a 1/10/0": {"score": 0.5, "seconds": 2}}
     study._write(tmp_path / "out.json", {"runs": rows}, {"a 1/10": {}, "b": {}})
     found = json.loads((tmp_path / "out.json").read_text())
@@ -81,7 +84,7 @@ def test_results_are_in_the_order_of_cases_and_seeds(study, tmp_path):
     assert table.splitlines() == ["case    score", "a 1/10  0.5000 ± 0.3536 (2 seeds)"]
 
 
-def test_every_case_of_a_study_is_one_that_its_run_takes(study):
+def test_study_cases_match_the_arguments_of_run(study):
     for name in NAMES:
         made = importlib.import_module(name).STUDY
         assert made.name == name and set(made.quick_cases) <= set(made.cases)

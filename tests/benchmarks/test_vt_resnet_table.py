@@ -1,23 +1,13 @@
-"""The committed figures are those of the models, and as near to the paper's as the docstring of VTResNet says."""
+"""Compares the committed figures with the models and with the paper."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
 import keras_vit
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("vt_resnet_table")
-
-
-def test_the_figures_are_those_of_the_models(script):
+def test_committed_figures_match_the_models(script):
     results = json.loads(script.RESULTS.read_text())
     assert list(results) == list(keras_vit.vt_resnet_config.VT_RESNETS)
     assert script.measure("R18") == results["R18"]
@@ -28,11 +18,11 @@ def test_the_figures_are_those_of_the_models(script):
 @pytest.mark.parametrize(
     "variant, table, within", [("R18", 2, 0.02), ("R34", 2, 0.02), ("R50", 8, 0.09), ("R101", 8, 0.05)]
 )
-def test_they_are_near_the_papers(script, variant, table, within):
+def test_committed_figures_are_near_the_paper(script, variant, table, within):
     own = json.loads(script.RESULTS.read_text())[variant]
     paper = {2: script.TABLE_2, 8: script.TABLE_8}[table][variant]
     assert (own["parameters"], own["multiply_adds"]) == pytest.approx(paper, rel=within)
 
 
-def test_the_equations_alone_are_far_from_them(count_params):
+def test_model_of_the_equations_has_3_8_million_weights(count_params):
     assert count_params(lambda: keras_vit.VTResNet("R18", token_dim=256, key_dim=256)) == pytest.approx(3.8e6, rel=0.01)

@@ -1,22 +1,11 @@
-"""The job that compares with timm and transformers; skipped where they are not installed, but for its results."""
-
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.conftest import BENCHMARKS
 from tests.peers import peer
 
-# The files are the same on every backend.
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAME = "vit_tiny_patch16_224"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("zoo")
 
 
 @pytest.fixture
@@ -25,7 +14,8 @@ def zoo(script):
     return script
 
 
-def test_exact_wrong_and_refused_are_told_apart(zoo, tmp_path):
+@pytest.mark.long
+def test_zoo_outcome_is_exact_wrong_or_refused(zoo, tmp_path):
     torch = pytest.importorskip("torch")
     timm = zoo.TimmModel(NAME, shallow=True)
     module = zoo.randomize(timm.create())
@@ -50,7 +40,8 @@ def test_exact_wrong_and_refused_are_told_apart(zoo, tmp_path):
     assert "blocks.1.attn.extra" in row["message"]
 
 
-def test_random_weights_show_the_activation_and_the_epsilon(zoo):
+@pytest.mark.long
+def test_random_weights_reveal_activation_and_epsilon(zoo):
     torch = pytest.importorskip("torch")
     timm = zoo.TimmModel(NAME, shallow=True)
     module = zoo.randomize(timm.create())
@@ -66,7 +57,7 @@ def test_random_weights_show_the_activation_and_the_epsilon(zoo):
             setattr(layer, setting, before)
 
 
-def test_a_resumed_run_keeps_finished_rows(zoo, tmp_path, monkeypatch, capsys):
+def test_zoo_run_resumes_with_missing_models(zoo, run, tmp_path, monkeypatch, capsys):
     peer("transformers")
     asked = []
 
@@ -75,41 +66,40 @@ def test_a_resumed_run_keeps_finished_rows(zoo, tmp_path, monkeypatch, capsys):
             asked.append(name)
             yield {"name": name, "kind": "timm", "outcome": "exact", "difference": 0.0, "written": "written"}
 
-    def run(*arguments):
+    def results_of(*arguments):
         asked.clear()
-        monkeypatch.setattr("sys.argv", ["zoo.py", "--out", str(tmp_path / "zoo.json"), *arguments])
-        zoo.main()
+        run("--out", tmp_path / "zoo.json", *arguments)
         return json.loads((tmp_path / "zoo.json").read_text())
 
     monkeypatch.setattr(zoo, "rows_of", rows_of)
     monkeypatch.setattr(zoo, "TIMM_PATTERNS", (NAME, "deit_tiny_patch16_224"))
     monkeypatch.setattr(zoo, "CLASSES", {})
-    results = run("--only", NAME)
+    results = results_of("--only", NAME)
     assert [row["name"] for row in results["rows"]] == asked == [NAME]
-    results = run()
+    results = results_of()
     assert asked == ["deit_tiny_patch16_224"]
     assert [row["name"] for row in results["rows"]] == ["deit_tiny_patch16_224", NAME]
     assert results["counts"] == {"exact": 2, "written": 2}
     assert set(results) >= {"timm", "transformers"}
-    run("--only", "deit*|nothing*")
+    results_of("--only", "deit*|nothing*")
     assert not asked
-    run("--only", "deit*|nothing*", "--again")
+    results_of("--only", "deit*|nothing*", "--again")
     assert asked == ["deit_tiny_patch16_224"]
-    run("--again")
+    results_of("--again")
     assert len(asked) == 2
-    run("--summary")
+    results_of("--summary")
     assert not asked
     assert "written" in capsys.readouterr().out
 
 
-# The words of README's table for the classes of transformers; the first that a class begins with.
+# The first start of a class of transformers, and its word in README's table.
 TRANSFORMERS = {
     **{"ViTMAE": "MAE", "IJepa": "I-JEPA", "Dinov2": "DINOv2", "DINOv3": "DINOv3", "Siglip": "SigLIP"},
     **{"CLIP": "CLIP", "Bit": "BiT", "DeiT": "DeiT", "ViT": "ViT"},
 }
 
 
-def test_the_readme_says_what_the_results_say(script):
+def test_readme_counts_match_the_zoo_results(script):
     results = json.loads((BENCHMARKS / "results" / "zoo.json").read_text(encoding="utf-8"))
     readme = " ".join((BENCHMARKS.parent / "README.md").read_text(encoding="utf-8").split())
     versions = f"timm {results['timm']} and transformers {results['transformers']}"
