@@ -34,7 +34,7 @@ def reference(layer, x):
     "arguments",
     [
         {"num_heads": 2, "mlp_dim": 12},
-        {"num_heads": 3, "mlp_dim": 12, "activation": "gelu", "layer_norm_epsilon": 1e-5},
+        pytest.param({"num_heads": 3, "mlp_dim": 12, "activation": "gelu", "layer_norm_epsilon": 1e-5}, marks=pytest.mark.every_backend),
     ],
 )
 def test_contract(arguments):

@@ -12,7 +12,7 @@ from tests.contract import check_layer
     [
         (ClassToken, {}, 1),
         (ClassToken, {"initializer": "glorot_uniform"}, 1),
-        (PrefixTokens, {"num_tokens": 4}, 4),
+        pytest.param(PrefixTokens, {"num_tokens": 4}, 4, marks=pytest.mark.every_backend),
         (PrefixTokens, {"num_tokens": 2, "initializer": keras.initializers.RandomNormal(stddev=0.1)}, 2),
     ],
 )

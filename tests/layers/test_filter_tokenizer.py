@@ -15,7 +15,7 @@ def built(**arguments):
     return layer, [ops.convert_to_numpy(w).astype("float64") for w in layer.weights]
 
 
-@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), (6, 1), (7, 2)])
+@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), (6, 1), pytest.param(7, 2, marks=pytest.mark.every_backend)])
 def test_contract(token_dim, num_weights):
     arguments = {"num_tokens": 3, "token_dim": token_dim}
     check_layer(FilterTokenizer, arguments, (2, 4, 5, 6), output_shape=(2, 3, token_dim or 6), num_weights=num_weights)

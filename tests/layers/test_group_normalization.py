@@ -8,6 +8,7 @@ from tests.contract import check_layer
 from tests.resnet_reference import group_norm
 
 
+@pytest.mark.every_backend
 def test_contract():
     arguments = {"groups": 4, "epsilon": 1e-5}
     check_layer(GroupNormalization, arguments, (3, 5, 6, 12), output_shape=(3, 5, 6, 12), num_weights=2)

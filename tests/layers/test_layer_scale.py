@@ -6,6 +6,7 @@ from keras_vit.layers import LayerScale
 from tests.contract import check_layer
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("shape", [(2, 5, 8), (3, 8)])
 def test_contract(shape):
     check_layer(LayerScale, {"init_value": 0.3}, shape, output_shape=shape, num_weights=1)

@@ -18,6 +18,7 @@ def drop(layer, x):
     return ops.convert_to_numpy(layer(x, training=True))
 
 
+@pytest.mark.every_backend
 def test_contract():
     check_layer(
         PatchDropout,

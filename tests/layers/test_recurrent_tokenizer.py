@@ -14,7 +14,7 @@ def inputs():
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
-@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), (8, 2)])
+@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), pytest.param(8, 2, marks=pytest.mark.every_backend)])
 def test_contract(token_dim, num_weights):
     arguments = {"token_dim": token_dim}
     check_layer(RecurrentTokenizer, arguments, SHAPES, output_shape=(2, 3, token_dim or 6), num_weights=num_weights)

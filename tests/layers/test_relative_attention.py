@@ -29,7 +29,7 @@ def bias_by_loop(table, rows, columns):
     return bias
 
 
-@pytest.mark.parametrize("options, num_weights", [({}, 5), ({"position_mlp_dim": 7}, 8)])
+@pytest.mark.parametrize("options, num_weights", [({}, 5), pytest.param({"position_mlp_dim": 7}, 8, marks=pytest.mark.every_backend)])
 def test_contract(options, num_weights):
     check_layer(
         RelativeAttention,

@@ -14,7 +14,7 @@ HALVED = {"strides": 2, "pool_type": "max3", "padding": "symmetric", "norm": "ba
     "options, channels, num_weights, num_non_trainable",
     [
         ({}, 8, 13, 0),
-        ({**HALVED, "shortcut_bias": False}, 4, 20, 4),
+        pytest.param({**HALVED, "shortcut_bias": False}, 4, 20, 4, marks=pytest.mark.every_backend),
         ({"position_mlp_dim": 4, "drop_path_rate": 0.1}, 8, 16, 0),
     ],
 )

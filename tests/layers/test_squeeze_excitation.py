@@ -6,6 +6,7 @@ from keras_vit.layers import SqueezeExcitation
 from tests.contract import check_layer
 
 
+@pytest.mark.every_backend
 def test_contract():
     shape = (2, 3, 5, 8)
     check_layer(SqueezeExcitation, {"reduced_dim": 2}, shape, output_shape=shape, num_weights=4)

@@ -9,6 +9,7 @@ from tests.contract import check_layer
 from tests.resnet_reference import max_pool
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("padding", ["lowest", "zeros"])
 def test_contract(padding):
     arguments = {"pool_size": 3, "strides": 2, "padding": padding}

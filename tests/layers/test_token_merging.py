@@ -131,6 +131,7 @@ class TokensAlone(TransformerBlock):
         return keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
 
 
+@pytest.mark.every_backend
 def test_contract():
     arguments = {"num_heads": 2, "mlp_dim": 12, "token_merging": 2, "num_prefix_tokens": 1, "qk_norm": True}
     # The class token's attention apart, a bias of the keys adds the same to all scores of a query.
