@@ -1,10 +1,5 @@
-"""Opens each page of a built site in headless Chromium, narrow and wide, light and dark, and tells what is wrong.
+"""Opens the pages of a built site in headless Chromium, narrow and wide, light and dark, and returns what is wrong."""
 
-python -m tests.examples.browser build/site --screenshots build/screenshots
-"""
-
-import argparse
-import base64
 import contextlib
 import functools
 import http.server
@@ -29,10 +24,10 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    # Nothing but this machine has an address.
+    # Only this machine has an address.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-# What a page scrolls to, and what is wider than the page and not inside an element that scrolls by itself.
+# Returns how far a page scrolls to the side, and elements wider than the page that no parent scrolls.
 OVERFLOW = """
 const width = document.documentElement.clientWidth;
 const scrolls = e => e && e !== document.body
@@ -47,15 +42,15 @@ READY = "return document.readyState === 'complete' && [...document.images].every
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+    """Serves files without a log."""
 
     def log_message(self, *args):
-        """Writes nothing."""
+        """Does nothing."""
 
 
 @contextlib.contextmanager
 def served(folder):
-    """Serves a folder on this machine; gives its address."""
+    """Serves a folder on this machine and yields its address."""
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -69,7 +64,7 @@ def served(folder):
 
 @contextlib.contextmanager
 def browser():
-    """Starts Chromium with an empty profile; downloads nothing."""
+    """Starts Chromium with an empty profile, without downloads."""
     from selenium import webdriver
 
     with tempfile.TemporaryDirectory() as profile:
@@ -80,7 +75,7 @@ def browser():
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
         try:
-            # Away from the browser's own first page, whose requests are none of ours.
+            # The first page of the browser sends requests, which are dropped here.
             driver.get("about:blank")
             driver.get_log("performance")
             yield driver
@@ -89,19 +84,19 @@ def browser():
 
 
 def pages_of(folder):
-    """Returns the paths of the pages of a site, from its folder."""
+    """Returns the paths of the pages of a site, relative to its folder."""
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.html"))
 
 
 def wait_for(driver, condition):
-    """Waits until a script returns a value that is true; returns it."""
+    """Waits until a script returns a true value, and returns it."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(driver, 60, 0.05).until(lambda driver: driver.execute_script(condition))
 
 
 def complaints(driver, address):
-    """Returns what the logs of the browser hold since the last call: errors, failed requests, and those elsewhere."""
+    """Returns the errors, failed requests and remote requests in the browser's logs since the last call."""
     found = [f"console: {entry['message']}" for entry in driver.get_log("browser")]
     for entry in driver.get_log("performance"):
         message = json.loads(entry["message"])["message"]
@@ -117,7 +112,7 @@ def complaints(driver, address):
     return found
 
 
-def visit(driver, address, page, screenshots=None):
+def visit(driver, address, page):
     """Opens a page in each width and scheme; returns what is wrong."""
     found = []
     for name, width in WIDTHS.items():
@@ -128,7 +123,7 @@ def visit(driver, address, page, screenshots=None):
         first = SCHEMES[driver.execute_script(SCHEME)]
         for scheme in (first, *(set(SCHEMES.values()) - {first})):
             if scheme != first:
-                # The page keeps the choice, so that the next one starts with it.
+                # The next page starts with this choice.
                 driver.execute_script(f"document.querySelector('{TOGGLE}').click()")
             where = f"{page}, {name}, {scheme}"
             beyond, elements = driver.execute_script(OVERFLOW)
@@ -137,29 +132,4 @@ def visit(driver, address, page, screenshots=None):
             if SCHEMES[driver.execute_script(SCHEME)] != scheme:
                 found.append(f"{where}: the toggle does not change the scheme")
             found += [f"{where}: {complaint}" for complaint in complaints(driver, address)]
-            if screenshots is not None:
-                picture = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-                path = Path(screenshots) / f"{page.removesuffix('.html').replace('/', '_')}_{name}_{scheme}.png"
-                path.write_bytes(base64.b64decode(picture["data"]))
     return found
-
-
-def main():
-    """Prints what is wrong with the pages of a site."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("site", type=Path)
-    parser.add_argument("--pages", nargs="+", help="paths from the site's folder (default: all)")
-    parser.add_argument("--screenshots", type=Path, help="folder of a picture of each page, whole")
-    args = parser.parse_args()
-    if args.screenshots:
-        args.screenshots.mkdir(parents=True, exist_ok=True)
-    pages, wrong = args.pages or pages_of(args.site), []
-    with served(args.site) as address, browser() as driver:
-        for page in pages:
-            wrong += visit(driver, address, page, args.screenshots)
-    print("\n".join([*wrong, f"{len(pages)} pages, {len(wrong)} complaints"]))
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import keras
-import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(script, *arguments):
-    """Runs an example in a process of its own, on the backend of this one. Returns its output, or fails with it."""
+    """Runs an example in another process, on the backend of this one, and returns its output."""
     environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -54,17 +53,7 @@ def load(script):
 
 
 def last_accuracy(output):
-    """The accuracy on the last line of an example's output."""
+    """Returns the accuracy on the last line of an example's output."""
     words = output.strip().splitlines()[-1].split()
     assert words[:2] == ["test", "accuracy"]
     return float(words[2])
-
-
-def check_help(module, capsys):
-    """Checks that an example's --help names the common options and says how to choose the backend."""
-    with pytest.raises(SystemExit) as stop:
-        module.parse_arguments(["--help"])
-    output = capsys.readouterr().out
-    assert not stop.value.code
-    for words in ("--out", "--epochs", "--batch-size", "--learning-rate", "--seed", "KERAS_BACKEND"):
-        assert words in output

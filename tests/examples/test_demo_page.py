@@ -1,14 +1,11 @@
-"""The page of serve/server.py in a browser, as its users see it."""
+"""Uses the page of serve/server.py in Chromium."""
 
 import os
 
-import keras
 import pytest
 
 if os.environ.get("KERAS_VIT_SITE") != "1":
-    pytest.skip("KERAS_VIT_SITE=1 tries the page in Chromium", allow_module_level=True)
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("the server runs the model on TensorFlow, whichever backend it comes from", allow_module_level=True)
+    pytest.skip("KERAS_VIT_SITE=1 opens the page in Chromium", allow_module_level=True)
 
 import json
 import shutil
@@ -16,27 +13,24 @@ import threading
 import urllib.request
 from base64 import b64encode
 
+import keras
 import numpy as np
 from PIL import ExifTags, Image
-from selenium import webdriver
 from selenium.webdriver import ActionChains
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from keras_vit import export
-from tests.examples import scripts
+from tests.examples import browser, scripts
 from tests.export.bodies import encoded
 from tests.tiny import build
+
+pytestmark = pytest.mark.long
 
 HOSTILE = "<img src=x onerror=document.title='run'>"
 LABELS = [HOSTILE, '"><script>document.title="run"</script>', "{{model}}", "\u202egnp.tac", "a" * 300]
 MAX_BODY = 100_000
-ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +44,9 @@ def url(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    programs = shutil.which("chromium"), shutil.which("chromedriver")
-    # With both paths Selenium looks for nothing elsewhere, and downloads nothing.
-    assert all(programs), f"KERAS_VIT_SITE=1 needs chromium and chromedriver. Found: {programs}"
-    options.binary_location = programs[0]
-    for argument in (*ARGUMENTS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(programs[1]))
-    yield driver
-    driver.quit()
+def chromium():
+    with browser.browser() as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -113,7 +98,7 @@ def asked(url, data):
         return json.load(response)["predictions"][0]
 
 
-def test_images_are_answered_with_classes_and_attention(page, url, photo, tmp_path):
+def test_images_get_classes_and_attention(page, url, photo, tmp_path):
     other = tmp_path / "other.jpg"
     # Turned by its camera, which the model takes no notice of.
     exif = Image.Exif()
@@ -151,7 +136,7 @@ def test_images_are_answered_with_classes_and_attention(page, url, photo, tmp_pa
         np.testing.assert_allclose(received, np.multiply(expected, sides), atol=1)
 
 
-def test_files_can_be_dropped(page):
+def test_dropped_files_are_answered(page):
     script = """
     const transfer = new DataTransfer();
     const data = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt());
@@ -165,7 +150,7 @@ def test_files_can_be_dropped(page):
     assert find(page, "body").get_attribute("class") == ""
 
 
-def test_files_that_are_no_images_are_named_and_the_others_answered(page, photo, tmp_path):
+def test_files_other_than_images_are_named(page, photo, tmp_path):
     contents = {
         "notes.txt": b"no image at all",
         "empty.png": b"",
@@ -182,7 +167,7 @@ def test_files_that_are_no_images_are_named_and_the_others_answered(page, photo,
     assert not find(page, "article img").is_displayed()
 
 
-def test_huge_files_are_refused_in_words(page, photo, tmp_path):
+def test_huge_files_are_refused_with_reason(page, photo, tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), "uint8"))
     noise.save(tmp_path / "many_bytes.png")
     # 36 million pixels of one colour.
@@ -200,7 +185,7 @@ def test_huge_files_are_refused_in_words(page, photo, tmp_path):
     assert answers(page, 4)[0].startswith("Answered")
 
 
-def test_hostile_names_are_text(page, photo, tmp_path):
+def test_hostile_names_are_shown_as_text(page, photo, tmp_path):
     names = [f"{HOSTILE}.png", "\u202egnp.exe", "b" * 200, "&amp;<b>.png"]
     for name in names:
         shutil.copy(photo, tmp_path / name)
@@ -215,7 +200,7 @@ def test_hostile_names_are_text(page, photo, tmp_path):
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_plain_export_is_shown_until_its_server_is_gone(chromium, photo, tmp_path):
+def test_plain_export_shows_outputs_and_lost_server(chromium, photo, tmp_path):
     keras.utils.set_random_seed(0)
     export.saved_model(build(), tmp_path / "plain" / "1", warm_up=())
     with scripts.served(tmp_path / "plain") as (url, process):
@@ -270,7 +255,7 @@ def fake():
         server.close()
 
 
-def test_an_error_of_the_server_is_shown_as_text(chromium, fake, photo, capsys):
+def test_server_error_is_shown_as_text(chromium, fake, photo, capsys):
     page = opened(chromium, fake("serving_bytes"))
     send(page, photo)
     assert answers(page, 1) == [f"The server failed: ZeroDivisionError: {HOSTILE}"]
@@ -278,7 +263,7 @@ def test_an_error_of_the_server_is_shown_as_text(chromium, fake, photo, capsys):
     assert not page.find_elements(By.CSS_SELECTOR, "header img, .note img")
 
 
-def test_exports_of_other_outputs_are_shown(chromium, fake, photo):
+def test_exports_of_other_outputs_show_largest_values(chromium, fake, photo):
     several = {"head": [1.5, 2.5], "head_dist": [0.25, -1.0], "status": "ok"}
     maps = {"patch_map_0": [[[1.0, 2.0]]], "status": "ok"}
     page = opened(chromium, fake("serving_bytes", rows=(several, maps)))
@@ -289,7 +274,7 @@ def test_exports_of_other_outputs_are_shown(chromium, fake, photo):
     assert texts(page, ".value") == ["2.500", "1.500", "0.2500", "-1.000"]
 
 
-def test_a_model_that_takes_no_files_says_so(chromium, fake):
+def test_model_without_file_input_disables_files(chromium, fake):
     page = opened(chromium, fake("serving_default", "serving_uint8"))
     assert find(page, "#status").text.startswith("This model takes no image files")
     assert not find(page, "#files").is_enabled()
@@ -299,7 +284,7 @@ def press(driver, key):
     ActionChains(driver).send_keys(key).perform()
 
 
-def test_the_keyboard_is_enough(chromium, url, photo):
+def test_page_works_with_keyboard_only(chromium, url, photo):
     # Without the transition of the opacity.
     page = opened(chromium, url, prefers_reduced_motion="reduce")
     press(page, Keys.TAB)
@@ -329,7 +314,7 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_legible_in_both_schemes_and_on_a_telephone(chromium, url, photo, tmp_path, scheme):
+def test_page_is_legible_in_both_schemes_on_narrow_screen(chromium, url, photo, tmp_path, scheme):
     (tmp_path / "notes.txt").write_text("none")
     media = {"prefers_color_scheme": scheme, "prefers_reduced_motion": "reduce"}
     page = opened(chromium, url, width=360, **media)

@@ -11,7 +11,7 @@ from tests.tiny import TINY, randomize
 SIZE = {**TINY, "image_size": 32, "patch_size": 16, "hidden_dim": 64, "num_heads": 1}
 
 
-def test_measures_and_writes_tables(tmp_path, capsys):
+def test_few_shot_writes_tables(tmp_path, capsys):
     write_classes(tmp_path / "images", 24)
     keras_vit.save_weights(randomize(keras_vit.ViT("B/16", **SIZE)), tmp_path / "tiny.npz")
     options = ("--weights", tmp_path / "tiny.npz", "--dataset", tmp_path / "images", "--out", tmp_path / "run")
@@ -27,7 +27,7 @@ def test_measures_and_writes_tables(tmp_path, capsys):
         assert [row["shots"] for row in csv.DictReader(file)] == ["1", "3"]
 
 
-def test_says_what_is_wrong(tmp_path):
+def test_few_shot_invalid_argument_is_named(tmp_path):
     write_classes(tmp_path / "images", 24)
     main = scripts.load("few_shot.py").main
     with pytest.raises(SystemExit, match="nowhere.npz"):
@@ -36,12 +36,3 @@ def test_says_what_is_wrong(tmp_path):
     with pytest.raises(SystemExit, match=r"`shots`. Expected at most 5, .*Received: 9"):
         options = ["--image-size", "32", "--shots", "9", "--out", str(tmp_path / "run")]
         main(["--weights", str(tmp_path / "tiny.npz"), "--dataset", str(tmp_path / "images"), *options])
-
-
-def test_help_explains(capsys):
-    with pytest.raises(SystemExit) as stop:
-        scripts.load("few_shot.py").parse_arguments(["--help"])
-    output = capsys.readouterr().out
-    assert not stop.value.code
-    for words in ("--shots", "--draws", "--weights", "--out", "KERAS_BACKEND"):
-        assert words in output

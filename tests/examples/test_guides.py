@@ -1,4 +1,4 @@
-"""The Python and the commands in the guides of the site, run as they stand, and the names that they refer to."""
+"""Runs the Python of the site's guides, and checks their commands, links and names."""
 
 import doctest
 import functools
@@ -14,22 +14,11 @@ import keras_vit
 from keras_vit import cli, training
 
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
-# The backend that tries each guide. Each has about as much to do.
-TRIED_ON = {
-    "coming_from": "tensorflow",
-    "distribution": "jax",
-    "evaluation": "tensorflow",
-    "export_and_serving": "torch",
-    "fine_tuning": "torch",
-    "how_it_is_built": "jax",
-    "inspection": "tensorflow",
-    "pretraining_and_distillation": "jax",
-    "recipes": "torch",
-    "semi_supervised": "jax",
-}
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
+# Only JAX distributes variables.
+RUNS = [pytest.param(n, marks=pytest.mark.backends("jax")) if n == "distribution" else n for n in NAMES]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-# However lines are wrapped, and "..." for anything, also on a line of its own.
+# Lines may be wrapped elsewhere, and "..." stands for any text.
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -38,13 +27,13 @@ def text_of(name):
 
 
 def blocks(name):
-    """The blocks of code in a guide, as (language, text, number of its first line)."""
+    """Returns the code blocks of a guide, as (language, text, number of the first line)."""
     text = text_of(name)
     return [(block[1], block[2], text.count("\n", 0, block.start()) + 2) for block in BLOCK.finditer(text)]
 
 
 def commands(name):
-    """The words after `keras-vit` in each line of shell in a guide."""
+    """Yields the words after `keras-vit` in each shell line of a guide."""
     for language, text, _ in blocks(name):
         for line in text.replace("\\\n", " ").splitlines() if language == "sh" else ():
             words = shlex.split(line, comments=True)
@@ -53,7 +42,7 @@ def commands(name):
 
 
 def rows(name):
-    """The cells of each row of the tables in a guide."""
+    """Yields the cells of each table row of a guide."""
     for line in text_of(name).splitlines():
         if line.startswith("| "):
             yield [cell.strip() for cell in line.strip("|").split("|")]
@@ -61,7 +50,7 @@ def rows(name):
 
 @pytest.fixture
 def folder(shared, tmp_path, monkeypatch):
-    """Where a reader of the guides is: beside a checkpoint, a picture, and photos in a folder for each class."""
+    """A folder with a checkpoint, a picture, and photos in a folder for each class."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
     (tmp_path / "cats.png").symlink_to(shared / "data" / "coco_cats.png")
@@ -74,8 +63,8 @@ def folder(shared, tmp_path, monkeypatch):
         keras.distribution.set_distribution(None)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.backends(b)) for n, b in TRIED_ON.items()])
-def test_the_python_of_a_guide_runs_and_prints_what_it_says(name, folder, capsys):
+@pytest.mark.parametrize("name", RUNS)
+def test_python_of_guide_prints_the_text_below_it(name, folder, capsys):
     namespace, printed = {}, ""
     for language, text, line in blocks(name):
         if language == "python":
@@ -84,23 +73,22 @@ def test_the_python_of_a_guide_runs_and_prints_what_it_says(name, folder, capsys
             exec(compile("\n" * (line - 1) + text, f"{name}.md", "exec"), namespace)
             printed = capsys.readouterr().out
         elif language == "text":
-            # Such a line may stand for nothing: a progress bar appears only once the work has taken five seconds.
+            # A progress bar appears only after five seconds of work, so a line "..." may stand for no text.
             expected = re.sub(r"^\.\.\.\n", "...", text, flags=re.MULTILINE)
             same = doctest.OutputChecker().check_output(expected, printed, SAME)
             assert same, f"{name}.md, line {line}: expected\n{text}\nreceived\n{printed}"
     if name == "inspection":
-        # The figures shown are those of the code.
+        # The guide shows every figure that its code draws, and no other.
         shown = {Path(path).name for path in re.findall(r"\((\.\./images/[^)]+)\)", text_of(name))}
         assert shown == {path.name for path in folder.glob("*.webp")}
 
 
-def test_each_guide_is_tried_and_shows_small_figures():
-    assert sorted(TRIED_ON) == NAMES
+def test_figures_of_guides_are_small():
     assert all(path.stat().st_size < 120_000 for path in (GUIDES.parent / "images").iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_commands_of_a_guide_are_ones(name):
+def test_commands_of_guide_can_be_parsed(name):
     for words in commands(name):
         args = cli.build_parser().parse_args(words)
         assert callable(args.run)
@@ -113,7 +101,7 @@ def test_the_commands_of_a_guide_are_ones(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_links_of_a_guide_lead_somewhere(name):
+def test_links_of_guide_have_targets(name):
     text = text_of(name)
     for path in set(re.findall(r"\]\[(keras_vit[\w.]*)\]", text)):
         functools.reduce(getattr, path.split(".")[1:], keras_vit)
@@ -124,21 +112,21 @@ def test_the_links_of_a_guide_lead_somewhere(name):
             assert (GUIDES / link).is_file(), link
 
 
-def test_the_guide_to_recipes_lists_them_all():
+def test_guide_to_recipes_lists_every_recipe():
     listed = [found[1] for cells in rows("recipes") if (found := re.fullmatch("`(\\w+)`", cells[0]))]
     assert [name for name in listed if name in training.RECIPES] == list(training.RECIPES)
 
 
-def test_the_names_that_other_libraries_have_here_exist():
+def test_guide_coming_from_names_existing_arguments():
     known = {*dir(keras_vit), *inspect.signature(keras_vit.ViT).parameters}
-    # Without references to the pages of the API.
+    # References to the API pages are removed first.
     cells = [re.sub(r"\]\[[^]]*\]", "", ours).replace("[`", "") for *_, ours in rows("coming_from")]
     named = [name for cell in cells for name in re.findall(r"(?<!\w)`(\w+)(?:=[^`]*)?`", cell)]
     assert len(named) > 80
     assert set(named) - {"None", "load", "policy", "save", "use_ema"} <= known
 
 
-def test_the_guide_to_the_code_names_each_floor():
+def test_guide_to_the_code_names_each_layer_of_imports():
     floors = {name for cells in rows("how_it_is_built") for name in re.findall(r"`(\w+)`", cells[0])}
     contract = (GUIDES.parents[3] / "pyproject.toml").read_text().partition("layers = [")[2].partition("]\n")[0]
     assert set(re.findall(r"keras_vit\.(\w+)", contract)) <= floors

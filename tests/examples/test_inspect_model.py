@@ -12,8 +12,8 @@ pytest.importorskip("matplotlib", reason="the examples draw figures")
 FIGURES = ["distance.png", "filters.png", "positions.png", "report.html", "rollout.png"]
 
 
-@pytest.mark.backends("tensorflow")
-def test_trains_on_digits_and_draws(tmp_path):
+@pytest.mark.long
+def test_inspect_model_trains_on_digits_and_draws(tmp_path):
     output = scripts.run("inspect_model.py", "--epochs", 1, "--batch-size", 512, "--out", tmp_path / "run")
     digits = [f"digit_{label}.png" for label in range(4)]
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == sorted(FIGURES + digits)
@@ -22,7 +22,7 @@ def test_trains_on_digits_and_draws(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["npz", "keras"])
-def test_takes_weights_and_images(format, tmp_path):
+def test_inspect_model_reads_weights_and_images(format, tmp_path):
     model = build()
     path = tmp_path / f"model.{format}"
     model.save(path) if format == "keras" else keras_vit.save_weights(model, path)
@@ -32,9 +32,7 @@ def test_takes_weights_and_images(format, tmp_path):
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == FIGURES
 
 
-def test_help_explains(capsys):
-    module = scripts.load("inspect_model.py")
-    scripts.check_help(module, capsys)
+def test_weights_without_images_are_refused(capsys):
     with pytest.raises(SystemExit):
-        module.parse_arguments(["--weights", "model.npz"])
+        scripts.load("inspect_model.py").parse_arguments(["--weights", "model.npz"])
     assert "--weights and --images go together" in capsys.readouterr().err

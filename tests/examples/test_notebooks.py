@@ -1,4 +1,4 @@
-"""The stored notebooks are those of their sources; executing them is CI's part of its own."""
+"""Compares the stored notebooks with their sources. CI executes the notebooks separately."""
 
 import re
 
@@ -11,7 +11,7 @@ nbformat = pytest.importorskip("nbformat", reason="it reads the notebooks")
 pytest.importorskip("nbclient", reason="it executes them")
 
 NAMES = sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.py") if path.stem != "run")
-# Folders that only this or that machine has.
+# Folders that exist on one machine only.
 OWN_PATH = re.compile(r"(?<![\w.:/-])/(?:home|root|work|tmp|usr|opt|mnt|srv|var|Users|private)/[\w.-]+")
 
 
@@ -25,13 +25,13 @@ def outputs_of(notebook):
 
 
 def text_of(output):
-    """What a reader sees of an output, without pictures."""
+    """Returns the text of an output."""
     data = output.get("data", {})
     return output.get("text", "") + "".join(text for kind, text in data.items() if kind.startswith("text/"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stored_notebook_is_its_source_executed(name, run):
+def test_stored_notebook_is_its_executed_source(name, run):
     path = scripts.EXAMPLES / "notebooks" / f"{name}.ipynb"
     notebook, source = nbformat.read(path, as_version=4), run.read(path.with_suffix(".py"))
     nbformat.validate(notebook)
@@ -52,7 +52,7 @@ def test_every_notebook_has_a_source():
     assert NAMES and sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.ipynb")) == NAMES
 
 
-def test_sources_are_executed_and_stored_whole_or_not_at_all(run, tmp_path, monkeypatch, capsys):
+def test_run_stores_only_notebooks_without_errors(run, tmp_path, monkeypatch, capsys):
     pytest.importorskip("ipykernel", reason="it runs the cells")
     sources = {
         "good": '# %% [markdown]\n# # Title\n\n# %%\nopen("file", "w").close()\n\n# %%\nprint(6)\n7 * 6\n',
@@ -79,7 +79,7 @@ def test_sources_are_executed_and_stored_whole_or_not_at_all(run, tmp_path, monk
     assert "expected names among good, warns, fails, received absent" in capsys.readouterr().err
 
 
-def test_own_paths_are_found():
+def test_own_path_pattern_ignores_relative_and_web_paths():
     assert OWN_PATH.findall("in /home/me/x, '/tmp/y'") == ["/home/me", "/tmp/y"]
     for text in ("/kaggle/input/flowers17", "https://example.org/work/a", "images/usr/b", "and/or"):
         assert not OWN_PATH.findall(text)

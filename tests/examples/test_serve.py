@@ -22,9 +22,8 @@ from tests.examples import scripts
 from tests.export.bodies import encoded
 from tests.tiny import build
 
-if keras.backend.backend() != "tensorflow":
-    # tests/export compares what the other backends export with their models.
-    pytest.skip("the server runs the model on TensorFlow, whichever backend it comes from", allow_module_level=True)
+# The server runs TensorFlow, so the export needs no child process there.
+pytestmark = pytest.mark.backends("tensorflow")
 LABELS = ["ant", "bee", "cat", "dog", "emu"]
 
 
@@ -36,10 +35,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
-    """The address of a model, and the id of its server, a process without Keras."""
+    """The address of a model, and the process id of its server, which has no Keras."""
     folder = tmp_path_factory.mktemp("models") / "vit"
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
-    # A newer version that is not finished must not be taken up.
+    # The server must ignore the draft of a newer version.
     (folder / ".2.123.draft").mkdir()
     with scripts.served(folder) as (address, process):
         yield address, process.pid
@@ -72,7 +71,7 @@ def files(tmp_path):
     return [str(tmp_path / name) for name in ("a.jpg", "b.png", "c.jpg")]
 
 
-def test_the_python_client_names_images_and_says_which_are_none(model, url, files, capsys):
+def test_python_client_prints_class_or_status(model, url, files, capsys):
     client = scripts.load("serve/client.py")
     assert client.main([*files, "--url", url]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -84,7 +83,7 @@ def test_the_python_client_names_images_and_says_which_are_none(model, url, file
     assert client.main([files[0], "--url", url]) == 0
 
 
-def test_the_client_says_why_it_was_refused(url, files):
+def test_python_client_shows_error_of_server(url):
     client = scripts.load("serve/client.py")
     with pytest.raises(SystemExit, match="at most 128 rows. Received: 129"):
         client.predict(url, [b""] * 129)
@@ -92,19 +91,28 @@ def test_the_client_says_why_it_was_refused(url, files):
         client.predict("http://127.0.0.1:9/v1/models/vit", [b""])
 
 
-def test_the_clients_name_a_file_that_is_not_there(tmp_path):
-    client = scripts.load("serve/client.py")
+def run_shell_client(*arguments):
+    command = ["sh", scripts.EXAMPLES / "serve" / "client.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_clients_name_missing_file(tmp_path):
     with pytest.raises(SystemExit, match=r"Cannot read .*nowhere\.jpg: No such file"):
-        client.main([str(tmp_path / "nowhere.jpg")])
-    done = subprocess.run(
-        ["sh", scripts.EXAMPLES / "serve" / "client.sh", tmp_path / "nowhere.jpg", "http://127.0.0.1:9"],
-        capture_output=True,
-        text=True,
-    )
+        scripts.load("serve/client.py").main([str(tmp_path / "nowhere.jpg")])
+    done = run_shell_client(tmp_path / "nowhere.jpg", "http://127.0.0.1:9")
     assert done.returncode == 1 and done.stderr == f"There is no file {tmp_path / 'nowhere.jpg'} to read.\n"
 
 
-def test_a_busy_port_and_a_missing_folder_are_said_in_a_line(url, tmp_path, monkeypatch, capsys):
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_client_returns_outputs_of_model(model, url, files):
+    done = run_shell_client(files[0], url)
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)["predictions"]
+    assert answer["status"] == "ok"
+    np.testing.assert_allclose(answer["outputs"], expected(model, files[0]), atol=1e-4)
+
+
+def test_busy_port_and_missing_folder_are_named(url, tmp_path, monkeypatch, capsys):
     serve = scripts.load("serve/server.py")
     with pytest.raises(SystemExit, match="There is no folder .*nowhere"):
         serve.main([str(tmp_path / "nowhere")])
@@ -117,19 +125,7 @@ def test_a_busy_port_and_a_missing_folder_are_said_in_a_line(url, tmp_path, monk
     assert "expected 0 to 65535. Received: 99999" in capsys.readouterr().err
 
 
-def test_the_curl_client_gets_the_same_answer(model, url, files):
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-    done = subprocess.run(
-        ["sh", scripts.EXAMPLES / "serve" / "client.sh", files[0], url], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    (answer,) = json.loads(done.stdout)["predictions"]
-    assert answer["status"] == "ok"
-    np.testing.assert_allclose(answer["outputs"], expected(model, files[0]), atol=1e-4)
-
-
-def test_numbers_are_answered_in_rows_and_columns(model, url):
+def test_instances_and_inputs_return_outputs_of_model(model, url):
     images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("float32")
     logits = ops.convert_to_numpy(model(images, training=False))
     for instances in (images.tolist(), [{"images": image.tolist()} for image in images]):
@@ -142,7 +138,7 @@ def test_numbers_are_answered_in_rows_and_columns(model, url):
         assert json.load(response)["model_version_status"][0]["version"] == "1"
 
 
-def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
+def test_bad_request_gets_error_and_next_request_succeeds(url):
     image = np.zeros((16, 16, 3)).tolist()
     for body in (
         b"",
@@ -174,7 +170,7 @@ def test_bad_requests_get_an_error_and_the_next_good_one_an_answer(url):
         assert post(url, {"instances": [image]})[0] == 200
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(url):
+def test_page_files_refer_to_no_remote_or_inline_code(url):
     root = url.partition("/v1/")[0]
     for path, kind in (("/", "text/html"), ("/demo.css", "text/css"), ("/demo.js", "text/javascript")):
         with urllib.request.urlopen(f"{root}{path}", timeout=60) as response:
@@ -190,7 +186,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(url):
         assert refusal.value.code == status and "Expected" in json.load(refusal.value)["error"]
 
 
-def test_the_page_knows_the_model_whatever_its_name():
+def test_page_holds_escaped_name_of_model():
     serve = scripts.load("serve/server.py")
 
     class Named:
@@ -205,12 +201,12 @@ def test_the_page_knows_the_model_whatever_its_name():
     model = json.loads(html.unescape(re.search('data-model="([^"]*)"', page)[1]))
     signatures = ["serving_bytes", "serving_default"]
     assert model == {"name": name, "version": "7", "max_body": 1000, "signatures": signatures}
-    # As WSGI passes the bytes of a path.
+    # WSGI decodes the bytes of a path as Latin-1.
     environ["PATH_INFO"] = f"/v1/models/{name}".encode().decode("latin-1")
     assert application.respond(environ)[0] == 200
 
 
-def test_an_error_of_the_server_is_a_response(capsys):
+def test_server_error_is_a_response(capsys):
     serve = scripts.load("serve/server.py")
 
     class Broken:
@@ -227,10 +223,14 @@ def test_an_error_of_the_server_is_a_response(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def responses(url, data):
-    """How many responses the server gives to bytes sent over one connection, which is then closed for writing."""
+def connected(url):
     host, port = re.search(r"//(.+):(\d+)/", url).groups()
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def responses(url, data):
+    """Returns the number of responses to bytes that are sent over one connection."""
+    with connected(url) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         received = b""
@@ -239,11 +239,9 @@ def responses(url, data):
     return len(re.findall(rb"HTTP/1\.1 \d+", received))
 
 
-def test_no_request_is_hidden_in_another_one(url):
-    post_line, hidden = (
-        b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\n",
-        b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\n\r\n",
-    )
+def test_request_inside_another_one_gets_no_response(url):
+    post_line = b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\n"
+    hidden = b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\n\r\n"
     lengths = b"Content-Length: 2\r\nContent-Length: %d\r\n" % (2 + len(hidden))
     for request in (
         post_line + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}" + hidden,
@@ -254,33 +252,31 @@ def test_no_request_is_hidden_in_another_one(url):
         assert responses(url, request) == 1
 
 
-def test_large_requests_are_refused(url):
+def test_request_of_many_rows_or_bytes_is_refused(url):
     rows = b'{"instances": [' + b"0," * 128 + b"0]}"
     assert post(url, rows) == (400, {"error": "Expected at most 128 rows. Received: 129"})
-    host, port = re.search(r"//(.+):(\d+)/", url).groups()
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        # The length alone is enough.
+    with connected(url) as connection:
+        # The header is enough for the refusal.
         connection.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_slow_connections_hold_nobody_up_and_take_no_threads(server):
+def test_slow_connections_block_no_request_and_take_no_thread(server):
     url, process_id = server
-    host, port = re.search(r"//(.+):(\d+)/", url).groups()
     threads = Path("/proc", str(process_id), "task")
     before = len(list(threads.iterdir())) if threads.exists() else 0
     with contextlib.ExitStack() as stack:
         for _ in range(400):
-            slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            slow = stack.enter_context(connected(url))
             slow.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         image = np.zeros((16, 16, 3)).tolist()
         assert post(url, {"instances": [image]})[0] == 200
         if before:
-            # TensorFlow may start a few of its own.
+            # TensorFlow may start a few threads.
             assert len(list(threads.iterdir())) < before + 50
 
 
-def test_help_names_every_limit(capsys):
+def test_server_help_names_every_limit(capsys):
     serve = scripts.load("serve/server.py")
     with pytest.raises(SystemExit):
         serve.main(["--help"])

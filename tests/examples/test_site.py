@@ -1,4 +1,4 @@
-"""The documentation site: its tables, its pages, and the built site's inventory. Those of the built site need
+"""The documentation site: its tables, its pages, and its built pages. The tests of the built pages need
 KERAS_VIT_SITE=1, after `mkdocs build --strict -f examples/site/mkdocs.yml`."""
 
 import importlib
@@ -20,7 +20,6 @@ from tests.examples import scripts
 FOLDER = scripts.EXAMPLES / "site"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((FOLDER / "docs").glob("*.md"))}
 BUILT = scripts.EXAMPLES.parent / "build" / "site"
-# One definition of what is asked for; without it, a run of all tests does not build the site.
 needs_site = pytest.mark.skipif(
     os.environ.get("KERAS_VIT_SITE") != "1",
     reason="set KERAS_VIT_SITE=1 after mkdocs build --strict -f examples/site/mkdocs.yml",
@@ -34,7 +33,7 @@ ROOMS = {"keras_vit": keras_vit} | {
 
 @pytest.fixture(scope="module")
 def site():
-    """Imports a file of examples/site, which MkDocs finds beside its hook."""
+    """Returns a function that imports a file of examples/site."""
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module
     sys.path.remove(str(FOLDER))
@@ -44,14 +43,14 @@ def markers(text):
     return re.findall(r"^ *<!-- (\w+)(?:: (.+?))? -->$", text, re.MULTILINE)
 
 
-def test_each_builder_is_in_the_table_of_one_family(site):
+def test_each_builder_is_in_one_family_table(site):
     tables = site("model_tables")
     assert [argument for name, argument in markers(PAGES["models.md"]) if name == "family"] == list(tables.FAMILIES)
     named = [name for family in tables.FAMILIES for name in tables.names_of(family)]
     assert sorted(named) == sorted(builders.__all__)
 
 
-def test_the_table_of_a_family_shows_sizes_and_checkpoints(site):
+def test_family_table_shows_sizes_and_checkpoints(site):
     table = site("model_tables").family("DeiT")
     row = next(line for line in table.splitlines() if "`DeiTB16`" in line)
     assert row.startswith("| [`DeiTB16`][keras_vit.DeiTB16] | `B/16` | 224 | 86.6 |")
@@ -60,15 +59,15 @@ def test_the_table_of_a_family_shows_sizes_and_checkpoints(site):
     assert "| `B1` | 240 | 7.9 |" in row
 
 
-def test_each_marker_is_a_table_and_each_table_is_shown(site):
+def test_markers_of_pages_and_tables_agree(site):
     tables = {**site("model_tables").TABLES, **site("result_tables").TABLES}
     shown = {name for text in PAGES.values() for name, _ in markers(text)}
     assert shown == set(tables)
 
 
-def test_the_tables_of_results_are_whole(site):
+def test_result_tables_have_no_empty_cells(site):
     tables = {**site("result_tables").TABLES, "checkpoints": site("model_tables").checkpoints}
-    # They build models or take an argument.
+    # The excluded tables build models or take an argument.
     calls = [(name, ()) for name in set(tables) - {"parameters", "pipeline", "speeds", "study"}]
     shown = [*markers(PAGES["studies.md"]), *markers(PAGES["speed.md"])]
     calls += [(name, arguments.split(", ")) for name, arguments in shown if arguments]
@@ -79,7 +78,7 @@ def test_the_tables_of_results_are_whole(site):
         assert "None" not in "".join(lines), (name, arguments)
 
 
-def test_what_was_not_measured_is_called_so(site):
+def test_recipe_table_marks_unmeasured_results(site):
     rows = site("result_tables").recipes().splitlines()
     rows = {row.split("`")[1]: [cell.strip() for cell in row.split("|")] for row in rows[2:]}
     assert set(rows) == set(keras_vit.training.RECIPES)
@@ -87,7 +86,7 @@ def test_what_was_not_measured_is_called_so(site):
     assert rows["finetune_flowers17"][2:4] == ["none", "test accuracy 0.9985"]
 
 
-def test_docstrings_become_markdown(site):
+def test_docstring_is_rewritten_as_markdown(site):
     pytest.importorskip("griffe", reason="the site's extra brings it")
     rewritten = site("docstrings").rewritten
     text = "Like `Patches`, and `MLP`.\n\nArgs:\n    mean, std: Two.\n\nExample:\n\n>>> 1 + 1\n2\n\n"
@@ -103,7 +102,8 @@ def blocks_of_first_page(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
 
 
-def test_the_first_page_shows_what_its_code_predicts(shared, tmp_path, monkeypatch, capsys):
+@pytest.mark.long
+def test_first_page_shows_predictions_of_its_code(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
@@ -112,7 +112,7 @@ def test_the_first_page_shows_what_its_code_predicts(shared, tmp_path, monkeypat
     assert capsys.readouterr().out == blocks_of_first_page("text")[0]
 
 
-def test_the_first_page_trains(tmp_path, monkeypatch):
+def test_first_page_code_trains_model(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     monkeypatch.chdir(tmp_path)
     namespace = {}
@@ -121,7 +121,7 @@ def test_the_first_page_trains(tmp_path, monkeypatch):
     assert keras.saving.load_model("digits.keras").config == namespace["model"].config
 
 
-def test_every_command_of_the_pages_is_one():
+def test_commands_of_pages_can_be_parsed():
     lines = [line for text in PAGES.values() for line in text.splitlines() if line.startswith("keras-vit ")]
     assert len(lines) >= 4
     for line in lines:
@@ -129,7 +129,8 @@ def test_every_command_of_the_pages_is_one():
 
 
 @needs_site
-def test_the_inventory_has_each_public_name():
+@pytest.mark.long
+def test_inventory_has_each_public_name():
     header, _, body = (BUILT / "objects.inv").read_bytes().partition(b"zlib.\n")
     assert b"Sphinx inventory" in header
     inventory = {line.split(" ")[0]: line.split(" ")[3] for line in zlib.decompress(body).decode().splitlines()}
@@ -144,7 +145,8 @@ def test_the_inventory_has_each_public_name():
 
 
 @needs_site
-def test_the_api_shows_examples_as_code_and_defaults_as_values():
+@pytest.mark.long
+def test_api_pages_show_code_and_default_values():
     for page in (BUILT / "api").glob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<blockquote>" not in text, page
@@ -152,7 +154,8 @@ def test_the_api_shows_examples_as_code_and_defaults_as_values():
 
 
 @needs_site
-def test_no_page_loads_anything_from_elsewhere():
+@pytest.mark.long
+def test_pages_load_no_remote_files():
     pages = list(BUILT.rglob("*.html"))
     assert len(pages) > 20
     for page in pages:

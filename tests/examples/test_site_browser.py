@@ -1,4 +1,4 @@
-"""Each page of the built site in headless Chromium: see browser.py."""
+"""Opens each page of the built site in headless Chromium, as in browser.py."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from tests.examples import browser
 from tests.examples.test_site import BUILT, needs_site
 
-pytestmark = needs_site
+pytestmark = [pytest.mark.long, needs_site]
 PAGES = browser.pages_of(BUILT) if os.environ.get("KERAS_VIT_SITE") == "1" else []
 
 SEARCH = """
@@ -34,11 +34,11 @@ def driver():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page(page, address, driver):
+def test_page_has_no_complaints(page, address, driver):
     assert not browser.visit(driver, address, page)
 
 
-def test_what_is_wrong_is_noticed(tmp_path, driver):
+def test_visit_reports_every_kind_of_error(tmp_path, driver):
     (tmp_path / "index.html").write_text(
         "<body data-md-color-scheme=default><form data-md-component=palette><label></label></form>"
         "<img src=missing.png><script src=https://example.com/a.js></script><script>nowhere()</script>"
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_noticed(tmp_path, driver):
         assert words in found
 
 
-def test_search_finds_names(address, driver):
+def test_search_finds_function(address, driver):
     driver.get(f"{address}/index.html")
     browser.wait_for(driver, browser.READY)
     driver.execute_script(SEARCH, "attention_rollout")

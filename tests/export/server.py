@@ -26,13 +26,13 @@ class Refused(Exception):
 
 
 class Server:
-    """Runs c_api.py in another process, so that a crash does not end the tests."""
+    """Runs session.py in another process, so that a crash does not end the tests."""
 
     def __init__(self, folder):
         self.signatures = read_signatures(folder)
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
         self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("c_api.py"), str(folder)],
+            [sys.executable, Path(__file__).with_name("session.py"), str(folder)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -86,7 +86,7 @@ def test_signatures_equal_golden_description(folder):
 
 
 @pytest.mark.parametrize("count", BATCHES)
-def test_c_api_returns_outputs_of_model(model, server, count):
+def test_session_returns_outputs_of_model(model, server, count):
     images = batch(count)
     answer = server.ask("serving_default", images=images)
     logits = answers(model, images)
