@@ -8,7 +8,7 @@ IMAGES, LABELS = RNG.normal(size=(8, 6, 6, 3)).astype("float32"), np.arange(8) %
 
 
 def conv_teacher(shape=(6, 6, 3), num_classes=5, activation=None):
-    """With statistics of batches, and dropout, which would both show a call in training mode."""
+    """Builds a model with batch normalization and dropout, which both reveal a call in training mode."""
     layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     head = keras.layers.Dense(num_classes, activation=activation)
     model = keras.Sequential([keras.Input(shape), *layers, keras.layers.GlobalAveragePooling2D(), head])
@@ -24,7 +24,7 @@ def linear_student(shape=(6, 6, 3), num_classes=5, **options):
 
 
 def weights(model):
-    """Copies of all state, seeds too."""
+    """Copies all state, including the seeds."""
     return [np.array(keras.ops.convert_to_numpy(v)) for v in model.variables]
 
 

@@ -8,6 +8,7 @@ from tests import tiny
 from tests.distillation.models import IMAGES, assert_equal, conv_teacher, linear_student, weights
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+RAW = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3)).astype("float32")
 
 
 def numpy(x):
@@ -21,61 +22,57 @@ def vit(**changes):
 @pytest.mark.parametrize("convert", [np.asarray, keras.ops.convert_to_tensor])
 def test_raw_images_undo_preprocess_input(convert):
     model = vit(**IMAGENET)
-    images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3)).astype("float32")
-    back = raw_images(convert(keras_vit.preprocess_input(images, model)), model)
+    back = raw_images(convert(keras_vit.preprocess_input(RAW, model)), model)
     assert isinstance(back, np.ndarray) == (convert is np.asarray)
-    np.testing.assert_allclose(numpy(back), images, atol=1e-4)
-    np.testing.assert_array_equal(numpy(raw_images(convert(images), vit(include_preprocessing=True))), images)
+    np.testing.assert_allclose(numpy(back), RAW, atol=1e-4)
+    np.testing.assert_array_equal(numpy(raw_images(convert(RAW), vit(include_preprocessing=True))), RAW)
     with pytest.raises(ValueError, match="Expected a model with a `normalization` layer"):
-        raw_images(images, linear_student())
+        raw_images(RAW, linear_student())
 
 
 @pytest.mark.parametrize("teacher_takes_raw", [False, True])
 @pytest.mark.parametrize("student_takes_raw", [False, True])
-def test_each_of_our_models_gets_its_own_constants(teacher_takes_raw, student_takes_raw):
+def test_teacher_normalizes_with_its_own_constants(teacher_takes_raw, student_takes_raw):
     teacher = tiny.randomize(vit(include_preprocessing=teacher_takes_raw, **IMAGENET))
     student = vit(include_preprocessing=student_takes_raw)
-    images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3)).astype("float32")
-    expected = teacher(keras_vit.preprocess_input(images, teacher))
-    found = FrozenTeacher(teacher, student).logits(keras_vit.preprocess_input(images, student))
+    expected = teacher(keras_vit.preprocess_input(RAW, teacher))
+    found = FrozenTeacher(teacher, student).logits(keras_vit.preprocess_input(RAW, student))
     np.testing.assert_allclose(numpy(found), numpy(expected), rtol=1e-3, atol=1e-3)
 
 
 def test_gray_images_are_repeated_and_resized():
     teacher = tiny.randomize(vit(**IMAGENET))
     student = vit(image_size=(20, 8), in_channels=1)
-    # Constant images stay so in any size.
+    # Resizing does not change constant images.
     gray = np.ones((2, 20, 8, 1), "float32") * np.array([-1.0, 0.2], "float32")[:, None, None, None]
     raw = np.ones((2, 16, 16, 3), "float32") * np.array([0.0, 153.0], "float32")[:, None, None, None]
-    expected = teacher(keras_vit.preprocess_input(raw, teacher))
-    np.testing.assert_allclose(
-        numpy(FrozenTeacher(teacher, student).logits(gray)), numpy(expected), rtol=1e-3, atol=1e-3
-    )
+    expected = numpy(teacher(keras_vit.preprocess_input(raw, teacher)))
+    np.testing.assert_allclose(numpy(FrozenTeacher(teacher, student).logits(gray)), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_other_teachers_get_the_images_as_they_are_or_as_told():
-    teacher = conv_teacher()
-    student = linear_student()
+def test_other_models_get_images_unchanged_or_preprocessed():
+    teacher, student = conv_teacher(), linear_student()
     expected = numpy(teacher(IMAGES))
     np.testing.assert_allclose(numpy(FrozenTeacher(teacher, student).logits(IMAGES)), expected, rtol=1e-4, atol=1e-5)
-    told = FrozenTeacher(teacher, student, preprocessing=lambda images: 2 * images)
-    np.testing.assert_allclose(numpy(told.logits(IMAGES / 2)), expected, rtol=1e-4, atol=1e-5)
-    # What the function returns is still resized.
+    doubled = FrozenTeacher(teacher, student, preprocessing=lambda images: 2 * images)
+    np.testing.assert_allclose(numpy(doubled.logits(IMAGES / 2)), expected, rtol=1e-4, atol=1e-5)
+    # The result of the function is resized too.
     resized = FrozenTeacher(teacher, student, preprocessing=lambda x: keras.ops.repeat(x, 2, axis=1))
     assert resized.logits(IMAGES).shape == (8, 5)
 
 
 def test_probabilities_become_logits():
     teacher = conv_teacher(activation="softmax")
-    logits = numpy(FrozenTeacher(teacher, linear_student(), from_logits=False).logits(IMAGES))
-    np.testing.assert_allclose(numpy(keras.ops.softmax(logits)), numpy(teacher(IMAGES)), atol=1e-5)
+    frozen = FrozenTeacher(teacher, linear_student(), from_logits=False)
+    np.testing.assert_allclose(numpy(keras.ops.softmax(frozen.logits(IMAGES))), numpy(teacher(IMAGES)), atol=1e-5)
     kernel, bias = teacher.layers[-1].get_weights()
     teacher.layers[-1].set_weights([kernel, bias + np.array([1e3, 0, 0, 0, 0])])
-    assert np.isfinite(numpy(FrozenTeacher(teacher, linear_student(), from_logits=False).logits(IMAGES))).all()
+    frozen.refresh()
+    assert np.isfinite(numpy(frozen.logits(IMAGES))).all()
 
 
 class Careless(keras.Model):
-    """Says nothing of its inputs, knows no `training`, and counts its batches whoever calls."""
+    """A model without `training` and known inputs, which updates its batch statistics in every call."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +83,7 @@ class Careless(keras.Model):
         return self.head(self.norm(images, training=True))
 
 
-def test_nothing_that_a_teacher_does_changes_it():
+def test_logits_never_change_the_teacher():
     teacher = Careless()
     with pytest.raises(ValueError, match="`teacher`. Expected a built keras.Model"):
         FrozenTeacher(teacher, linear_student())
@@ -100,7 +97,7 @@ def test_nothing_that_a_teacher_does_changes_it():
     assert any((a != b).any() for a, b in zip(weights(teacher), before, strict=True))
 
 
-def test_copies_are_renewed_when_told():
+def test_refresh_renews_copied_weights():
     teacher = conv_teacher()
     frozen = FrozenTeacher(teacher, linear_student())
     old = numpy(frozen.logits(IMAGES))
@@ -110,16 +107,13 @@ def test_copies_are_renewed_when_told():
     np.testing.assert_allclose(numpy(frozen.logits(IMAGES)), numpy(teacher(IMAGES)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_probabilities_are_not_taken_for_logits(activation):
-    with pytest.raises(ValueError, match="Expected `teacher_from_logits=False`.*Received"):
-        FrozenTeacher(conv_teacher(activation=activation), linear_student())
-
-
-def test_teachers_that_cannot_take_the_images():
-    with pytest.raises(ValueError, match="Expected `teacher_preprocessing`.*3 channels.*4"):
-        FrozenTeacher(conv_teacher((6, 6, 4)), linear_student())
-    with pytest.raises(ValueError, match="`teacher` to have one output. Received: 2"):
-        FrozenTeacher(vit(distillation_token=True, return_both_heads=True), linear_student())
-    with pytest.raises(ValueError, match="`teacher`. Expected a built keras.Model"):
-        FrozenTeacher("BiT", linear_student())
+def test_unsuitable_teachers():
+    for teacher, message in (
+        (conv_teacher(activation="softmax"), "Expected `teacher_from_logits=False`.*Received"),
+        (conv_teacher(activation="sigmoid"), "Expected `teacher_from_logits=False`.*Received"),
+        (conv_teacher((6, 6, 4)), "Expected `teacher_preprocessing`.*3 channels.*4"),
+        (vit(distillation_token=True, return_both_heads=True), "`teacher` to have one output. Received: 2"),
+        ("BiT", "`teacher`. Expected a built keras.Model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FrozenTeacher(teacher, linear_student())
