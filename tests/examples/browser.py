@@ -6,7 +6,6 @@ import http.server
 import json
 import tempfile
 import threading
-from pathlib import Path
 from urllib.parse import urlsplit
 
 WIDTHS = {"narrow": 390, "wide": 1280}
@@ -15,18 +14,11 @@ HEIGHT = 900
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    # Only this machine has an address.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars"
 )
+# Only this machine has an address.
+HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 # Returns how far a page scrolls to the side, and elements wider than the page that no parent scrolls.
 OVERFLOW = """
 const width = document.documentElement.clientWidth;
@@ -53,13 +45,11 @@ def served(folder):
     """Serves a folder on this machine and yields its address."""
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-            thread.join()
 
 
 @contextlib.contextmanager
@@ -70,7 +60,7 @@ def browser():
     with tempfile.TemporaryDirectory() as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        for flag in (*FLAGS.split(), HOSTS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
@@ -81,11 +71,6 @@ def browser():
             yield driver
         finally:
             driver.quit()
-
-
-def pages_of(folder):
-    """Returns the paths of the pages of a site, relative to its folder."""
-    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.html"))
 
 
 def wait_for(driver, condition):

@@ -85,14 +85,14 @@ def send(driver, *paths):
 
 
 def answers(driver, number):
-    """Waits for as many answers, and returns them."""
+    """Waits for a number of answers, and returns them."""
     notes = "#results .note"
     WebDriverWait(driver, 60).until(lambda _: [n[:7] != "Waiting" for n in texts(driver, notes)] == [True] * number)
     return texts(driver, notes)
 
 
 def asked(url, data):
-    """What the server answers to a file."""
+    """Returns the server's prediction for a file."""
     request = {"signature_name": "serving_attention", "instances": [{"b64": b64encode(data).decode()}]}
     with urllib.request.urlopen(f"{url}:predict", json.dumps(request).encode(), timeout=60) as response:
         return json.load(response)["predictions"][0]
@@ -100,7 +100,7 @@ def asked(url, data):
 
 def test_images_get_classes_and_attention(page, url, photo, tmp_path):
     other = tmp_path / "other.jpg"
-    # Turned by its camera, which the model takes no notice of.
+    # The model ignores the orientation of the camera.
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     other.write_bytes(encoded(4, exif=exif))
@@ -117,7 +117,7 @@ def test_images_get_classes_and_attention(page, url, photo, tmp_path):
         bars = [bar.size["width"] for bar in article.find_elements(By.CSS_SELECTOR, ".bar div")]
         whole = find(article, ".bar").size["width"]
         np.testing.assert_allclose(bars, whole * np.array(row["scores"]), atol=1)
-        # Black, and the more opaque the less attention there is.
+        # The pixels are black, and more opaque where the attention is smaller.
         canvas = find(article, "canvas")
         script = "const [c] = arguments; return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
         pixels = np.reshape(page.execute_script(script, canvas), (4, 4, 4))
@@ -125,7 +125,7 @@ def test_images_get_classes_and_attention(page, url, photo, tmp_path):
         share = (attention - attention.min()) / np.ptp(attention)
         assert not pixels[..., :3].any()
         np.testing.assert_allclose(pixels[..., 3], 255 * (1 - share), atol=1)
-        # Where the crop is on the image.
+        # The canvas covers the crop of the image.
         (top, left), (bottom, right) = row["attention_corners"]
         image, place = find(article, "img").rect, canvas.rect
         assert 0 < left < right < 1 and image["width"] == 320 and image["height"] == pytest.approx(320 * 20 / 30, abs=1)
@@ -146,7 +146,7 @@ def test_dropped_files_are_answered(page):
     }"""
     page.execute_script(script, b64encode(encoded(2, "PNG")).decode())
     assert all(note.startswith("Answered") for note in answers(page, 2)) and texts(page, "h2") == ["a.png", "b.png"]
-    # As long as nothing can be dropped, nothing may look as if it could.
+    # The page is marked as a target only while a file is above it.
     assert find(page, "body").get_attribute("class") == ""
 
 
@@ -177,7 +177,7 @@ def test_huge_files_are_refused_with_reason(page, photo, tmp_path):
     bytes_, pixels, right = answers(page, 3)
     assert bytes_ == f"This file has {size / 1e6:.1f} MB. The server takes at most 0.1 MB."
     assert pixels == "This image has more pixels than the model's export allows." and right.startswith("Answered")
-    # What the page lets through, the server takes.
+    # The server accepts the largest file that the page sends.
     most = int(page.execute_script("return mostBytes"))
     assert MAX_BODY - 300 < most * 4 / 3 < MAX_BODY
     (tmp_path / "most.png").write_bytes(encoded(1, "PNG").ljust(most, b"\0"))
@@ -196,7 +196,7 @@ def test_hostile_names_are_shown_as_text(page, photo, tmp_path):
     labels = page.find_elements(By.CSS_SELECTOR, "article:first-child .label")
     assert sorted(label.get_property("textContent") for label in labels) == sorted(LABELS)
     assert len(page.find_elements(By.CSS_SELECTOR, "img")) == 4 and not texts(page, "main script, #results b")
-    # Nor is anything pushed off the page, or a name read from right to left with what follows it.
+    # Long names do not widen the page.
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -223,7 +223,7 @@ def test_plain_export_shows_outputs_and_lost_server(chromium, photo, tmp_path):
 
 
 class Fake:
-    """Answers as many requests as it is given rows, and then has an error."""
+    """Returns the given rows, one per request, and then raises an error."""
 
     version = "1"
 
@@ -239,7 +239,7 @@ class Fake:
 
 @pytest.fixture
 def fake():
-    """A function that serves some signatures and rows of answers, and returns its address."""
+    """Returns a function that serves signatures and rows, and returns the address."""
     serve = scripts.load("serve/server.py")
     servers = []
 
@@ -272,9 +272,6 @@ def test_exports_of_other_outputs_show_largest_values(chromium, fake, photo):
     assert "largest outputs" in notes[0] and "no output of one vector per image" in notes[1]
     assert texts(page, ".label") == ["head 1", "head 0", "head_dist 0", "head_dist 1"]
     assert texts(page, ".value") == ["2.500", "1.500", "0.2500", "-1.000"]
-
-
-def test_model_without_file_input_disables_files(chromium, fake):
     page = opened(chromium, fake("serving_default", "serving_uint8"))
     assert find(page, "#status").text.startswith("This model takes no image files")
     assert not find(page, "#files").is_enabled()
@@ -285,13 +282,13 @@ def press(driver, key):
 
 
 def test_page_works_with_keyboard_only(chromium, url, photo):
-    # Without the transition of the opacity.
+    # The opacity changes without a transition.
     page = opened(chromium, url, prefers_reduced_motion="reduce")
     press(page, Keys.TAB)
     active = page.switch_to.active_element
     assert active.get_attribute("id") == "files" and active.accessible_name.startswith("Choose images")
     assert active.value_of_css_property("outline-style") == "solid"
-    # The system's own dialog is not the page's.
+    # The file dialog belongs to the system.
     active.send_keys(str(photo))
     answers(page, 1)
     press(page, Keys.TAB)

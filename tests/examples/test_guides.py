@@ -83,10 +83,6 @@ def test_python_of_guide_prints_the_text_below_it(name, folder, capsys):
         assert shown == {path.name for path in folder.glob("*.webp")}
 
 
-def test_figures_of_guides_are_small():
-    assert all(path.stat().st_size < 120_000 for path in (GUIDES.parent / "images").iterdir())
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_of_guide_can_be_parsed(name):
     for words in commands(name):

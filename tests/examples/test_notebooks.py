@@ -77,9 +77,3 @@ def test_run_stores_only_notebooks_without_errors(run, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         run.main(["absent"])
     assert "expected names among good, warns, fails, received absent" in capsys.readouterr().err
-
-
-def test_own_path_pattern_ignores_relative_and_web_paths():
-    assert OWN_PATH.findall("in /home/me/x, '/tmp/y'") == ["/home/me", "/tmp/y"]
-    for text in ("/kaggle/input/flowers17", "https://example.org/work/a", "images/usr/b", "and/or"):
-        assert not OWN_PATH.findall(text)

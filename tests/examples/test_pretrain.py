@@ -1,12 +1,12 @@
-import numpy as np
 import pytest
 
 import keras_vit
+from tests.data.images import write_classes
 from tests.examples import scripts
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
-tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and reads folders")
+pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs and reads folders")
 
 SMALL = ("--epochs", "1", "--hidden-dim", "32", "--num-layers", "1", "--image-size", "16", "--batch-size", "256")
 
@@ -28,12 +28,7 @@ def load_backbone(path, in_channels):
 
 @pytest.mark.parametrize("method", ["masked_patch", "mae"])
 def test_pretrain_on_folder_saves_backbone_and_figure(method, tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(2):
-            image = tf.io.encode_png(rng.integers(0, 256, (20, 20, 3)).astype("uint8"))
-            (tmp_path / "images" / name / f"{i}.png").write_bytes(image.numpy())
+    write_classes(tmp_path / "images", 4)
     options = ("--dataset", str(tmp_path / "images"), "--out", str(tmp_path / "run"), "--batch-size", "4")
     scripts.load("pretrain.py").main([*SMALL, *options, "--method", method])
     assert (tmp_path / "run" / "reconstructions.png").stat().st_size > 0

@@ -140,31 +140,18 @@ def test_instances_and_inputs_return_outputs_of_model(model, url):
 
 def test_bad_request_gets_error_and_next_request_succeeds(url):
     image = np.zeros((16, 16, 3)).tolist()
-    for body in (
-        b"",
-        b"no json",
-        b"[" * 100_000,
-        b"\xff\xfe",
-        b'{"instances": ' + b"[" * 900 + b"0" + b"]" * 900 + b"}",
-        b'{"signature_name": "serving_bytes", "instances": ' + b"[" * 900 + b'"a"' + b"]" * 900 + b"}",
-        [],
-        {},
-        {"instances": []},
-        {"instances": image},
-        {"instances": [image, image[:5]]},
-        {"instances": [[image]]},
-        {"instances": ["text"]},
-        {"instances": [{"other": image}]},
-        {"instances": [image], "inputs": image},
-        {"instances": [image], "signature_name": "none"},
-        {"instances": [image], "signature_name": ["serving_default"]},
-        {"instances": [np.full((16, 16, 3), np.nan).tolist()]},
-        {"instances": [np.full((16, 16, 3), 1e39).tolist()]},
-        {"instances": [np.full((16, 16, 3), 256).tolist()], "signature_name": "serving_uint8"},
-        {"instances": [np.full((16, 16, 3), 0.5).tolist()], "signature_name": "serving_uint8"},
-        {"instances": [image], "signature_name": "serving_bytes"},
-        {"instances": [{"b64": "?"}], "signature_name": "serving_bytes"},
-    ):
+    nested = b"[" * 900
+    ends = b"]" * 900 + b"}"
+    bytes_, uint8 = ({"signature_name": f"serving_{name}"} for name in ("bytes", "uint8"))
+    bodies = [b"", b"no json", b"[" * 100_000, b"\xff\xfe", b'{"instances": ' + nested + b"0" + ends]
+    bodies += [b'{"signature_name": "serving_bytes", "instances": ' + nested + b'"a"' + ends, [], {}]
+    rows = ([], image, [image, image[:5]], [[image]], ["text"], [{"other": image}])
+    bodies += [{"instances": instances} for instances in rows]
+    bodies += [{"instances": [image], "signature_name": name} for name in ("none", ["serving_default"])]
+    bodies += [{"instances": [np.full((16, 16, 3), value).tolist()]} for value in (np.nan, 1e39)]
+    bodies += [{"instances": [np.full((16, 16, 3), value).tolist()], **uint8} for value in (256, 0.5)]
+    bodies += [{"instances": instances, **bytes_} for instances in ([image], [{"b64": "?"}])]
+    for body in (*bodies, {"instances": [image], "inputs": image}):
         status, answer = post(url, body)
         assert status == 400 and answer["error"], body
         assert post(url, {"instances": [image]})[0] == 200
@@ -206,13 +193,13 @@ def test_page_holds_escaped_name_of_model():
     assert application.respond(environ)[0] == 200
 
 
-def test_server_error_is_a_response(capsys):
+def test_server_error_is_a_response_and_garbage_is_collected(capsys):
     serve = scripts.load("serve/server.py")
+    collected = []
 
     class Broken:
-        version = "1"
-
         def parse(self, body, max_rows):
+            collected.append(gc.isenabled())
             raise ZeroDivisionError("no such luck")
 
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/v1/models/vit:predict", "wsgi.input": io.BytesIO(b"{}")}
@@ -221,6 +208,8 @@ def test_server_error_is_a_response(capsys):
     assert statuses == ["500 Internal Server Error"]
     assert json.loads(b"".join(body)) == {"error": "The server failed: ZeroDivisionError: no such luck"}
     assert "Traceback" in capsys.readouterr().err
+    # Parsing suspends the garbage collection.
+    assert collected == [False] and gc.isenabled()
 
 
 def connected(url):
@@ -274,26 +263,3 @@ def test_slow_connections_block_no_request_and_take_no_thread(server):
         if before:
             # TensorFlow may start a few threads.
             assert len(list(threads.iterdir())) < before + 50
-
-
-def test_server_help_names_every_limit(capsys):
-    serve = scripts.load("serve/server.py")
-    with pytest.raises(SystemExit):
-        serve.main(["--help"])
-    text = capsys.readouterr().out
-    assert set(serve.LIMITS) == {"max_body", "max_rows", "max_connections", "threads", "timeout"}
-    assert all(f"--{name.replace('_', '-')}" in text and str(value) in text for name, value in serve.LIMITS.items())
-
-
-def test_garbage_is_collected_again_after_a_request_is_parsed():
-    serve = scripts.load("serve/server.py")
-    seen = []
-
-    class Refusing:
-        def parse(self, body, max_rows):
-            seen.append(gc.isenabled())
-            raise serve.BadRequestError("no")
-
-    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/v1/models/vit:predict", "wsgi.input": io.BytesIO(b"{}")}
-    serve.Application(Refusing(), "vit")(environ, lambda status, headers: None)
-    assert seen == [False] and gc.isenabled()

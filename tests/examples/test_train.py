@@ -12,11 +12,8 @@ pytest.importorskip("matplotlib", reason="the examples draw figures")
 def test_train_saves_model_and_figures(tmp_path):
     output = scripts.run("train.py", "--epochs", 2, "--out", tmp_path / "run", "--seed", 3)
     assert "accuracy:" in output and "━" in output, "no progress bar"
-    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
-        "history.png",
-        "model.keras",
-        "predictions.png",
-    ]
+    files = ["history.png", "model.keras", "predictions.png"]
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == files
     train = scripts.load("train.py")
     images, labels = train.load_images(seed=3)["test"]
     images = train.enlarge(images, labels)[0].numpy()

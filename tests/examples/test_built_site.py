@@ -1,0 +1,102 @@
+"""The built site, read as files and opened in headless Chromium. These tests need KERAS_VIT_SITE=1, after
+`mkdocs build --strict -f examples/site/mkdocs.yml`.
+"""
+
+import os
+import re
+import zlib
+from types import ModuleType
+
+import pytest
+
+import keras_vit
+from tests.examples import browser, scripts
+
+ASKED = os.environ.get("KERAS_VIT_SITE") == "1"
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not ASKED, reason="set KERAS_VIT_SITE=1 after mkdocs build")]
+BUILT = scripts.EXAMPLES.parent / "build" / "site"
+PAGES = sorted(path.relative_to(BUILT).as_posix() for path in BUILT.rglob("*.html")) if ASKED else []
+MODULES = {"keras_vit": keras_vit} | {
+    f"keras_vit.{name}": getattr(keras_vit, name)
+    for name in keras_vit.__all__
+    if isinstance(getattr(keras_vit, name), ModuleType)
+}
+SEARCH = """
+const query = document.querySelector("[data-md-component=search-query]");
+query.focus();
+query.value = arguments[0];
+query.dispatchEvent(new Event("input", {bubbles: true}));
+query.dispatchEvent(new Event("keyup", {bubbles: true}));
+"""
+FOUND = "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
+
+
+@pytest.fixture(scope="module")
+def address():
+    assert (BUILT / "index.html").is_file(), "mkdocs build --strict -f examples/site/mkdocs.yml"
+    with browser.served(BUILT) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser.browser() as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_no_complaints(page, address, driver):
+    assert not browser.visit(driver, address, page)
+
+
+def test_visit_reports_every_kind_of_error(tmp_path, driver):
+    (tmp_path / "index.html").write_text(
+        "<body data-md-color-scheme=default><form data-md-component=palette><label></label></form>"
+        "<img src=missing.png><script src=https://example.com/a.js></script><script>nowhere()</script>"
+        '<div class=md-content><p style="width: 2000px">wide</p></div>'
+    )
+    with browser.served(tmp_path) as address:
+        found = "\n".join(browser.visit(driver, address, "index.html"))
+    for words in ("status 404", "request to example.com", "nowhere is not defined", "wider", "does not change"):
+        assert words in found
+
+
+def test_search_finds_function(address, driver):
+    driver.get(f"{address}/index.html")
+    browser.wait_for(driver, browser.READY)
+    driver.execute_script(SEARCH, "attention_rollout")
+    links = browser.wait_for(driver, FOUND)
+    assert "api/inspection.html" in links
+    assert not browser.complaints(driver, address)
+
+
+def test_inventory_has_each_public_name():
+    header, _, body = (BUILT / "objects.inv").read_bytes().partition(b"zlib.\n")
+    assert b"Sphinx inventory" in header
+    inventory = {line.split(" ")[0]: line.split(" ")[3] for line in zlib.decompress(body).decode().splitlines()}
+    for path, module in MODULES.items():
+        missing = {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)}
+        missing = {f"{path}.{name}" for name in missing} - set(inventory)
+        assert not missing
+        assert (BUILT / "api" / f"{path.split('.')[-1]}.html").is_file()
+    uri = inventory["keras_vit.ViTB16"].replace("$", "keras_vit.ViTB16")
+    page, _, anchor = uri.partition("#")
+    assert f'id="{anchor}"' in (BUILT / page).read_text(encoding="utf-8")
+
+
+def test_api_pages_show_code_and_default_values():
+    for page in (BUILT / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<blockquote>" not in text, page
+        assert "checked(" not in re.sub(r"<[^>]*>", "", text), page
+
+
+def test_pages_load_no_remote_files():
+    pages = list(BUILT.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        tags = re.findall(r"<(?:script|link|img|iframe|source|video)\b[^>]*>", text)
+        assert not [tag for tag in tags if re.search(r"(?:src|href|srcset)=[\"']?(?:https?:)?//", tag)], page
+    for sheet in BUILT.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
