@@ -170,7 +170,7 @@ def test_files_other_than_images_are_named(page, photo, tmp_path):
 def test_huge_files_are_refused_with_reason(page, photo, tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), "uint8"))
     noise.save(tmp_path / "many_bytes.png")
-    # 36 million pixels of one colour.
+    # 36 million pixels of one color.
     Image.new("L", (6000, 6000)).save(tmp_path / "many_pixels.png")
     send(page, tmp_path / "many_bytes.png", tmp_path / "many_pixels.png", photo)
     size = (tmp_path / "many_bytes.png").stat().st_size
@@ -218,7 +218,6 @@ def test_plain_export_shows_outputs_and_lost_server(chromium, photo, tmp_path):
         send(page, photo, photo)
         assert answers(page, 3)[:2] == ["The server does not answer. Is it running?"] * 2
         assert find(page, "#status").text == "3 of 3: photo.png: The server does not answer. Is it running?"
-    # The browser notes the refused connection.
     assert all("ERR_CONNECTION_REFUSED" in entry["message"] for entry in chromium.get_log("browser"))
 
 
@@ -282,13 +281,11 @@ def press(driver, key):
 
 
 def test_page_works_with_keyboard_only(chromium, url, photo):
-    # The opacity changes without a transition.
     page = opened(chromium, url, prefers_reduced_motion="reduce")
     press(page, Keys.TAB)
     active = page.switch_to.active_element
     assert active.get_attribute("id") == "files" and active.accessible_name.startswith("Choose images")
     assert active.value_of_css_property("outline-style") == "solid"
-    # The file dialog belongs to the system.
     active.send_keys(str(photo))
     answers(page, 1)
     press(page, Keys.TAB)
@@ -302,10 +299,10 @@ def test_page_works_with_keyboard_only(chromium, url, photo):
     assert find(page, "#status").aria_role == "status" and find(page, "img").accessible_name == "photo.png"
 
 
-def luminance(colour):
+def luminance(color):
     red, green, blue = (
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
-        for value in (int(part) / 255 for part in colour.strip("rgba()").split(",")[:3])
+        for value in (int(part) / 255 for part in color.strip("rgba()").split(",")[:3])
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

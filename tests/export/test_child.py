@@ -5,6 +5,7 @@ import sys
 import keras
 import pytest
 
+from keras_vit import export
 from keras_vit.export.child import custom_objects, run_in_child
 from tests.export.jobs import shapes
 from tests.tiny import build
@@ -13,6 +14,7 @@ from tests.tiny import build
 SCRIPT = """
 import sys
 import keras
+from keras_vit import export
 from keras_vit.export.child import run_in_child
 from tests.export.jobs import shapes
 from tests.tiny import build
@@ -114,3 +116,14 @@ def test_layers_of_keras_and_keras_vit_need_no_module():
 def test_backend_that_is_not_installed_is_named():
     with pytest.raises(ImportError, match="nothing is not installed: pip install nothing"):
         run_in_child(shapes, None, backend="nothing")
+
+
+@pytest.mark.long
+@pytest.mark.backends("tensorflow", "jax")
+def test_onnx_export_in_child_matches_model(tmp_path):
+    assert export.onnx(build(), tmp_path / "vit.onnx").difference < 1e-5
+
+
+def test_torch_module_on_other_backends_raises():
+    with pytest.raises(ValueError, match="Expected a model built on PyTorch.*torch_export"):
+        export.torch_module(build())

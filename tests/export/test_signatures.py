@@ -14,6 +14,7 @@ from keras_vit.image_files import read_image
 from keras_vit.inspection import attention_rollout
 from tests.export.bodies import encoded, strings
 from tests.export.server import Refused, Server, warm_up_requests
+from tests.models.test_coatnet import build as coatnet
 from tests.tiny import build
 
 pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
@@ -45,76 +46,54 @@ def nested():
     return keras.Sequential([keras.Input((20, 20, 3)), *scale_kept, inner, keras.layers.Dense(3), Scaled()])
 
 
-IMAGES = "images float32 (None, 16, 16, 3)"
-TOP_1 = "classes int32 (None, 1), labels string (None, 1), outputs float32 (None, 5), "
-TOP_1 += "probabilities float32 (None, 5), scores float32 (None, 1)"
-# Each kind has a builder, the options of its export, and the signature serving_default.
+def kind(builder, outputs, size="16, 16, 3", **options):
+    """Returns the builder of a model, the options of its export, and the signature serving_default."""
+    return builder, options, f"images float32 (None, {size}) -> {outputs}"
+
+
+def top(count, classes):
+    """Returns the outputs of a model with `postprocess`."""
+    best = f"classes int32 (None, {count}), labels string (None, {count})"
+    every = f"outputs float32 (None, {classes}), probabilities float32 (None, {classes})"
+    return f"{best}, {every}, scores float32 (None, {count})"
+
+
+LOGITS = "outputs float32 (None, 5)"
+ANY_SIZE = {"image_size": (12, 20), "max_input_pixels": 32 * 32, "attention": True}
+MULTI_LABEL = {"postprocess": "multi_label", "top": 1}
 KINDS = {
-    "any_size": (
-        lambda: build(image_size=(None, None), grid_size=(4, 4), pooling="gap"),
-        {"image_size": (12, 20), "max_input_pixels": 32 * 32, "attention": True},
-        "images float32 (None, None, None, 3) -> outputs float32 (None, 5)",
+    "any_size": kind(
+        lambda: build(image_size=(None, None), grid_size=(4, 4), pooling="gap"), LOGITS, "None, None, 3", **ANY_SIZE
     ),
-    "own_head": (
-        own_head,
-        {"attention": True},
-        f"{IMAGES} -> cosine float32 (None, 12), features float32 (None, 12)",
+    "own_head": kind(own_head, "cosine float32 (None, 12), features float32 (None, 12)", attention=True),
+    "remainder": kind(
+        lambda: build(image_size=(18, 15), crop_fraction=0.8, num_registers=2), LOGITS, "18, 15, 3", attention=True
     ),
-    "remainder": (
-        lambda: build(image_size=(18, 15), crop_fraction=0.8, num_registers=2),
-        {"attention": True},
-        "images float32 (None, 18, 15, 3) -> outputs float32 (None, 5)",
-    ),
-    "nested": (
-        nested,
-        {"postprocess": "classify", "top": 9},
-        "images float32 (None, 20, 20, 3) -> classes int32 (None, 3), labels string (None, 3), "
-        "outputs float32 (None, 3), probabilities float32 (None, 3), scores float32 (None, 3)",
-    ),
-    "headless": (
-        lambda: build(num_classes=0, pooling=None),
-        {},
-        f"{IMAGES} -> outputs float32 (None, 17, 12)",
-    ),
-    "distilled": (
-        lambda: build(distillation_token=True, return_both_heads=True),
-        {},
-        f"{IMAGES} -> head float32 (None, 5), head_dist float32 (None, 5)",
-    ),
-    "features": (
+    "nested": kind(nested, top(3, 3), "20, 20, 3", postprocess="classify", top=9),
+    "headless": kind(lambda: build(num_classes=0, pooling=None), "outputs float32 (None, 17, 12)"),
+    "features": kind(
         lambda: keras_vit.features(build(), blocks=(0, 1), format="map"),
-        {},
-        f"{IMAGES} -> patch_map_0 float32 (None, 4, 4, 12), patch_map_1 float32 (None, 4, 4, 12)",
+        "patch_map_0 float32 (None, 4, 4, 12), patch_map_1 float32 (None, 4, 4, 12)",
     ),
-    "gray_multi_label": (
+    "gray_multi_label": kind(
         lambda: build(in_channels=1, include_preprocessing=True, class_names=NAMES),
-        {"postprocess": "multi_label", "top": 1},
-        f"images float32 (None, 16, 16, 1) -> {TOP_1}",
+        top(1, 5),
+        "16, 16, 1",
+        **MULTI_LABEL,
     ),
-    "five_channels_bfloat16": (
-        lambda: build(in_channels=5, dtype="mixed_bfloat16"),
-        {},
-        "images float32 (None, 16, 16, 5) -> outputs float32 (None, 5)",
-    ),
-    "hybrid": (
-        lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32),
-        {},
-        "images float32 (None, 32, 32, 3) -> outputs float32 (None, 5)",
-    ),
-    "token_merging": (
-        lambda: build(token_merging=3, pooling="gap", num_registers=1),
-        {},
-        f"{IMAGES} -> outputs float32 (None, 5)",
-    ),
+    "five_channels_bfloat16": kind(lambda: build(in_channels=5, dtype="mixed_bfloat16"), LOGITS, "16, 16, 5"),
+    "hybrid": kind(lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32), LOGITS, "32, 32, 3"),
+    "token_merging": kind(lambda: build(token_merging=3, pooling="gap", num_registers=1), LOGITS),
 }
 # JAX and PyTorch export in a child process, which takes seconds. These kinds add no branch of the export.
-MARKS = {"own_head": pytest.mark.every_backend} | dict.fromkeys(
-    ("headless", "distilled", "hybrid", "token_merging"), pytest.mark.long
-)
+MARKS = {
+    "own_head": pytest.mark.every_backend,
+    **dict.fromkeys(("headless", "hybrid", "token_merging"), pytest.mark.long),
+}
 
 
 def kinds(names):
-    return pytest.mark.parametrize("kind", [pytest.param(name, marks=MARKS.get(name, ())) for name in names])
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in names])
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +101,10 @@ def exported(tmp_path_factory):
     """Returns a function from a kind to its model and the folder of its SavedModel."""
 
     @functools.cache
-    def of(kind):
+    def of(name):
         keras.utils.set_random_seed(0)
-        make, options, _ = KINDS[kind]
-        model, path = make(), tmp_path_factory.mktemp(kind) / "1"
+        make, options, _ = KINDS[name]
+        model, path = make(), tmp_path_factory.mktemp(name) / "1"
         export.saved_model(model, path, **options)
         return model, path
 
@@ -133,31 +112,31 @@ def exported(tmp_path_factory):
 
 
 @kinds(KINDS)
-def test_exported_kind_has_signatures_and_outputs(exported, kind):
+def test_exported_kind_has_signatures_and_outputs(exported, name):
     import tensorflow as tf
 
-    model, path = exported(kind)
+    model, path = exported(name)
     described = dict(line.split(": ", 1) for line in export.describe(path).splitlines())
-    assert described["serving_default"] == KINDS[kind][2]
+    assert described["serving_default"] == KINDS[name][2]
     assert ("serving_bytes" in described) == (model.input_shape[-1] != 5)
     size = [side or 24 for side in model.input_shape[1:]]
     images = np.random.default_rng(3).uniform(-1, 1, (3, *size)).astype("float32")
     answer = tf.saved_model.load(path).signatures["serving_default"](images=tf.constant(images))
     outputs = model(images, training=False)
     if isinstance(outputs, dict):
-        pairs = [(answer[name], outputs[name]) for name in outputs]
+        pairs = [(answer[key], outputs[key]) for key in outputs]
     else:
         outputs = keras.tree.flatten(outputs)
-        names = ["outputs"] if len(outputs) == 1 else KINDS[kind][2].split("-> ")[1].split(", ")
-        pairs = zip([answer[name.split()[0]] for name in names if name[0].isalpha()], outputs, strict=True)
-    tolerance = 0.05 if kind == "five_channels_bfloat16" else 1e-5
+        keys = ["outputs"] if len(outputs) == 1 else ["patch_map_0", "patch_map_1"]
+        pairs = zip([answer[key] for key in keys], outputs, strict=True)
+    tolerance = 0.05 if name == "five_channels_bfloat16" else 1e-5
     for received, output in pairs:
         np.testing.assert_allclose(received, ops.convert_to_numpy(ops.cast(output, "float32")), atol=tolerance, rtol=0)
     if "labels" in answer:
         best = np.argsort(-answer["outputs"].numpy())[:, : answer["labels"].shape[1]]
-        names = NAMES if kind == "gray_multi_label" else ["0", "1", "2"]
+        names = NAMES if name == "gray_multi_label" else ["0", "1", "2"]
         assert answer["labels"].numpy().astype(str).tolist() == np.array(names)[best].tolist()
-    if kind == "gray_multi_label":
+    if name == "gray_multi_label":
         np.testing.assert_allclose(answer["probabilities"], 1 / (1 + np.exp(-answer["outputs"])), atol=1e-6)
 
 
@@ -178,16 +157,11 @@ def test_any_size_model_accepts_sizes_within_limits(exported):
     server.close()
 
 
-def rescaled():
-    """A model that scales raw images to [-1, 1] before its ViT."""
-    scaling = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1 / 127.5, offset=-1)])
-    return keras.Sequential([keras.Input((16, 16, 3)), scaling, build()])
-
-
 def test_rescaling_before_model_needs_normalization(tmp_path):
     import tensorflow as tf
 
-    model = rescaled()
+    scaling = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1 / 127.5, offset=-1)])
+    model = keras.Sequential([keras.Input((16, 16, 3)), scaling, build()])
     with pytest.raises(ValueError, match="Received: model.*with rescaling.* before it.*normalization="):
         export.saved_model(model, tmp_path / "1")
     export.saved_model(model, tmp_path / "1", normalization=keras_vit.layers.ImageNormalization(apply=True))
@@ -223,17 +197,17 @@ ATTENTIVE = {
 
 
 @kinds(ATTENTIVE)
-def test_exported_attention_equals_attention_rollout(exported, kind):
+def test_exported_attention_equals_attention_rollout(exported, name):
     import tensorflow as tf
 
-    size, covered = ATTENTIVE[kind]
-    model, path = exported(kind)
+    size, covered = ATTENTIVE[name]
+    model, path = exported(name)
     files = [encoded(1, "PNG"), encoded(2)[:200], encoded(3, "PNG")]
     signatures = tf.saved_model.load(path).signatures
     answer, plain = (signatures[f"serving_{name}"](image_bytes=tf.constant(files)) for name in ("attention", "bytes"))
     assert set(answer) == {*plain, "attention", "attention_corners"}
-    for name in set(plain) - {"status"}:
-        np.testing.assert_allclose(answer[name], plain[name], atol=1e-5, rtol=0, err_msg=name)
+    for key in set(plain) - {"status"}:
+        np.testing.assert_allclose(answer[key], plain[key], atol=1e-5, rtol=0, err_msg=key)
     assert answer["status"].numpy().tolist() == plain["status"].numpy().tolist() == [b"ok", b"damaged", b"ok"]
     assert not answer["attention"][1].numpy().any() and not answer["attention_corners"][1].numpy().any()
     transform = EvaluationTransform(size, keras_vit.config_of(model).preprocessing)
@@ -255,14 +229,12 @@ def named_attention():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: keras_vit.BiTR50x1(image_size=32), "holds a ViT.*'bit"),
-        (lambda: keras_vit.EfficientNetB0(image_size=32), "holds a ViT.*'efficientnet"),
-        (lambda: keras_vit.CoAtNet0(image_size=32), "holds a ViT.*'coatnet"),
+        (coatnet, "holds a ViT.*'coatnet"),
         (lambda: build(token_merging=3), "without token merging"),
         (lambda: build(in_channels=5), "1 or 3 channels.*5 channels"),
         (named_attention, "no output named 'status' or 'attention'"),
     ],
-    ids=["bit", "efficientnet", "coatnet", "token_merging", "five_channels", "named_attention"],
+    ids=["coatnet", "token_merging", "five_channels", "named_attention"],
 )
 def test_attention_of_unsupported_model_raises(make, message, tmp_path):
     with pytest.raises(ValueError, match=message) as refusal:

@@ -11,6 +11,8 @@ from keras_vit.export.parity import outputs_of
 from keras_vit.layers import fused_attention
 from tests import tiny
 
+if keras.backend.backend() == "jax":
+    pytest.skip("no test runs on JAX, and OpenVINO takes seconds to import", allow_module_level=True)
 pytest.importorskip("tensorflow")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 openvino = pytest.importorskip("openvino")
