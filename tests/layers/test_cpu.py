@@ -14,6 +14,7 @@ on_jax = pytest.mark.backends("jax")
 on_tensorflow = pytest.mark.backends("tensorflow")
 
 
+@on_jax
 @pytest.mark.parametrize("first", [0.0, -0.0, 1.5, np.inf, np.nan])
 def test_materialize_changes_nothing(first):
     x = RANDOM.normal(size=(2, 3, 4)).astype("float32")
@@ -23,18 +24,20 @@ def test_materialize_changes_nothing(first):
     np.testing.assert_array_equal(outputs.view("int32"), x.view("int32"))
 
 
+@on_jax
 def test_materialize_passes_the_gradient_on():
     x, weights = ops.array(RANDOM.normal(size=(2, 2, 3, 4)).astype("float32"))
     for point in (x, ops.zeros_like(x)):
         np.testing.assert_array_equal(gradients(lambda x: ops.sum(materialize(x) * weights), point)[0], weights)
 
 
+@on_jax
 def test_materialize_takes_no_images():
     assert materialize(ops.zeros((0, 3, 4))).shape == (0, 3, 4)
 
 
 @on_jax
-def test_xla_sums_in_one_place(monkeypatch):
+def test_materialize_compiles_to_a_conditional(monkeypatch):
     import jax
 
     monkeypatch.setattr(cpu, "has_gpu", lambda: False)
@@ -55,9 +58,17 @@ def test_materialize_in_other_transformations():
     np.testing.assert_array_equal(jax.jvp(materialize, (x,), (2 * x,))[1], 2 * x)
 
 
-@pytest.mark.parametrize("activation", [keras.activations.gelu, gelu_tanh, keras.activations.relu])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("width", [3, COMPILED_WIDTH])
+@pytest.mark.backends("tensorflow", "jax")
+@pytest.mark.parametrize(
+    "activation, dtype, width",
+    [
+        (keras.activations.gelu, "float32", 3),
+        (keras.activations.gelu, "float32", COMPILED_WIDTH),
+        (keras.activations.gelu, "bfloat16", COMPILED_WIDTH),
+        (gelu_tanh, "float32", COMPILED_WIDTH),
+        (keras.activations.relu, "bfloat16", COMPILED_WIDTH),
+    ],
+)
 def test_activate_is_the_activation_and_its_gradient(activation, dtype, width):
     x, weights = (ops.cast(RANDOM.uniform(-6, 6, (2, width)), dtype) for _ in range(2))
     tolerance, of_gradient = (2e-6, 4e-5) if dtype == "float32" else (0.04, 0.24)
@@ -77,7 +88,7 @@ def test_activate_is_the_activation_and_its_gradient(activation, dtype, width):
 
 
 @on_tensorflow
-def test_a_tensorflow_without_xla_or_without_tricks_compiles_nothing(monkeypatch):
+def test_without_xla_or_tricks_nothing_is_compiled(monkeypatch):
     import tensorflow as tf
 
     def no_xla(*args, **kwargs):
@@ -96,7 +107,7 @@ def test_a_tensorflow_without_xla_or_without_tricks_compiles_nothing(monkeypatch
 
 
 @on_tensorflow
-def test_activate_of_a_number_of_rows_that_is_not_known():
+def test_activate_unknown_number_of_rows():
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec((None, COMPILED_WIDTH))])
@@ -148,7 +159,7 @@ def test_dense_in_bfloat16_is_rounded_once(monkeypatch):
 
 
 @on_jax
-def test_without_tricks_the_program_is_the_plain_one(monkeypatch):
+def test_without_tricks_the_program_is_plain(monkeypatch):
     import jax
 
     monkeypatch.setattr(cpu, "ENABLED", False)
@@ -158,7 +169,7 @@ def test_without_tricks_the_program_is_the_plain_one(monkeypatch):
 
 
 @pytest.mark.backends("tensorflow", "jax")
-def test_a_gpu_is_a_device_that_is_no_cpu(monkeypatch):
+def test_has_gpu_is_true_for_other_devices_than_cpus(monkeypatch):
     for device, expected in {"cpu:0": False, "gpu:0": True}.items():
         monkeypatch.setattr(keras.distribution, "list_devices", lambda device=device: [device])
         assert cpu.has_gpu.__wrapped__() is expected

@@ -5,15 +5,13 @@ from keras import ops
 
 from keras_vit.activations import gelu_tanh
 from keras_vit.layers import Dense, cpu
+from tests.contract import check_layer
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tricks"])
 def tricks(request, monkeypatch):
     monkeypatch.setattr(cpu, "ENABLED", request.param)
     return request.param
-
-
-on_torch = pytest.mark.backends("torch")
 
 
 def tensors(*shapes):
@@ -23,9 +21,8 @@ def tensors(*shapes):
     return [torch.tensor(rng.normal(size=shape).astype("float32")) for shape in shapes]
 
 
-@on_torch
 @pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
-def test_layouts_that_are_not_a_matrixs_give_the_same_without_a_gradient(activation):
+def test_strided_inputs_without_gradient_equal_float64(activation):
     import torch
 
     x, kernel, bias = tensors((2, 5, 8), (8, 6), (12,))
@@ -39,9 +36,8 @@ def test_layouts_that_are_not_a_matrixs_give_the_same_without_a_gradient(activat
                 np.testing.assert_allclose(outputs, exact, rtol=1e-6, atol=2e-6)
 
 
-@on_torch
 @pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
-def test_pytorchs_product_with_a_gelu_in_place(activation, tricks, monkeypatch):
+def test_gelu_is_in_place_only_without_gradient(activation, tricks, monkeypatch):
     import torch
 
     products, linear = [], torch.nn.functional.linear
@@ -60,9 +56,8 @@ def test_pytorchs_product_with_a_gelu_in_place(activation, tricks, monkeypatch):
     assert activation is None or cpu.dense(x, kernel, bias, activation).data_ptr() != products[1].data_ptr()
 
 
-@on_torch
 @pytest.mark.parametrize("activation", [gelu_tanh, keras.activations.gelu])
-def test_a_gelu_in_place_is_seen_by_no_program(activation):
+def test_traced_programs_contain_no_gelu_in_place(activation):
     import torch
     from torch import func
     from torch.autograd import forward_ad
@@ -87,9 +82,8 @@ def test_a_gelu_in_place_is_seen_by_no_program(activation):
         torch.testing.assert_close(tangents[:2], tangents[2:])
 
 
-@on_torch
 @pytest.mark.parametrize("kind", ["TorchDispatchMode", "TorchFunctionMode"])
-def test_a_mode_that_keeps_products_finds_them_as_they_were(kind):
+def test_dispatch_mode_keeps_unchanged_products(kind):
     import torch
     from torch import overrides
     from torch.utils import _python_dispatch
@@ -111,8 +105,7 @@ def test_a_mode_that_keeps_products_finds_them_as_they_were(kind):
     assert any(torch.equal(tensor, product) for tensor in kept if isinstance(tensor, torch.Tensor))
 
 
-@on_torch
-def test_programs_of_pytorch_take_a_product():
+def test_compiled_traced_and_exported_dense_agree():
     import torch
     from torch.autograd import forward_ad
     from torch.utils.flop_counter import FlopCounterMode
@@ -145,8 +138,7 @@ def test_programs_of_pytorch_take_a_product():
             assert product(x).dtype == torch.bfloat16
 
 
-@on_torch
-def test_an_input_on_another_device_than_the_weights_comes_to_theirs():
+def test_input_on_another_device_moves_to_the_weights():
     import torch
 
     x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
@@ -164,91 +156,14 @@ def module_of(function):
     return Module()
 
 
-@on_torch
-def test_every_derivative_is_the_products(tricks):
-    import torch
-    from torch import func
-    from torch.autograd.functional import hessian, jacobian
-
-    arguments = tuple(tensors((2, 5, 4), (4, 3), (3,)))
-
-    def loss(product, *arguments):
-        return (torch.tanh(product(*arguments)) ** 2).sum()
-
-    def linear(x, kernel, bias):
-        return torch.nn.functional.linear(x, kernel.T, bias)
-
-    for derivative in (jacobian, hessian):
-        actual, expected = (
-            derivative(lambda *arguments, p=product: loss(p, *arguments), arguments) for product in (cpu.dense, linear)
-        )
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    for transform in (func.jacfwd, func.jacrev, func.hessian, func.grad):
-        for argument in range(3):
-            actual, expected = (
-                transform(lambda *args, p=product: loss(p, *args), argnums=argument)(*arguments)
-                for product in (cpu.dense, linear)
-            )
-            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    # Of each row by itself, of which the rest are not the rows of one matrix.
-    x, *weights = arguments
-    strided = torch.stack([x, 2 * x], dim=3)
-    actual, expected = (
-        func.vmap(func.grad(lambda x, p=product: loss(p, x, *weights)), in_dims=3)(strided)
-        for product in (cpu.dense, linear)
-    )
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.every_backend
+def test_contract():
+    check_layer(Dense, {"units": 6, "activation": "tanh"}, (2, 5, 8), output_shape=(2, 5, 6), num_weights=2)
 
 
-@on_torch
-@pytest.mark.parametrize("frozen", ["x", "kernel"])
-def test_what_no_gradient_needs_is_not_kept(tricks, frozen):
-    import torch
-
-    x, kernel = torch.ones(5, 4, requires_grad=frozen != "x"), torch.ones(4, 3, requires_grad=frozen != "kernel")
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        y = cpu.dense(x, kernel, torch.ones(3))
-    y.sum().backward()
-    assert sorted(map(tuple, kept)) in ([(4, 3)] if frozen == "kernel" else [(5, 4)], [(3, 4)])
-
-
-@on_torch
-def test_gradients_under_autocast_and_in_bfloat16(tricks):
-    import torch
-
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=size).astype("float32") for size in ((70, 8), (8, 6), (6,))]
-    expected = [
-        np.ones((70, 6)) @ arrays[1].T,
-        arrays[0].T @ np.ones((70, 6)),
-        np.full(6, 70),
-    ]
-    for dtype, autocast in ((torch.float32, True), (torch.bfloat16, False)):
-        parts = [torch.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            y = cpu.dense(*parts)
-        y.sum().backward()
-        for tensor, value in zip(parts, expected, strict=True):
-            assert tensor.grad.dtype == dtype
-            np.testing.assert_allclose(tensor.grad.float().numpy(), value, rtol=0.02, atol=0.3)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_it_reloads_and_keeps_its_dtype(tricks, dtype, tmp_path):
-    layer = Dense(6, activation="tanh", dtype=dtype)
-    model = keras.Sequential([keras.Input((5, 8)), layer])
-    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
-    expected = layer(x)
-    assert keras.backend.standardize_dtype(expected.dtype) == layer.compute_dtype
-    model.save(tmp_path / "model.keras")
-    reloaded = keras.saving.load_model(tmp_path / "model.keras").layers[-1]
-    assert type(reloaded) is Dense
-    np.testing.assert_array_equal(*(ops.convert_to_numpy(ops.cast(y, "float32")) for y in (reloaded(x), expected)))
-
-
-@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
-def test_it_is_what_keras_computes(tricks, shape):
+@pytest.mark.every_backend
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
+def test_dense_equals_keras_dense(tricks, shape):
     layer, keras_layer = Dense(6), keras.layers.Dense(6)
     rng = np.random.default_rng(0)
     for each in (layer, keras_layer):
@@ -262,6 +177,7 @@ def test_it_is_what_keras_computes(tricks, shape):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.every_backend
 def test_inputs_of_another_dtype_are_promoted(tricks):
     layer = Dense(6)
     layer.build((None, 8))
@@ -270,20 +186,22 @@ def test_inputs_of_another_dtype_are_promoted(tricks):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x.astype("int32"))), expected, rtol=1e-5)
 
 
-def test_an_activation_may_return_another_dtype(tricks):
+@pytest.mark.every_backend
+def test_activation_may_return_another_dtype(tricks):
     layer = Dense(6, activation=lambda x: ops.softmax(ops.cast(x, "float32")), dtype="mixed_bfloat16")
     assert keras.backend.standardize_dtype(layer(np.ones((2, 3, 8), "float32")).dtype) == "float32"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.filterwarnings("error")
-def test_an_explicit_jit_compile_is_obeyed(dtype):
+@pytest.mark.backends("tensorflow", "jax")
+def test_explicit_jit_compile_is_kept(dtype):
     model = keras.Sequential([keras.Input((8,)), Dense(6, dtype=dtype)])
     model.compile("sgd", "mse", jit_compile=True)
     assert model.jit_compile is True
 
 
-def test_a_subclass_of_another_call_is_not_quantized():
+def test_subclass_with_another_call_is_not_quantized():
     class Doubled(Dense):
         def call(self, inputs, training=None):
             return 2 * super().call(inputs, training=training)
@@ -297,29 +215,13 @@ def test_a_subclass_of_another_call_is_not_quantized():
         layers[1].quantize("int8")
 
 
-def test_gradients_are_those_of_the_product(tricks):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 6)).astype("float32")
-    weights = [rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=6).astype("float32")]
-    model = keras.Sequential([keras.Input((5, 8)), Dense(6)])
-    model.set_weights(weights)
-    model.compile(keras.optimizers.SGD(1.0), "mse")
-    model.train_on_batch(x, y)
-    kernel, bias = weights
-    error = 2 * (x @ kernel + bias - y) / y.size
-    np.testing.assert_allclose(
-        model.get_weights()[0], kernel - np.einsum("btk,btn->kn", x, error), rtol=1e-5, atol=1e-5
-    )
-    np.testing.assert_allclose(model.get_weights()[1], bias - error.sum((0, 1)), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("frozen", [False, True])
-def test_gradients_go_through_to_the_layer_before(tricks, frozen):
+def test_gradients_reach_the_layer_before(frozen):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 3)).astype("float32")
     first, second = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(6, 3)).astype("float32")
-    model = keras.Sequential([keras.Input((5, 8)), Dense(6, use_bias=False), Dense(3, use_bias=False)])
-    model.set_weights([first, second])
+    model = keras.Sequential([keras.Input((5, 8)), Dense(6, use_bias=False), Dense(3)])
+    model.set_weights([first, second, np.zeros(3)])
     model.layers[1].trainable = not frozen
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.train_on_batch(x, y)
@@ -329,21 +231,24 @@ def test_gradients_go_through_to_the_layer_before(tricks, frozen):
     np.testing.assert_allclose(ops.convert_to_numpy(model.layers[0].kernel), first - of_first, rtol=1e-4, atol=1e-5)
     expected = second if frozen else second - of_second
     np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].kernel), expected, rtol=1e-4, atol=1e-5)
+    of_bias = 0 if frozen else error.sum((0, 1))
+    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].bias), -of_bias, rtol=1e-4, atol=1e-5)
 
 
-def test_lora_comes_back_from_a_file(tmp_path):
+def test_lora_survives_a_file(tmp_path):
     model = keras.Sequential([keras.Input((8,)), Dense(6)])
     layer = model.layers[0]
     layer.enable_lora(2, lora_alpha=5)
     model.set_weights([np.random.default_rng(0).normal(size=w.shape) for w in model.get_weights()])
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert type(loaded.layers[0]) is Dense
     assert loaded.layers[0].lora_alpha == 5
     for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(value, expected)
 
 
-def test_a_quantized_layer_without_lora_refuses_weights_with_it():
+def test_quantized_layer_refuses_lora_weights():
     layers = [Dense(6), Dense(6)]
     for layer in layers:
         layer.build((None, 8))
@@ -366,8 +271,7 @@ def test_lora_acts_and_trains(tricks):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x @ kernel, rtol=1e-5, atol=1e-5)
 
 
-@on_torch
-def test_a_wrong_width_is_told_in_shapes(tricks):
+def test_wrong_width_error_contains_shapes(tricks):
     import torch
 
     with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied.*9.*8x6"):

@@ -6,7 +6,8 @@ from keras_vit.layers import DropPath
 from tests.contract import check_layer
 
 
-@pytest.mark.parametrize("rate, num_seeds, shape", [pytest.param(0.3, 1, (4, 5, 6), marks=pytest.mark.every_backend), (0.3, 1, (4, 2, 3, 6)), (0.0, 0, (4, 5, 6))])
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rate, num_seeds, shape", [(0.3, 1, (4, 2, 3, 6)), (0.0, 0, (4, 5, 6))])
 def test_contract(rate, num_seeds, shape):
     check_layer(DropPath, {"rate": rate, "seed": 3}, shape, output_shape=shape, num_seeds=num_seeds)
 
@@ -37,9 +38,3 @@ def test_seed_fixes_the_draws_and_each_call_draws_anew():
     np.testing.assert_array_equal(ops.convert_to_numpy(second(x, training=True)), draws[0])
     assert (draws[0] != draws[1]).any()
     assert (ops.convert_to_numpy(DropPath(0.5, seed=2)(x, training=True)) != draws[0]).any()
-
-
-@pytest.mark.parametrize("rate", [1, -0.1, "0.1", None])
-def test_refuses(rate):
-    with pytest.raises(ValueError, match=r"`rate`. Expected a number in \[0, 1\). Received: "):
-        DropPath(rate)

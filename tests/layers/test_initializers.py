@@ -77,6 +77,7 @@ def test_numbers_are_those_of_every_backend():
     np.testing.assert_allclose(drawn[[0, 1, -2, -1]], [0.24118292, 0.33595484, 0.8990366, 0.05834973], rtol=1e-6)
 
 
+@pytest.mark.every_backend
 def test_a_seed_gives_every_backend_the_same_model():
     keras.utils.set_random_seed(6)
     model = keras_vit.ViTTi16(image_size=32, num_classes=0, num_layers=1, representation_size=5, num_registers=1)

@@ -19,9 +19,3 @@ def test_each_channel_has_its_factor():
     layer.gamma.assign([1.0, 2.0, 0.0, -1.0])
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
     np.testing.assert_array_equal(ops.convert_to_numpy(layer(x)), x * np.array([1, 2, 0, -1], "float32"))
-
-
-@pytest.mark.parametrize("value", ["small", None, float("nan"), True])
-def test_refuses(value):
-    with pytest.raises(ValueError, match="`init_value`. Expected a finite number. Received: "):
-        LayerScale(value)

@@ -80,7 +80,7 @@ def reference(x, weights, options):
     return shortcut + dense(y, "project")
 
 
-@pytest.mark.parametrize("options, num_weights", [KINDS[0], KINDS[1], KINDS[3], KINDS[5]])
+@pytest.mark.parametrize("options, num_weights", [pytest.param(*KINDS[1], marks=pytest.mark.every_backend), KINDS[5]])
 def test_contract(options, num_weights):
     strides = options.get("strides", 2)
     check_layer(
@@ -94,12 +94,11 @@ def test_contract(options, num_weights):
     )
 
 
-@pytest.mark.parametrize("size", [(6, 4), (5, 7)])
 @pytest.mark.parametrize("options, num_weights", KINDS)
-def test_definition(options, num_weights, size):
+def test_definition(options, num_weights):
     layer = MBConv(**{**SIZES, **options})
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, *size, 8 if options.get("strides") == 1 else 4)).astype("float32")
+    x = rng.normal(size=(2, 5, 6, 8 if options.get("strides") == 1 else 4)).astype("float32")
     layer.build(x.shape)
     randomize(layer, rng, scale=0.3)
     for weight in layer.weights:
@@ -124,19 +123,3 @@ def test_initial_weights():
     for path, fan_out in {"expand/kernel": 512, "depthwise/kernel": 9, "project/kernel": 256}.items():
         assert w[path].std() == pytest.approx(np.sqrt(2 / fan_out), rel=0.05)
     assert not w["project/bias"].any()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"filters": 0}, "`filters`. Expected an integer of at least 1. Received: 0"),
-        ({"strides": 3}, "`strides`. Expected one of 1, 2. Received: 3"),
-        ({"downsampling": "conv"}, "`downsampling`. Expected one of 'expansion', 'depthwise', 'pooling'"),
-        ({"pool_type": "max"}, "`pool_type`. Expected one of 'max2', 'max3', 'avg2'. Received: 'max'"),
-        ({"padding": "valid"}, "`padding`. Expected one of 'same', 'symmetric'. Received: 'valid'"),
-        ({"drop_path_rate": 1}, "`drop_path_rate`"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        MBConv(**{**SIZES, **arguments})

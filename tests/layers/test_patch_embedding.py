@@ -25,29 +25,26 @@ def cut(images, patch_size):
     )
 
 
-@pytest.mark.parametrize("method", ["conv", "unfold"])
-@pytest.mark.parametrize("patch_size, num_patches", [(4, 6), ((3, 5), 6)])
-def test_contract(method, patch_size, num_patches):
-    check_layer(
-        PatchEmbedding,
-        {"hidden_dim": 8, "patch_size": patch_size, "method": method},
-        (2, 9, 12, 3),
-        output_shape=(2, num_patches, 8),
-        num_weights=2,
-    )
+@pytest.mark.parametrize(
+    "method, use_bias",
+    [
+        pytest.param("conv", True, marks=pytest.mark.every_backend),
+        pytest.param("unfold", True, marks=pytest.mark.every_backend),
+        ("conv", False),
+        ("unfold", False),
+    ],
+)
+def test_contract(method, use_bias):
+    arguments = {"hidden_dim": 8, "patch_size": (3, 5), "method": method, "use_bias": use_bias}
+    check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1 + use_bias)
 
 
-@pytest.mark.parametrize("method", ["conv", "unfold"])
-def test_without_a_bias(method):
-    arguments = {"hidden_dim": 8, "patch_size": 4, "method": method, "use_bias": False}
-    check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1)
-
-
-def test_older_files_tell_no_method():
+def test_config_without_method_means_unfold():
     layer = PatchEmbedding.from_config({**PatchEmbedding(8, 4).get_config(), "method": None})
     assert layer.method == "unfold"
 
 
+@pytest.mark.every_backend
 def test_contract_of_patches():
     check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
 
@@ -74,17 +71,18 @@ def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels
         np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("size, patch, grid", [(32, 3, 10), (384, 14, 27), (224, 16, 14), (16, 16, 1)])
+@pytest.mark.parametrize("size, patch, grid", [(32, 3, 10), (16, 16, 1)])
 def test_remainder_is_dropped(size, patch, grid):
     assert PatchEmbedding(8, patch).compute_output_shape((None, size, size, 3)) == (None, grid * grid, 8)
     images = np.zeros((1, size, size, 1), "float32")
-    # Nothing at the right and bottom is seen.
+    # The remainder at the right and bottom is not part of a patch.
     images[:, grid * patch :] = images[:, :, grid * patch :] = 1
     np.testing.assert_array_equal(ops.convert_to_numpy(PatchEmbedding(2, patch)(images)), 0)
 
 
+@pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("method", ["conv", "unfold"])
-def test_any_size_at_run_time(method):
+def test_size_known_at_run_time_only(method):
     inputs = keras.Input((None, None, 3))
     layer = PatchEmbedding(8, (4, 3), method=method)
     model = keras.Model(inputs, layer(inputs))
@@ -96,7 +94,7 @@ def test_any_size_at_run_time(method):
 
 
 @pytest.mark.parametrize("method", ["conv", "unfold"])
-def test_image_smaller_than_a_patch_is_an_error_at_run_time_too(method):
+def test_image_below_patch_size_at_run_time_is_refused(method):
     inputs = keras.Input((None, None, 3))
     model = keras.Model(inputs, PatchEmbedding(8, 8, method=method)(inputs))
     with pytest.raises(ValueError, match="Expected images of at least one patch, 8 x 8 pixels."):
@@ -110,23 +108,6 @@ def test_initial_weights():
     assert kernel.std() == pytest.approx(0.0361, rel=0.01)
     assert kernel.std() == pytest.approx(1 / np.sqrt(16 * 16 * 3), rel=0.01)
     np.testing.assert_array_equal(bias, 0)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"hidden_dim": 0}, "`hidden_dim`. Expected an integer of at least 1. Received: 0"),
-        ({"patch_size": 0}, "`patch_size`. Expected an integer of at least 1. Received: 0"),
-        ({"patch_size": (4, 4, 3)}, r"`patch_size`. Expected an integer or \(height, width\). Received: \(4, 4, 3\)"),
-        ({"method": "linear"}, "`method`. Expected one of 'unfold', 'conv'. Received: 'linear'"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PatchEmbedding(**{"hidden_dim": 8, "patch_size": 4, **arguments})
-    if "patch_size" in arguments:
-        with pytest.raises(ValueError, match=message):
-            Patches(**arguments)
 
 
 def test_refuses_unsuitable_images():

@@ -14,10 +14,9 @@ def inputs():
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
-@pytest.mark.parametrize("token_dim, num_weights", [(None, 1), pytest.param(8, 2, marks=pytest.mark.every_backend)])
-def test_contract(token_dim, num_weights):
-    arguments = {"token_dim": token_dim}
-    check_layer(RecurrentTokenizer, arguments, SHAPES, output_shape=(2, 3, token_dim or 6), num_weights=num_weights)
+@pytest.mark.every_backend
+def test_contract():
+    check_layer(RecurrentTokenizer, {"token_dim": 8}, SHAPES, output_shape=(2, 3, 8), num_weights=2)
 
 
 @pytest.mark.parametrize("token_dim", [None, 8])
@@ -26,19 +25,13 @@ def test_definition(token_dim):
     x, tokens = inputs()
     y, weights = map(ops.convert_to_numpy, layer(x, tokens, return_attention_scores=True))
     to_filters, *value = [ops.convert_to_numpy(w).astype("float64") for w in layer.weights]
+    assert y.shape == (2, 3, token_dim or 6) and len(value) == (token_dim == 8)
     for i in range(2):
         pixels, filters = x[i].reshape(20, 6), tokens[i] @ to_filters
         attention = softmax(pixels @ filters.T, axis=0)
         expected = attention.T @ pixels
         np.testing.assert_allclose(y[i], expected @ value[0] if value else expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(weights[i], attention.T.reshape(3, 4, 5), rtol=1e-4, atol=1e-6)
-
-
-def test_permuted_tokens_make_permuted_tokens():
-    layer = RecurrentTokenizer(8)
-    x, tokens = inputs()
-    y, z = (ops.convert_to_numpy(layer(x, each)) for each in (tokens, tokens[:, [2, 0, 1]]))
-    np.testing.assert_allclose(y[:, [2, 0, 1]], z, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_beyond_float16_stay_finite():
@@ -58,8 +51,3 @@ def test_first_scores_are_smaller_than_the_features():
     scores = np.einsum("bhwc,blc->blhw", x, tokens @ ops.convert_to_numpy(layer.weights[0]))
     # A variance of 1 / 3 of the filters, as in PyTorch's linear layers, over the number of channels.
     assert scores.std() == pytest.approx(3**-0.5, rel=0.2)
-
-
-def test_refuses():
-    with pytest.raises(ValueError, match="`token_dim`. Expected an integer of at least 1. Received: 0"):
-        RecurrentTokenizer(0)

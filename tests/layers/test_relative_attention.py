@@ -29,7 +29,9 @@ def bias_by_loop(table, rows, columns):
     return bias
 
 
-@pytest.mark.parametrize("options, num_weights", [({}, 5), pytest.param({"position_mlp_dim": 7}, 8, marks=pytest.mark.every_backend)])
+@pytest.mark.parametrize(
+    "options, num_weights", [({}, 5), pytest.param({"position_mlp_dim": 7}, 8, marks=pytest.mark.every_backend)]
+)
 def test_contract(options, num_weights):
     check_layer(
         RelativeAttention,
@@ -99,18 +101,3 @@ def test_the_geometric_resize_keeps_the_middle_and_the_ends():
     assert found.shape == (11, 13, 2)
     np.testing.assert_allclose(found[5, 6], old[2, 1], rtol=1e-4)
     np.testing.assert_allclose(found[[0, -1]][:, [0, -1]], old[[0, -1]][:, [0, -1]], rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"num_heads": 0}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
-        ({"head_dim": 1.5}, "`head_dim`"),
-        ({"grid_size": (0, 3)}, "`grid_size`"),
-        ({"interpolation": "bicubic"}, "`interpolation`. Expected one of 'bilinear', 'geometric'"),
-        ({"position_mlp_dim": 0}, "`position_mlp_dim`"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        built(4, **arguments)

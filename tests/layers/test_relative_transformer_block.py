@@ -51,18 +51,3 @@ def test_equal_channels_are_not_projected():
     layer = RelativeTransformerBlock(**SIZES, strides=2)
     layer.build((None, 6, 4, 8))
     assert layer.shortcut is None and layer.mlp.mlp_dim == 32
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"units": 0}, "`units`. Expected an integer of at least 1. Received: 0"),
-        ({"strides": 4}, "`strides`. Expected one of 1, 2. Received: 4"),
-        ({"norm": "group"}, "`norm`. Expected one of 'layer', 'batch'. Received: 'group'"),
-        ({"epsilon": 0}, "`epsilon`"),
-        ({"layer_scale_init": "small"}, "`layer_scale_init`"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        RelativeTransformerBlock(**{**SIZES, **arguments})

@@ -9,9 +9,13 @@ from tests.contract import check_layer, randomize
 @pytest.mark.parametrize(
     "arguments, shape, num_norms, num_seeds",
     [
-        ({"width": 4}, (2, 5, 6, 4), 2, 0),
-        pytest.param({"width": 4, "strides": 2, "drop_path_rate": 0.2, "seed": 8}, (2, 3, 3, 4), 3, 1, marks=pytest.mark.every_backend),
-        ({"width": 2, "bottleneck": True}, (2, 5, 6, 8), 3, 0),
+        pytest.param(
+            {"width": 4, "strides": 2, "drop_path_rate": 0.2, "seed": 8},
+            (2, 3, 3, 4),
+            3,
+            1,
+            marks=pytest.mark.every_backend,
+        ),
         ({"width": 1, "strides": 2, "bottleneck": True}, (2, 3, 3, 4), 4, 0),
     ],
 )
@@ -79,17 +83,3 @@ def test_initial_kernels_are_he_normal():
     block = ResNetBlock(64)
     block.build((None, 8, 8, 32))
     assert ops.convert_to_numpy(block.convs[0].kernel).std() == pytest.approx(np.sqrt(2 / (9 * 64)), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"width": 0}, "`width`. Expected an integer of at least 1. Received: 0"),
-        ({"width": 2, "strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
-        ({"width": 2, "bottleneck": 1}, "`bottleneck`. Expected a bool. Received: 1"),
-        ({"width": 2, "drop_path_rate": 1}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ResNetBlock(**arguments)

@@ -53,6 +53,7 @@ def test_rotating_is_a_product_of_complex_numbers(kind):
     np.testing.assert_allclose(found[:, :, 2:, second], product.imag, atol=1e-5)
 
 
+@pytest.mark.every_backend
 def test_attention_rotates_queries_and_keys():
     layer = MultiHeadSelfAttention(1, key_bias=False, rotary_layout="pairs")
     x = RNG.normal(size=(1, 7, 8)).astype("float32")

@@ -21,9 +21,3 @@ def test_equals_the_formula():
     w1, b1, w2, b2 = (ops.convert_to_numpy(w) for w in layer.weights)
     gate = 1 / (1 + np.exp(-(np.maximum(x.mean((1, 2)) @ w1 + b1, 0) @ w2 + b2)))
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x * gate[:, None, None], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.5, None])
-def test_refuses(value):
-    with pytest.raises(ValueError, match="`reduced_dim`. Expected a"):
-        SqueezeExcitation(value)

@@ -37,22 +37,10 @@ def test_zeros_may_be_a_maximum():
     assert y == [[[-1, -1], [-1, -1]], [[0, 0], [0, -1]]]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("padding", ["lowest", "zeros"])
 def test_nan_is_not_hidden(padding):
     x = np.zeros((2, 6, 6, 1), "float32")
     x[1, 3, 3] = np.nan
     y = ops.convert_to_numpy(SymmetricMaxPooling2D(3, 2, padding)(x))[..., 0]
     assert np.isfinite(y[0]).all() and (~np.isfinite(y[1])).sum() == 4
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"pool_size": 2}, "`pool_size`. Expected an odd number. Received: 2"),
-        ({"strides": 0}, "`strides`. Expected an integer of at least 1. Received: 0"),
-        ({"padding": "same"}, "`padding`. Expected one of 'lowest', 'zeros'. Received: 'same'"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SymmetricMaxPooling2D(**{"pool_size": 3, "strides": 2, **arguments})

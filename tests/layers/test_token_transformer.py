@@ -7,11 +7,10 @@ from keras_vit.layers import TokenTransformer
 from tests.contract import check_layer, randomize
 
 
-@pytest.mark.parametrize(
-    "arguments, num_seeds", [({}, 0), ({"key_dim": 4}, 0), pytest.param({"key_dim": 4, "drop_path_rate": 0.2, "seed": 8}, 2, marks=pytest.mark.every_backend)]
-)
-def test_contract(arguments, num_seeds):
-    check_layer(TokenTransformer, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=4, num_seeds=num_seeds)
+@pytest.mark.every_backend
+def test_contract():
+    arguments = {"key_dim": 4, "drop_path_rate": 0.2, "seed": 8}
+    check_layer(TokenTransformer, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=4, num_seeds=2)
 
 
 @pytest.mark.parametrize("key_dim", [None, 4])
@@ -25,13 +24,6 @@ def test_definition(key_dim):
         tokens = tokens + softmax((tokens @ key) @ (tokens @ query).T, axis=1) @ tokens
         expected = tokens + np.maximum(tokens @ first, 0) @ second
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_permuted_tokens_make_permuted_tokens():
-    layer = TokenTransformer()
-    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
-    y, z = (ops.convert_to_numpy(layer(each)) for each in (x, x[:, [2, 0, 1]]))
-    np.testing.assert_allclose(y[:, [2, 0, 1]], z, rtol=1e-5, atol=1e-5)
 
 
 def test_first_scores_are_those_of_scaled_attention():
@@ -51,15 +43,3 @@ def test_each_branch_is_dropped_by_itself():
     found = ops.convert_to_numpy(layer(x, training=True))[:, 0, 0]
     # A kept branch counts twice: the attention adds 0 or 2, and then what there is is added 0 or 2 times.
     assert set(found.tolist()) == {1, 3, 9}
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"key_dim": 0}, "`key_dim`. Expected an integer of at least 1. Received: 0"),
-        ({"drop_path_rate": 1}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        TokenTransformer(**arguments)

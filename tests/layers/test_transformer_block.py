@@ -24,8 +24,7 @@ def layer_norm(x, norm):
 @pytest.mark.parametrize(
     "arguments, num_weights, num_seeds, no_gradient",
     [
-        ({}, 12, 0, ()),
-        (
+        pytest.param(
             {
                 "dropout_rate": 0.1,
                 "attention_dropout_rate": 0.1,
@@ -40,6 +39,7 @@ def layer_norm(x, norm):
             19,
             6,
             ("key_norm/beta",),
+            marks=pytest.mark.every_backend,
         ),
         ({"num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
     ],
@@ -56,8 +56,8 @@ def test_contract(arguments, num_weights, num_seeds, no_gradient):
     )
 
 
-@pytest.mark.parametrize("num_outputs", [1, 3, 5, 9])
-def test_tokens_that_are_not_given_back_are_attended_to(num_outputs):
+@pytest.mark.parametrize("num_outputs", [1, 9])
+def test_num_outputs_keeps_leading_tokens_of_all(num_outputs):
     block = build(layer_scale_init=0.5, qk_norm=True, max_relative_distance=3)
     expected = ops.convert_to_numpy(block(TOKENS))[:, :num_outputs]
     assert block(keras.KerasTensor(TOKENS.shape), num_outputs=num_outputs).shape == expected.shape
@@ -88,18 +88,11 @@ def test_scores_are_the_attentions():
     _, expected = block.attention(layer_norm(TOKENS, block.norm_1), return_attention_scores=True)
     np.testing.assert_allclose(ops.convert_to_numpy(scores), ops.convert_to_numpy(expected), atol=1e-6)
     np.testing.assert_allclose(ops.convert_to_numpy(y), ops.convert_to_numpy(block(TOKENS)), rtol=1e-5, atol=1e-5)
-
-
-def test_symbolic_scores():
-    inputs = keras.Input((5, 8))
-    outputs = TransformerBlock(2, 12)(inputs, return_attention_scores=True)
+    outputs = block(keras.Input((5, 8)), return_attention_scores=True)
     assert [y.shape for y in outputs] == [(None, 5, 8), (None, 2, 5, 5)]
-    y, scores = keras.Model(inputs, outputs).predict(TOKENS, verbose=0)
-    assert y.shape == (3, 5, 8)
-    assert scores.shape == (3, 2, 5, 5)
 
 
-def test_drop_path_drops_each_branch_of_an_image_by_itself():
+def test_drop_path_drops_branches_independently():
     """Branches that add 1 and 10 show which of the two stayed."""
     block = TransformerBlock(1, 4, drop_path_rate=0.5, seed=0)
     block.build((None, 2, 3))
@@ -145,37 +138,16 @@ def test_no_dropout_outside_training():
     np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), ops.convert_to_numpy(plain(TOKENS)), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"num_heads": 0}, "`num_heads`. Expected an integer of at least 1. Received: 0"),
-        ({"mlp_dim": 0}, "`mlp_dim`. Expected an integer of at least 1. Received: 0"),
-        ({"dropout_rate": 1}, r"`dropout_rate`. Expected a number in \[0, 1\). Received: 1"),
-        ({"attention_dropout_rate": -1}, r"`attention_dropout_rate`. Expected a number in \[0, 1\). Received: -1"),
-        ({"drop_path_rate": 1.5}, r"`drop_path_rate`. Expected a number in \[0, 1\). Received: 1.5"),
-        ({"layer_scale_init": "small"}, "`layer_scale_init`. Expected a finite number. Received: 'small'"),
-        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0. Received: 0"),
-        ({"num_outputs": 0}, "`num_outputs`. Expected an integer of at least 1. Received: 0"),
-        (
-            {"num_outputs": 1, "token_merging": 2},
-            "`num_outputs` of at most 0, the number of prefix tokens.*num_outputs=1",
-        ),
-        ({"max_relative_distance": 0}, "`max_relative_distance`. Expected an integer of at least 1. Received: 0"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        TransformerBlock(**{"num_heads": 2, "mlp_dim": 12, **arguments})
-
-
 def test_refuses_numbers_of_outputs():
     with pytest.raises(ValueError, match="`num_outputs`. Expected an integer of at least 1. Received: 0"):
         build()(TOKENS, num_outputs=0)
+    with pytest.raises(ValueError, match="`num_outputs` of at most 0, the number of prefix tokens.*num_outputs=1"):
+        build(token_merging=2, num_outputs=1)
     with pytest.raises(ValueError, match="`num_outputs` of at most 1, the number of prefix tokens.*num_outputs=2"):
         build(token_merging=2, num_prefix_tokens=1)(TOKENS, num_outputs=2)
 
 
-def test_prefix_tokens_alone_do_not_merge():
+def test_num_outputs_of_prefix_skips_merging():
     block = build(token_merging=2, num_prefix_tokens=2)
     sizes = np.array([[1, 1, 3, 1, 2]] * 3, "int32")
     tokens, _ = block(TOKENS, sizes)
@@ -185,7 +157,7 @@ def test_prefix_tokens_alone_do_not_merge():
 
 
 @pytest.mark.parametrize("remat", [False, True])
-def test_the_gradient_of_its_input_is_summed_in_one_place(remat, monkeypatch):
+def test_training_materializes_only_the_input(remat, monkeypatch):
     seen = []
     monkeypatch.setattr(transformer_block, "materialize", lambda x: seen.append(x) or x)
     block = build(remat=remat)
@@ -193,5 +165,5 @@ def test_the_gradient_of_its_input_is_summed_in_one_place(remat, monkeypatch):
     block(tokens)
     assert not seen
     block(tokens, training=True)
-    # The input itself: of what is computed again, gradients would be summed again.
+    # Gradients of recomputed tensors would be summed again, so the input itself is materialized.
     assert len(seen) == 1 and seen[0] is tokens
