@@ -1,7 +1,8 @@
-"""Small training runs to be killed, and what starts, kills and starts them again.
+"""Starts, kills and restarts small training runs.
 
-`python -m tests.training.killed KILLS [MODE ...]` kills each mode so often on the backend of KERAS_BACKEND, and prints
-what came of it. Each process is killed a random time after a random step; the last must end as if none had been.
+`python -m tests.training.killed KILLS [MODE ...]` kills each mode KILLS times on the backend of KERAS_BACKEND and
+prints the counts. Each process is killed a random time after a random step. The last run must end as an
+uninterrupted run.
 """
 
 import concurrent.futures
@@ -27,7 +28,7 @@ from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
 from keras_vit.training import SAM, Resume, fit
 from tests.tiny import build
 
-# More than there will be: EarlyStopping ends the run.
+# EarlyStopping ends the run before the last epoch.
 EPOCHS = 30
 STEPS = 10
 
@@ -49,34 +50,36 @@ def arrays(count):
 
 
 def make_dataset(epoch):
-    """Shuffled and augmented anew in each epoch by whatever the global seed gives."""
+    """Returns data that the global seed shuffles and augments."""
     dataset = tf.data.Dataset.from_tensor_slices(arrays(4 * STEPS)).shuffle(4 * STEPS).batch(4)
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x), stddev=0.1), y)).prefetch(2)
 
 
-class Mean(keras.callbacks.Callback):
-    """A user's own callback with a state: the running mean of the loss, also of each batch."""
+class Counter(keras.callbacks.Callback):
+    """A custom callback with a state: the epochs, the number of batches, and a running mean of the last kernel."""
 
     def __init__(self):
         super().__init__()
-        self.steps, self.mean, self.kernel = 0, 0.0, np.zeros(1)
+        self.epochs, self.batches, self.mean = [], 0, 0.0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.steps += 1
-        self.mean = 0.9 * self.mean + 0.1 * logs["loss"]
+        self.batches += 1
 
     def on_epoch_end(self, epoch, logs=None):
-        self.kernel = self.kernel + keras.ops.convert_to_numpy(self.model.layers[-1].bias)
+        self.mean = 0.9 * self.mean + 0.1 * keras.ops.convert_to_numpy(self.model.layers[-1].kernel)
 
     def get_state(self):
-        return {"steps": self.steps, "mean": self.mean, "kernel": self.kernel}
+        return {"epochs": self.epochs, "batches": self.batches, "mean": self.mean}
 
     def set_state(self, state):
-        self.steps, self.mean, self.kernel = state["steps"], state["mean"], state["kernel"]
+        self.epochs, self.batches, self.mean = state["epochs"], state["batches"], state["mean"]
 
 
 class Steps(keras.callbacks.Callback):
-    """Says that a step is done, before its checkpoint is written; or interrupts there."""
+    """Prints that a step is done before its checkpoint is written, or interrupts there."""
 
     def __init__(self, last):
         super().__init__()
@@ -89,21 +92,16 @@ class Steps(keras.callbacks.Callback):
 
 
 def resume_of(folder, *callbacks, last=None):
-    """Returns a `Resume` that saves each step and tells of it."""
+    """Returns a `Resume` that saves and prints each step."""
     steps = Steps(last)
     steps.resume = Resume(folder, every=1, callbacks=[*callbacks, steps])
     return steps.resume
 
 
-def write_end(folder, *values, **named):
-    """Writes all that a run leaves."""
-    np.savez(Path(folder) / "end.npz", *values, **named)
-
-
 def train_plain(folder):
     """Trains with many callbacks until EarlyStopping ends it."""
     folder = Path(folder)
-    mean, best = Mean(), folder / "best.weights.h5"
+    counter, best = Counter(), folder / "best.weights.h5"
     resume = resume_of(
         folder / "run",
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
@@ -111,7 +109,7 @@ def train_plain(folder):
         keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
         keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
         keras.callbacks.CSVLogger(folder / "log.csv"),
-        mean,
+        counter,
     )
     model = make_model()
     validation = make_dataset(0).take(5).cache()
@@ -119,12 +117,11 @@ def train_plain(folder):
     last = model.get_weights()
     end = [*last, *(history.history[k] for k in sorted(history.history)), model.optimizer.learning_rate.numpy()]
     model.load_weights(best)
-    end += [*model.get_weights(), mean.steps, mean.mean, mean.kernel, (folder / "log.csv").read_text()]
-    write_end(folder, *end, stopped=resume.stopped or "", epochs=history.epoch)
+    end += [*model.get_weights(), counter.epochs, counter.batches, counter.mean, (folder / "log.csv").read_text()]
+    np.savez(Path(folder) / "end.npz", *end, stopped=resume.stopped or "", epochs=history.epoch)
 
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# A part of the steps of an epoch is enough where the model differs, and not the callbacks.
 FEW = {"epochs": 3, "steps": 6}
 
 
@@ -150,7 +147,7 @@ WITHOUT_LABELS = ("mae", "simmim", "masked_patches")
 
 
 def train_small(mode, folder, last=None):
-    """Trains one of TRAINERS, with Adam at a rate that falls, up to a step, and writes there all that it leaves."""
+    """Trains one of TRAINERS up to a step, with Adam at a falling rate, and writes all results to the folder."""
     Path(folder).mkdir(exist_ok=True)
     keras.utils.set_random_seed(1)
     model = TRAINERS[mode]()
@@ -170,21 +167,22 @@ def train_small(mode, folder, last=None):
     elif mode == "two_fits":
         fit(model, make_few, 1, resume=resume, verbose=0)
         fit(model, make_few, 2, resume=resume, verbose=0)
-        # Then with other settings, as one unfreezes a model.
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), LOSS, **options)
         history = fit(model, make_few, 2, resume=resume_of(Path(folder) / "run2", falling), verbose=0)
     else:
         history = fit(model, make_few, FEW["epochs"], resume=resume, verbose=0)
     variables = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
     losses = [history.history[name] for name in sorted(history.history)]
-    write_end(folder, *variables, *losses, rate=float(model.optimizer.learning_rate), epochs=history.epoch)
+    np.savez(
+        Path(folder) / "end.npz", *variables, *losses, rate=float(model.optimizer.learning_rate), epochs=history.epoch
+    )
 
 
 MODES = {"plain": train_plain, **{mode: functools.partial(train_small, mode) for mode in TRAINERS}}
 
 
 def start(mode, folder):
-    """Forks a process that trains. What is imported here need not be imported there: most lives are short."""
+    """Forks a process that trains, which saves the time of the imports."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -243,7 +241,7 @@ def try_kills(mode, kills, folder, seed=0):
     saved = {}
     while counts["kills"] < kills:
         process = start(mode, killed)
-        # Such that the run does not end before the last kill.
+        # The run must not end before the last kill.
         steps = rng.randint(1, max(1, 2 * (total - sum(saved.values())) // (kills - counts["kills"] + 1) - 3))
         output = ""
         for line in process[1]:
@@ -264,7 +262,6 @@ def try_kills(mode, kills, folder, seed=0):
     output = train_to_the_end(mode, killed)
     counts["resumed"] += resumed_at(output, saved)
     if mode == "plain":
-        # Once more, when all is done.
         output = train_to_the_end(mode, killed)
         counts["stopped"] = f"was stopped by {end(alone)['stopped']}" in output
     alone, killed = end(alone), end(killed)
@@ -273,8 +270,8 @@ def try_kills(mode, kills, folder, seed=0):
 
 
 def resumed_at(output, saved):
-    """Whether a process went on at each run's newest checkpoint, or found the run at its end."""
-    # The first of each run: a second fit of it goes on where the first ended.
+    """Returns whether a process resumed each run at its newest checkpoint, or found the run complete."""
+    # Only the first line of each run counts, because a second fit resumes at the end of the first.
     found = dict(re.findall(r"Resuming from '.*/(run2?)/step_0*(\d+)\.npz'", output)[::-1])
     ended = re.findall(r"The run in '.*/(run2?)' (?:has done|was stopped)", output)
     return all(found.get(run) == str(step) or (run in ended and run not in found) for run, step in saved.items())

@@ -3,23 +3,22 @@ import os
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from keras_vit.data import from_dataframe
 from keras_vit.training import Resume, fit
+from tests.tiny import Kill
 from tests.training import killed
-from tests.training.test_resume import StopAt, X, Y, assert_equal, make_model
-
-tf = pytest.importorskip("tensorflow", reason="the pipelines are tf.data")
+from tests.training.test_resume import X, Y, assert_equal, make_model
 
 
 def shuffled(epoch):
-    """Shuffled and changed by seeds that nobody gives."""
+    """Returns data that the global seed shuffles and changes."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(24).batch(4)
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
 
 
-def test_data_of_this_package_goes_on_in_its_epoch(tmp_path):
-    from keras_vit.data import from_dataframe
-
+def test_fit_resumes_a_dataset_of_from_dataframe(tmp_path):
     for i in range(6):
         keras.utils.save_img(tmp_path / f"{i}.png", np.full((4, 4, 3), 40 * i), scale=False)
     table = {"path": [f"{i}.png" for i in range(6)], "label": [0, 1] * 3}
@@ -54,7 +53,7 @@ class Record(keras.callbacks.Callback):
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_it_is_model_fit(tmp_path):
+def test_fit_equals_model_fit(tmp_path):
     def dataset(epoch=0):
         return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
 
@@ -68,7 +67,7 @@ def test_it_is_model_fit(tmp_path):
     assert record.calls == ["begin", (0, 3, 6), (1, 3, 6), (2, 3, 6), "end"]
 
 
-def test_an_interrupted_run_ends_as_if_left_alone(tmp_path):
+def test_fit_resumed_run_is_bit_identical(tmp_path):
     alone = make_model()
     expected = fit(alone, shuffled, 3, resume=tmp_path / "alone", verbose=0)
     # Each epoch has its own order.
@@ -80,7 +79,7 @@ def test_an_interrupted_run_ends_as_if_left_alone(tmp_path):
     assert not np.array_equal(orders[0], orders[1])
     for step in (5, 6):
         with pytest.raises(KeyboardInterrupt):
-            fit(make_model(), shuffled, 3, resume=Resume(tmp_path / "run", 1), callbacks=[StopAt(step)], verbose=0)
+            fit(make_model(), shuffled, 3, resume=Resume(tmp_path / "run", 1), callbacks=[Kill(step)], verbose=0)
     model = make_model()
     history = fit(model, shuffled, 3, resume=tmp_path / "run", verbose=0)
     assert_equal(model, alone)
@@ -90,7 +89,7 @@ def test_an_interrupted_run_ends_as_if_left_alone(tmp_path):
     assert_equal(again, alone)
 
 
-def test_a_callback_can_stop_it(tmp_path):
+def test_fit_callback_stops_the_run(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 1
@@ -101,7 +100,7 @@ def test_a_callback_can_stop_it(tmp_path):
 
 
 @pytest.mark.parametrize("mode", killed.TRAINERS)
-def test_every_kind_of_training_ends_as_if_left_alone(tmp_path, mode):
+def test_resumed_trainer_is_bit_identical(tmp_path, mode):
     killed.train_small(mode, tmp_path / "alone")
     with pytest.raises(KeyboardInterrupt):
         killed.train_small(mode, tmp_path / "parted", last=6 if mode == "two_fits" else 8)
@@ -112,10 +111,10 @@ def test_every_kind_of_training_ends_as_if_left_alone(tmp_path, mode):
     assert alone["rate"] < 0.01 or mode == "two_fits"
 
 
-@pytest.mark.backends("jax")
-def test_killed_at_random_times():
-    if not hasattr(os, "fork"):
-        pytest.skip("the processes are forked")
+@pytest.mark.long
+@pytest.mark.every_backend
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
+def test_killed_run_is_bit_identical():
     (counts,) = killed.kills(keras.backend.backend(), 3, modes=["plain"]).values()
     assert (counts["kills"], counts["resumed"], counts["damaged"]) == (3, 3, 0), counts
     assert counts["identical"] and counts["stopped"], counts

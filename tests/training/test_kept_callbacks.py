@@ -7,12 +7,13 @@ import pytest
 from keras_vit.training import Resume, kept_callbacks
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.kept_callbacks import get_state, pack, set_state, unpack
+from tests.training.test_resume import InterruptAt
 
 X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
 
 
 class Stop(keras.callbacks.Callback):
-    """Stops the training in an epoch, and remembers nothing."""
+    """Stops the training in an epoch, and has no state."""
 
     def __init__(self, epoch):
         super().__init__()
@@ -41,14 +42,13 @@ def train(folder, callbacks=None, outer=(), epochs=2, model=None):
     if model is None:
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-        eagerly = keras.backend.backend() == "tensorflow"
-        model.compile("sgd", "mse", run_eagerly=eagerly, jit_compile=keras.backend.backend() == "jax")
+        model.compile("sgd", "mse")
     resume = Resume(folder, every=1, callbacks=callbacks)
     history = model.fit(X, Y, 2, epochs=epochs, callbacks=[*outer, resume], verbose=0)
     return model, resume, history
 
 
-def test_a_callback_that_stopped_the_run_holds_as_long_as_it_is_given(tmp_path, capsys):
+def test_resume_stays_stopped_until_callback_is_removed(tmp_path, capsys):
     model = train(tmp_path, [Stop(1)], epochs=4)[0]
     again, resume, history = train(tmp_path, [Stop(1)], epochs=6)
     assert "was stopped by Stop, in epoch 2: nothing is left to train" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_a_callback_that_stopped_the_run_holds_as_long_as_it_is_given(tmp_path, 
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_callback_beside_resume_is_not_kept_and_a_notice_says_so(tmp_path, capsys, first):
+def test_callback_outside_resume_prints_a_notice(tmp_path, capsys, first):
     for _ in range(2):
         model = train(tmp_path / "other", [])[0]
         callbacks = [Stop(1), Resume(tmp_path)] if first else [Resume(tmp_path), Stop(1)]
@@ -69,13 +69,13 @@ def test_a_callback_beside_resume_is_not_kept_and_a_notice_says_so(tmp_path, cap
     assert "was stopped by a callback that was not given to Resume, in epoch 2" in said
 
 
-def test_nothing_is_said_where_nothing_is_lost(tmp_path, capsys):
+def test_resume_without_lost_state_prints_nothing(tmp_path, capsys):
     train(tmp_path, [keras.callbacks.EarlyStopping("loss"), keras.callbacks.TerminateOnNaN()])
     train(tmp_path / "none", [])
     assert not capsys.readouterr().out
 
 
-def test_a_callback_that_changes_and_cannot_be_saved_is_named_once(tmp_path, capsys):
+def test_unsaved_callback_state_is_named_once(tmp_path, capsys):
     class Mine(keras.callbacks.EarlyStopping):
         def on_epoch_end(self, epoch, logs=None):
             super().on_epoch_end(epoch, logs)
@@ -88,7 +88,7 @@ def test_a_callback_that_changes_and_cannot_be_saved_is_named_once(tmp_path, cap
     assert said[1].startswith("The callback Mine('loss') changes mine during")
 
 
-def test_states_that_are_missing_or_left_over_are_named(tmp_path, capsys):
+def test_missing_and_left_over_states_are_named(tmp_path, capsys):
     stopping = keras.callbacks.EarlyStopping
     train(tmp_path, [stopping("loss"), stopping("loss")])
     train(tmp_path, [stopping("loss"), stopping("val_loss")])
@@ -97,7 +97,7 @@ def test_states_that_are_missing_or_left_over_are_named(tmp_path, capsys):
     assert "holds the state of EarlyStopping('loss') 2, not given to this Resume: it is dropped." in said
 
 
-def test_a_checkpoint_without_states_is_loaded(tmp_path, capsys):
+def test_checkpoint_without_callback_states_is_loaded(tmp_path, capsys):
     train(tmp_path, [keras.callbacks.ReduceLROnPlateau("loss")])
     slot = CheckpointSlots(tmp_path).newest()
     old = {key: value for key, value in slot.facts.items() if key not in ("callbacks", "stopped")}
@@ -106,7 +106,7 @@ def test_a_checkpoint_without_states_is_loaded(tmp_path, capsys):
     assert "holds no state of ReduceLROnPlateau('loss')" in capsys.readouterr().out
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path):
+def test_resume_refuses_unsavable_callbacks(tmp_path):
     stopping = keras.callbacks.EarlyStopping("loss")
     for outer in ([stopping], [Lists(), stopping]):
         with pytest.raises(ValueError, match=r"Expected EarlyStopping\('loss'\) to be given only to Resume"):
@@ -130,34 +130,20 @@ def test_what_cannot_be_kept_is_refused(tmp_path):
         train(tmp_path, [Bad()])
 
 
-def test_an_interrupted_fit_leaves_the_model_as_any_other(tmp_path):
-    class Interrupt(keras.callbacks.Callback):
-        def __init__(self, event):
-            super().__init__()
-            setattr(self, event, self.now)
-
-        def now(self, *args, **kwargs):
-            raise KeyboardInterrupt
-
-    class At(Lists):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                raise KeyboardInterrupt
-
+def test_interrupted_resume_leaves_a_usable_model(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, [At()])
-    # On the way to its place.
+        train(tmp_path, [Lists(), InterruptAt("on_train_batch_end", 3)])
     for event in ("on_train_batch_begin", "on_train_batch_end"):
         model = train(tmp_path / event, [], epochs=1)[0]
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path, [], [Interrupt(event)], model=model)
+            train(tmp_path, [], [InterruptAt(event)], model=model)
         before = int(model.optimizer.iterations)
         history = model.fit(X, Y, 2, epochs=2, verbose=0)
         assert int(model.optimizer.iterations) == before + 8 and history.epoch == [0, 1], event
 
 
 VALIDATION = (-X, Y)
-# What follows from the arguments or is begun anew with each process: files, clocks, the current epoch.
+# These attributes follow from the arguments or start again in each process (files, clocks, the current epoch).
 NO_STATE = {
     *("params", "_model", "monitor_op", "min_delta", "_current_epoch"),
     *("csv_file", "writer", "keys", "append_header"),
@@ -167,7 +153,7 @@ NO_STATE = {
 
 
 def keras_callbacks(folder):
-    """One of each of Keras' own that `Resume` may be given and that needs no further package."""
+    """Yields each callback of Keras that `Resume` accepts and that needs no further package."""
     yield keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)
     yield keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_best_only=True, save_weights_only=True)
     yield keras.callbacks.ModelCheckpoint(folder / "last.weights.h5", save_freq=3, save_weights_only=True)
@@ -184,7 +170,7 @@ def keras_callbacks(folder):
 OTHERS = {"BackupAndRestore", "Callback", "CallbackList", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard"}
 
 
-def test_no_state_of_a_callback_of_keras_is_forgotten(tmp_path):
+def test_states_of_all_keras_callbacks_are_complete(tmp_path):
     *callbacks, remote = keras_callbacks(tmp_path)
     names = {type(callback).__name__ for callback in callbacks} | {remote.__name__}
     assert names == {name for name in dir(keras.callbacks) if name[0].isupper()} - OTHERS
@@ -195,7 +181,7 @@ def test_no_state_of_a_callback_of_keras_is_forgotten(tmp_path):
             first.extend({k: repr(v) for k, v in vars(callback).items()} for callback in callbacks)
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-    model.compile(keras.optimizers.SGD(0.3, use_ema=True), "mse", jit_compile=keras.backend.backend() == "jax")
+    model.compile(keras.optimizers.SGD(0.3, use_ema=True), "mse")
     model.fit(X, Y, 4, epochs=5, validation_data=VALIDATION, callbacks=[*callbacks, Look()], verbose=0)
     for callback, before in zip(callbacks, first, strict=True):
         changed = {name for name, value in vars(callback).items() if repr(value) != before.get(name)}
@@ -207,7 +193,7 @@ def test_no_state_of_a_callback_of_keras_is_forgotten(tmp_path):
 
 
 @pytest.mark.backends("tensorflow")
-def test_tensorboard_goes_on_counting(tmp_path):
+def test_tensorboard_state_is_its_counters(tmp_path):
     pytest.importorskip("tensorboard")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)
@@ -216,33 +202,27 @@ def test_tensorboard_goes_on_counting(tmp_path):
     assert get_state(board) == {"_global_train_batch": 4, "_global_test_batch": 4}
 
 
-def test_a_subclass_has_the_state_of_its_class():
-    class Mine(keras.callbacks.ReduceLROnPlateau):
+def test_states_of_callback_subclasses():
+    class Inherits(keras.callbacks.ReduceLROnPlateau):
         pass
 
-    mine, other = Mine(), Mine()
-    mine.wait, mine.best = 3, 0.25
-    set_state(other, get_state(mine))
-    assert (other.wait, other.best, other.cooldown_counter) == (3, 0.25, 0)
-
-
-def test_own_states_come_before_those_of_keras():
-    class Mine(keras.callbacks.EarlyStopping):
+    class Overrides(keras.callbacks.EarlyStopping):
         def get_state(self):
             return {"mine": 1}
 
         def set_state(self, state):
             self.given = state
 
-    mine = Mine()
-    assert get_state(mine) == {"mine": 1}
-    set_state(mine, {"mine": 2})
-    assert mine.given == {"mine": 2}
+    first, second, own = Inherits(), Inherits(), Overrides()
+    first.wait, first.best = 3, 0.25
+    set_state(second, get_state(first))
+    assert (second.wait, second.best, second.cooldown_counter) == (3, 0.25, 0)
+    assert get_state(own) == {"mine": 1}
+    set_state(own, {"mine": 2})
+    assert own.given == {"mine": 2}
 
 
-def test_the_rows_of_a_file_after_the_checkpoint_are_dropped(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
+def test_csv_rows_after_the_checkpoint_are_dropped(tmp_path):
     states = []
     for append in (False, True):
         path = tmp_path / f"{append}.csv"
@@ -263,7 +243,7 @@ def test_the_rows_of_a_file_after_the_checkpoint_are_dropped(tmp_path):
         assert path.read_text() == whole
 
 
-def test_what_is_packed_comes_back():
+def test_pack_unpack_round_trip():
     tensor = keras.ops.ones((2,), "bfloat16")
     state = {
         "plain": [None, True, -3, 0.1, "text", float("inf")],
@@ -283,6 +263,6 @@ def test_what_is_packed_comes_back():
 
 
 @pytest.mark.parametrize("bad", [{1: 2}, {"a": {3}}, {"a": object()}, {"a": np.array(["text"])}, {"a": 1j}])
-def test_what_cannot_be_saved_is_named(bad):
+def test_pack_unsupported_value_is_refused(bad):
     with pytest.raises(TypeError, match="Expected a state of dicts .* Received"):
         pack(bad, {}, "x")
