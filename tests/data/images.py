@@ -9,7 +9,7 @@ HUGE_PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 40000, 4000
 
 
 def picture(value, size=(24, 20, 3)):
-    """Random pixels around a value, so that pictures can be told apart."""
+    """Returns random pixels around a value, which identifies the picture."""
     rng = np.random.default_rng(value)
     return np.clip(rng.integers(-20, 20, size) + value, 0, 255).astype("uint8")
 
@@ -19,7 +19,7 @@ def jpeg(value, size=(24, 20, 3)):
 
 
 def write_classes(folder, count, num_classes=4):
-    """Writes JPEGs into class folders; the value of each is its number. Returns the paths by number."""
+    """Writes JPEGs, whose values are their numbers, into class folders. Returns the paths by number."""
     paths = []
     for i in range(count):
         path = folder / f"class{i % num_classes}" / f"{i:03d}.jpg"
@@ -30,7 +30,7 @@ def write_classes(folder, count, num_classes=4):
 
 
 def batches(data):
-    """The arrays of each batch."""
+    """Returns the arrays of each batch."""
     return [[np.asarray(part) for part in tf.nest.flatten(batch)] for batch in data]
 
 

@@ -64,11 +64,11 @@ def test_randaugment_rounding_of_input():
         np.testing.assert_array_equal(augment(image, (0, 1)), np.full((4, 4, 3), whole, "float32"))
 
 
-@pytest.mark.parametrize("policy", [Policy(mixup=0.5), Policy(cutmix=1.0, erasing=0.25)], ids=["mixup", "cutmix"])
-def test_batches_are_float32_under_mixed_bfloat16(tmp_path, policy):
+def test_batches_are_float32_under_mixed_bfloat16(tmp_path):
     write_classes(tmp_path, 6, 2)
 
     def first():
+        policy = Policy(mixup=0.5, erasing=0.25)
         return batches(from_directory(tmp_path, image_size=16, batch_size=6, policy=policy))[0]
 
     expected = first()

@@ -10,10 +10,10 @@ from tests.data.images import batches, write_classes
 from tests.peers import peer
 
 
-def erased(count, shape, threads=2, **options):
+def erased(count, shape, **options):
     """Erases constant images, each with its own seed; the constant, 1000, does not occur in the noise."""
     erase, image = RandomErasing(**{"probability": 1.0, **options}), tf.fill(shape, 1000.0)
-    data = tf.data.Dataset.range(count).map(lambda i: erase(image, tf.stack([i, i])), num_parallel_calls=threads)
+    data = tf.data.Dataset.range(count).map(lambda i: erase(image, tf.stack([i, i])), num_parallel_calls=2)
     return np.stack(list(data.as_numpy_iterator()))
 
 
@@ -44,12 +44,6 @@ def test_erasing_probability_area_position_and_noise():
     noise = images[(images != 1000).all(axis=-1)]
     np.testing.assert_allclose(noise.mean(axis=0), [-3, 0, 3], atol=0.03)
     np.testing.assert_allclose(noise.std(axis=0), [0.5, 1, 2], rtol=0.01)
-
-
-def test_erasing_depends_only_on_seed():
-    images = erased(12, (24, 24, 3), threads=1)
-    np.testing.assert_array_equal(images, erased(12, (24, 24, 3), threads=5))
-    assert len({image.tobytes() for image in images}) == 12
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), channels=st.integers(1, 4))

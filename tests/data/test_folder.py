@@ -1,14 +1,16 @@
 import logging
 import os
 import shutil
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import from_directory
+from keras_vit.data import from_directory, load
 from tests.data.images import HUGE_PNG, batches, equal, jpeg, picture, write_classes
+from tests.evaluation.errors import refuses
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +183,7 @@ def test_evaluation_batch_lacks_broken_image(tmp_path):
 def test_folder_without_labels(folder, tmp_path):
     for i in (2, 0, 1):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(90 * i))
-    with pytest.raises(ValueError, match=r"two classes or more .* labels='none' takes images without classes"):
-        from_directory(tmp_path)
+    refuses(r"two classes or more .* labels='none' takes images without classes", from_directory, tmp_path)
     data = from_directory(tmp_path, labels="none", image_size=8, batch_size=2, normalize=False)
     assert [path[-5:] for path in data.file_paths] == ["0.jpg", "1.jpg", "2.jpg"] and data.class_names == []
     found = np.concatenate([part for batch in batches(data) for part in batch]).mean((1, 2, 3))
@@ -229,24 +230,18 @@ def test_no_warning_without_broken_images(folder, caplog):
 def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="`path` to be a folder .*nowhere'"):
         from_directory(tmp_path / "nowhere")
-    with pytest.raises(
-        ValueError, match=r"two classes or more in .*, as .*cat'.* Received: 0 files, and the folders \[\]"
-    ):
-        from_directory(tmp_path)
+    refuses(r"two classes or more in .*, as .*cat'.* Received: 0 files, and the folders \[\]", from_directory, tmp_path)
     shutil.copytree(folder / "class0", tmp_path / "class0")
-    with pytest.raises(ValueError, match=r"two classes or more in .* the folders \['class0'\]. labels='none' takes"):
-        from_directory(tmp_path)
+    refuses(r"two classes or more in .* the folders \['class0'\]. labels='none' takes", from_directory, tmp_path)
     shutil.copytree(folder, tmp_path / "outer" / "photos")
     with pytest.raises(ValueError, match=f"the folders .*. {str(tmp_path / 'outer' / 'photos')!r} has such folders"):
         from_directory(tmp_path / "outer")
     shutil.rmtree(tmp_path / "outer")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".DS_Store").write_bytes(b"clutter")
-    with pytest.raises(ValueError, match="images of each class. None found in '.*empty'"):
-        from_directory(tmp_path)
+    refuses("images of each class. None found in '.*empty'", from_directory, tmp_path)
     shutil.copy(folder / "class1" / "001.jpg", tmp_path / "empty")
-    with pytest.raises(ValueError, match="enough images of each class to split. 'empty' has 1"):
-        from_directory(tmp_path, validation_split=0.2)
+    refuses("enough images of each class to split. 'empty' has 1", from_directory, tmp_path, validation_split=0.2)
     for options, message in (
         ({"subset": "both"}, "Expected a `validation_split` for subset='both'"),
         ({"subset": "test"}, "`subset`. Expected one of 'training', 'validation', 'both'"),
@@ -254,5 +249,12 @@ def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
         ({"class_names": ["cat", "cat"]}, r"`class_names` without repetition. Received twice: \['cat'\]"),
         ({"class_names": ["cat", "dog"]}, r"There is none for: \['cat', 'dog'\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            from_directory(folder, **options)
+        refuses(message, from_directory, folder, **options)
+
+
+def test_error_without_tensorflow_names_package(folder, monkeypatch):
+    # An import of a module that is None fails.
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for make in (lambda: from_directory(folder), lambda: load("cifar10", "train")):
+        with pytest.raises(ImportError, match="needs TensorFlow, .* on every backend: pip install tensorflow"):
+            make()

@@ -5,6 +5,7 @@ import pytest
 
 from keras_vit.data import Policy, from_dataframe
 from tests.data.images import batches, equal, write_classes
+from tests.evaluation.errors import refuses
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ NAMES = ["cat", "dog"] * 3
 
 
 class Frame:
-    """What a DataFrame is to this package."""
+    """The parts of a DataFrame that the package uses."""
 
     def __init__(self, columns):
         self.content, self.columns = columns, list(columns)
@@ -36,7 +37,7 @@ def labels(data):
     return next(iter(data))[1].numpy().tolist()
 
 
-def test_a_csv_file_a_frame_and_a_dict_are_the_same(folder, tmp_path):
+def test_csv_file_frame_and_dict_give_same_batches(folder, tmp_path):
     (tmp_path / "a.csv").write_text("path,label\n" + "".join(f"{p},{n}\n" for p, n in zip(PATHS, NAMES, strict=True)))
     table = {"path": PATHS, "label": NAMES}
     found = [make(t, folder) for t in (tmp_path / "a.csv", Frame(table), table)]
@@ -45,13 +46,13 @@ def test_a_csv_file_a_frame_and_a_dict_are_the_same(folder, tmp_path):
     assert found[0].file_paths == [str(folder / p) for p in PATHS]
 
 
-def test_paths_start_at_the_csv_file(folder):
+def test_paths_are_relative_to_csv_file(folder):
     (folder / "train.csv").write_text("path,label\nclass0/000.jpg,1\nclass1/001.jpg,0\n")
     data = from_dataframe(folder / "train.csv", image_size=8, training=False)
     assert labels(data) == [1, 0] and data.num_classes == 2 and data.class_names == ["0", "1"]
 
 
-def test_kinds_of_labels(folder):
+def test_integer_named_and_multi_hot_labels(folder):
     def of(column, **options):
         return make({"path": PATHS, "label": column}, folder, **options)
 
@@ -66,21 +67,19 @@ def test_kinds_of_labels(folder):
     assert next(iter(multi))[1].dtype == "float32"
 
 
-def test_missing_values_of_nullable_columns(folder):
+def test_missing_values_in_nullable_pandas_columns(folder):
     pandas = pytest.importorskip("pandas")
     for column in (pandas.array([0, 1, None, 1, 0, 1], dtype="Int64"), pandas.array(["a", "b", None] * 2, "string")):
         table = pandas.DataFrame({"path": PATHS, "label": column})
-        with pytest.raises(ValueError, match="a label. Received: row 2: <NA>"):
-            make(table, folder)
+        refuses("a label. Received: row 2: <NA>", make, table, folder)
     assert labels(make(table, folder, label_separator=" "))[:3] == [[1, 0], [0, 1], [0, 0]]
 
 
-def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
-    data = from_dataframe({"path": PATHS}, directory=folder, label_column=None, image_size=8, batch_size=6)
-    images = next(iter(data)).numpy()
+def test_unlabelled_images_keep_order_of_frame(folder):
+    options = {"directory": folder, "label_column": None, "image_size": 8, "batch_size": 6}
+    images, reverse = (next(iter(from_dataframe({"path": p}, **options))).numpy() for p in (PATHS, PATHS[::-1]))
     assert images.shape == (6, 8, 8, 3)
-    reordered = from_dataframe({"path": PATHS[::-1]}, directory=folder, label_column=None, image_size=8, batch_size=6)
-    np.testing.assert_array_equal(next(iter(reordered)).numpy(), images[::-1])
+    np.testing.assert_array_equal(reverse, images[::-1])
 
 
 @pytest.mark.parametrize(
@@ -92,50 +91,49 @@ def test_a_test_set_has_images_alone_in_the_order_of_the_frame(folder):
         ("path,label\n", {}, "a row or more"),
         ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\].*`path_column`"),
         ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
-        ({"path": PATHS, "label": NAMES[:5]}, {}, "columns of one length"),
-        ({"path": PATHS, "label": [0, 1, 5, -1, 0, 1]}, {"num_classes": 5}, "5 classes. Received: row 2: 5; row 3: -1"),
-        ({"path": PATHS, "label": NAMES}, {"class_names": ["cat", "bird"]}, "2 classes. Received: row 1: 'dog'; row 3"),
-        (
-            {"path": PATHS, "label": ["cat", "", None, "dog", "cat", "cat"]},
-            {},
-            "a label. Received: row 1: ''; row 2: None",
-        ),
-        (
-            {"path": PATHS, "label": ["None", "cat", "cot", "cat ", 3, 1]},
-            {"class_names": ["None", "cat"]},
-            "row 2: 'cot'",
-        ),
-        ({"path": PATHS, "label": [["cat"], "cat", "a", "a", "a", np.ones(2)]}, {}, r"row 0: \['cat'\]; row 5: array"),
-        ({"path": PATHS, "label": [["cat"]] * 6}, {"label_separator": " "}, "joined by `label_separator`.*row 0"),
-        ({"path": PATHS, "label": NAMES}, {"label_separator": ""}, "`label_separator` to be at least one character"),
-        ({"path": PATHS, "label": NAMES}, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
-        ({"path": PATHS, "label": ["cat"] * 6}, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
-        ({"path": PATHS, "label": NAMES}, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
-        ({"path": PATHS, "label": NAMES}, {"label_separator": " ", "policy": "deit"}, "multi-label data or"),
         ({"path": PATHS}, {"label_column": None, "policy": "light2"}, "one-hot labels for a policy"),
     ],
 )
-def test_clear_errors_before_training(folder, tmp_path, table, options, message):
+def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, message):
     if not isinstance(table, dict):
         (tmp_path / "a.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
         table = tmp_path / "a.csv"
-    with pytest.raises(ValueError, match=message):
-        make(table, folder, **options)
+    refuses(message, make, table, folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        (NAMES[:5], {}, "columns of one length"),
+        ([0, 1, 5, -1, 0, 1], {"num_classes": 5}, "5 classes. Received: row 2: 5; row 3: -1"),
+        (NAMES, {"class_names": ["cat", "bird"]}, "2 classes. Received: row 1: 'dog'; row 3"),
+        (["cat", "", None, "dog", "cat", "cat"], {}, "a label. Received: row 1: ''; row 2: None"),
+        (["None", "cat", "cot", "cat ", 3, 1], {"class_names": ["None", "cat"]}, "row 2: 'cot'"),
+        ([["cat"], "cat", "a", "a", "a", np.ones(2)], {}, r"row 0: \['cat'\]; row 5: array"),
+        ([["cat"]] * 6, {"label_separator": " "}, "joined by `label_separator`.*row 0"),
+        (NAMES, {"label_separator": ""}, "`label_separator` to be at least one character"),
+        (NAMES, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
+        (["cat"] * 6, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
+        (NAMES, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
+        (NAMES, {"label_separator": " ", "policy": "deit"}, "multi-label data or"),
+    ],
+)
+def test_from_dataframe_refuses_invalid_labels(folder, column, options, message):
+    refuses(message, make, {"path": PATHS, "label": column}, folder, **options)
 
 
 @pytest.mark.parametrize("column", [[2010, 2101, 2011, 2010, 2050, 2101], [0, 255, 0, 255, 0, 0], [1.5, 2, 3, 4, 5, 6]])
-def test_numbers_that_are_no_classes_are_refused(folder, column):
+def test_numbers_need_class_names_unless_counted_from_0(folder, column):
     table = {"path": PATHS, "label": column}
-    with pytest.raises(ValueError, match="integers counted from 0 as labels|'float' takes regression targets"):
-        make(table, folder)
+    refuses("integers counted from 0 as labels|'float' takes regression targets", make, table, folder)
     names = sorted(set(column))
     data = make(table, folder, class_names=names)
     assert labels(data) == [names.index(value) for value in column]
     assert data.class_names == [str(name) for name in names]
 
 
-def test_labels_counted_from_1_are_said(folder, caplog):
+def test_labels_counted_from_1_cause_warning(folder, caplog):
     table = {"path": PATHS, "label": ["1", "2", "3.0", 1, 2, 3.0]}
     assert make(table, folder).num_classes == 4
     assert [record.getMessage()[:58] for record in caplog.records] == [
@@ -145,7 +143,7 @@ def test_labels_counted_from_1_are_said(folder, caplog):
     assert make(table, folder, num_classes=4).class_names == ["0", "1", "2", "3"] and len(caplog.records) == 1
 
 
-def test_numbers_to_predict(folder):
+def test_regression_targets(folder):
     table = {"path": PATHS, "age": ["1.5", 2, -3.0, 0, 1e3, 7], "size": range(6)}
     one = make(table, folder, label_column="age", labels="float")
     assert labels(one) == [[1.5], [2], [-3], [0], [1000], [7]] and one.element_spec[1].dtype == "float32"
@@ -158,20 +156,18 @@ def test_numbers_to_predict(folder):
         make(table, folder, label_column="size", labels="float", policy=Policy(label_smoothing=0.1))
 
 
-def test_weights_of_the_samples(folder):
+def test_sample_weights(folder):
     table = {"path": PATHS, "label": NAMES, "w": ["1", 0.5, 2, 0, 1, 1]}
     images, found, weights = next(iter(make(table, folder, weight_column="w")))
     assert weights.numpy().tolist() == [1, 0.5, 2, 0, 1, 1] and weights.dtype == "float32"
     assert images.shape == (6, 8, 8, 3) and found.numpy().tolist() == [0, 1] * 3
-    with pytest.raises(ValueError, match="no sample weights with a policy that mixes"):
-        make(table, folder, weight_column="w", policy="light2")
+    refuses("no sample weights with a policy that mixes", make, table, folder, weight_column="w", policy="light2")
     with pytest.raises(ValueError, match="a weight of at least 0. Received: row 0: -1; row 1: None"):
         make({**table, "w": [-1, None, 1, 1, 1, 1]}, folder, weight_column="w")
-    with pytest.raises(ValueError, match=r"There is no \['v'\]"):
-        make(table, folder, weight_column="v")
+    refuses(r"There is no \['v'\]", make, table, folder, weight_column="v")
 
 
-def test_bare_names(folder):
+def test_extension_is_appended_to_names(folder):
     names = [path.removesuffix(".jpg") for path in PATHS[:5]] + PATHS[5:]
     data = make({"path": names, "label": NAMES}, folder, extension=".jpg")
     assert data.file_paths == [str(folder / path) for path in PATHS]
@@ -181,14 +177,11 @@ def test_bare_names(folder):
     assert data.file_paths == [str(folder / "0.jpg"), str(folder / "1.jpg")]
 
 
-def test_missing_files_are_named(folder, tmp_path):
+def test_error_names_missing_or_broken_files(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="the `directory` .*Received: row 1: .*nowhere.jpg"):
         make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
     with pytest.raises(FileNotFoundError, match="none.csv', which does not exist"):
         from_dataframe(tmp_path / "none.csv")
-
-
-def test_no_image_that_decodes(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"text")
     with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*no image"):
         make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)

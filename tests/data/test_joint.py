@@ -5,22 +5,18 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import data
-from tests.data.images import batches, jpeg, write_classes
+from tests.data.images import batches, equal, jpeg, write_classes
 
 IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
 
 
 def chosen(indices, labels, num_images):
-    return SimpleNamespace(
-        indices=np.array(indices),
-        labels=np.array(labels),
-        class_names=("cat", "dog"),
-        settings={"num_images": num_images},
-    )
+    choice = {"indices": np.array(indices), "labels": np.array(labels), "class_names": ("cat", "dog")}
+    return SimpleNamespace(**choice, settings={"num_images": num_images})
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_chosen_images_come_with_their_labels(tmp_path, soft):
+def test_relabelled_source_has_chosen_images_and_labels(tmp_path, soft):
     write_classes(tmp_path, 6, num_classes=1)
     everything = data.from_directory(tmp_path, labels="none", image_size=16)
     assert everything.source.num_images == 6
@@ -31,7 +27,7 @@ def test_chosen_images_come_with_their_labels(tmp_path, soft):
     found, labels = batches(data.pipeline(source, image_size=16, training=False))[0]
     np.testing.assert_array_equal(found, images[[1, 3, 3, 5]])
     np.testing.assert_array_equal(labels, rows if soft else hard)
-    # All of the pipeline works on them.
+    # The pipeline can mix and smooth the new labels.
     mixed = data.Policy(mixup=0.5, label_smoothing=0.2)
     _, labels = batches(data.pipeline(source, image_size=16, batch_size=4, policy=mixed, repeat=True, num_batches=1))[0]
     np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
@@ -44,7 +40,7 @@ def of(labels, batch_size):
     return tf.data.Dataset.from_tensor_slices((IMAGES[: len(labels)], np.array(labels))).batch(batch_size)
 
 
-def test_weights_and_labels_of_a_joint_batch():
+def test_pseudo_label_batch_weights_and_labels():
     soft = np.float32([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [1, 0], [0, 1]])
     for labels in ([0, 1], np.eye(2)):
         joint = data.with_pseudo_labels(
@@ -54,18 +50,18 @@ def test_weights_and_labels_of_a_joint_batch():
         assert images.reshape(-1).tolist() == [0, 1, 0, 1, 2]
         np.testing.assert_allclose(first, [[0.9, 0.1], [0.1, 0.9], *soft[:3]], atol=1e-6)
         np.testing.assert_allclose(weights, [5 / 2] * 2 + [0.5 * 5 / 3] * 3)
-        # The last batch is smaller, and weighs the same.
+        # The last batch is smaller, and its total weight is the same.
         np.testing.assert_allclose(second[2:], soft[3:])
         np.testing.assert_allclose(others, [4 / 2] * 2 + [0.5 * 4 / 2] * 2)
-    hard = data.with_pseudo_labels(of([0, 1], 2), of([1, 0], 2), num_classes=2, label_smoothing=0.2)
-    one_hot = data.with_pseudo_labels(
-        of([0, 1], 2), of(np.float32([[0.1, 0.9], [0.9, 0.1]]), 2), num_classes=2, label_smoothing=0.2
+    hard, smoothed = (
+        data.with_pseudo_labels(of([0, 1], 2), of(labels, 2), num_classes=2, label_smoothing=0.2)
+        for labels in ([1, 0], np.float32([[0.1, 0.9], [0.9, 0.1]]))
     )
-    for a, b in zip(batches(hard)[0], batches(one_hot)[0], strict=True):
+    for a, b in zip(batches(hard)[0], batches(smoothed)[0], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_the_epoch_is_set_in_each_part(tmp_path):
+def test_set_epoch_of_joint_dataset(tmp_path):
     write_classes(tmp_path, 8, num_classes=2)
     options = {"image_size": 8, "batch_size": 4}
     labelled = data.from_directory(tmp_path, **options)
@@ -80,15 +76,13 @@ def test_the_epoch_is_set_in_each_part(tmp_path):
         for number in (0, 3, 0):
             joint.set_epoch(number)
             epochs.append(batches(joint))
-        for name, same in ((2, True), (1, False)):
-            pairs = zip(epochs[0][0], epochs[name][0], strict=True)
-            assert all(np.array_equal(a, b) for a, b in pairs) == same
+        assert equal(epochs[0][:1], epochs[2][:1]) and not equal(epochs[0][:1], epochs[1][:1])
     (x, y), *_ = joint
     assert [part.shape for part in x] == [(4, 8, 8, 3)] * 3 and y.shape == (4,)
     assert not np.array_equal(x[1], x[2])
 
 
-def test_other_batches_are_refused(tmp_path):
+def test_joint_datasets_refuse_other_batches():
     images = tf.data.Dataset.from_tensor_slices(IMAGES).batch(2)
     for bad in (
         lambda: data.with_pseudo_labels(images, of([0, 1], 2), num_classes=2),
@@ -102,7 +96,7 @@ def test_other_batches_are_refused(tmp_path):
             bad()
 
 
-def test_a_broken_image_would_shift_the_others(tmp_path):
+def test_pseudo_labels_refuse_broken_image(tmp_path):
     from keras_vit.semi_supervised import pseudo_labels
     from tests import tiny
 

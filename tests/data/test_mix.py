@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from keras_vit.data import Mix, Policy
@@ -17,7 +16,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def mixers():
-    """Each traced once, since a new graph for each example would take the whole time."""
+    """Returns one graph per policy, since tracing takes longer than running."""
     signature = [
         tf.TensorSpec((None, 8, 8, 3), tf.float32),
         tf.TensorSpec((None, 5), tf.float32),
@@ -26,12 +25,11 @@ def mixers():
     return {name: tf.function(Mix(policy), signature) for name, policy in POLICIES.items()}
 
 
-@limits(max_examples=40)
 @given(st.sampled_from(sorted(POLICIES)), st.integers(1, 7), st.integers(0, 2**62), st.integers(0, 2**31))
-def test_label_mass_is_kept(mixers, name, batch, seed, labels_seed):
+def test_mix_keeps_label_mass(mixers, name, batch, seed, labels_seed):
     rng = np.random.default_rng(labels_seed)
     classes = rng.integers(0, 5, batch)
-    # An image is as bright as its class, so that the pixels tell how much of which class they hold.
+    # The brightness of an image is its class, so that the mean of the pixels equals that of the labels.
     images = np.ones((batch, 8, 8, 3), "float32") * classes[:, None, None, None]
     mixed, labels = mixers[name](images, tf.one_hot(classes, 5), tf.constant([seed, 1], "int64"))
     mixed, labels = np.array(mixed), np.array(labels)
@@ -41,21 +39,21 @@ def test_label_mass_is_kept(mixers, name, batch, seed, labels_seed):
     if name == "mixup":
         np.testing.assert_allclose(np.mean(mixed, (1, 2, 3)), labels @ np.arange(5.0), atol=1e-4)
     if name == "cutmix":
-        # The box ends between pixels: the label counts the parts, the picture whole pixels.
+        # The label counts fractions of pixels at the edges of the box, and the picture whole pixels.
         assert np.abs(np.mean(mixed, (1, 2, 3)) - labels @ np.arange(5.0)).max() < 4 * (2 * 8 + 1) / 64
 
 
-def test_the_switch_uses_both(mixers):
+def test_mix_switches_between_mixup_and_cutmix(mixers):
     images = np.arange(2, dtype="float32")[:, None, None, None] * np.ones((1, 8, 8, 3), "float32")
     blended = 0
     for seed in range(40):
         mixed, _ = mixers["switch"](images, tf.one_hot([0, 1], 5), tf.constant([seed, 1], "int64"))
         blended += bool(((np.array(mixed) > 0.001) & (np.array(mixed) < 0.999)).any())
-    # MixUp leaves no pixel as it was, half of the time at least with the images themselves as partners.
+    # MixUp changes all pixels, unless an image's partner is the image itself, as in half of the batches.
     assert 3 <= blended <= 30
 
 
-def test_the_seed_alone_decides(mixers):
+def test_mix_depends_only_on_seed(mixers):
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(6, 8, 8, 3)).astype("float32"), tf.one_hot(np.arange(6) % 5, 5)
     a, b, c = (mixers["mixup"](images, labels, tf.constant([seed, 1], "int64")) for seed in (1, 1, 2))
@@ -64,6 +62,6 @@ def test_the_seed_alone_decides(mixers):
     assert not np.array_equal(a[0], c[0])
 
 
-def test_smoothing_alone():
+def test_label_smoothing_without_mixing():
     _, labels = Mix(Policy(label_smoothing=0.1))(tf.zeros((2, 4, 4, 3)), tf.eye(2, 5), (0, 1))
     np.testing.assert_allclose(labels, np.eye(2, 5) * 0.9 + 0.02, atol=1e-6)

@@ -14,7 +14,7 @@ OPERATIONS = [f"{family}/{name}" for family, table in FAMILIES.items() for name 
 
 
 def levels(name):
-    """The golden images of an operation, by (magnitude, sign)."""
+    """Returns the golden images of an operation, by (magnitude, sign)."""
     found = {}
     for full, image in zip(GOLDEN["names"], GOLDEN["images"], strict=True):
         if full.rpartition("/")[0] == name:
@@ -24,10 +24,10 @@ def levels(name):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_are_those_of_the_official_codes(name):
+def test_randaugment_operation_matches_official_code(name):
     family, operation = name.split("/")
     picture = GOLDEN["picture"]
-    # In a graph, where TensorFlow orders the arithmetic of a rotation as it does in the official code's.
+    # The graph orders the arithmetic of a rotation as the official code does.
     apply = tf.function(FAMILIES[family][operation], autograph=False)
     centre = tf.constant((np.array(CUTOUT_CENTRE) + 0.5) / picture.shape[:2], "float32")
     golden = levels(name)
@@ -43,11 +43,11 @@ def test_operations_are_those_of_the_official_codes(name):
             assert not difference.any(), (level, sign)
 
 
-def test_every_official_operation_has_one_here():
+def test_randaugment_operations_are_complete():
     assert {name.rpartition("/")[0] for name in GOLDEN["names"]} == set(OPERATIONS)
 
 
-def test_a_picture_of_one_color():
+def test_contrast_operations_keep_uniform_picture():
     picture = tf.fill((8, 8, 3), tf.constant(77, "uint8"))
     for table in (OFFICIAL, TIMM):
         for name in ("AutoContrast", "Equalize"):

@@ -22,7 +22,7 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
-def test_larger_images_are_reduced_and_the_others_copied(folder, tmp_path):
+def test_resize_folder_reduces_large_images_and_copies_others(folder, tmp_path):
     assert data.resize_folder(folder, tmp_path / "small", shorter_side=10) == {}
     found = {str(path.relative_to(tmp_path / "small")) for path in (tmp_path / "small").rglob("*.*")}
     assert found == {"cat/0.png.jpg", "cat/1.JPG", "dog/sub/2.jpeg"}
@@ -35,7 +35,7 @@ def test_larger_images_are_reduced_and_the_others_copied(folder, tmp_path):
     assert batches.class_names == ["cat", "dog"] and next(iter(batches))[1].numpy().tolist() == [0, 0, 1]
 
 
-def test_an_interrupted_copy_goes_on(folder, tmp_path):
+def test_resize_folder_keeps_existing_files(folder, tmp_path):
     (tmp_path / "small" / "cat").mkdir(parents=True)
     (tmp_path / "small" / "cat" / "0.png.jpg").write_text("kept")
     data.resize_folder(folder, tmp_path / "small", shorter_side=10)
@@ -43,7 +43,7 @@ def test_an_interrupted_copy_goes_on(folder, tmp_path):
     assert (tmp_path / "small" / "cat" / "1.JPG").exists()
 
 
-def test_what_does_not_decode_is_left_out_and_listed(folder, tmp_path, caplog):
+def test_resize_folder_lists_broken_images(folder, tmp_path, caplog):
     (folder / "dog" / "half.jpg").write_bytes((folder / "cat" / "1.JPG").read_bytes()[:300])
     (folder / "dog" / "huge.png").write_bytes(HUGE_PNG)
     with caplog.at_level(logging.WARNING, "keras_vit.data"):
@@ -53,20 +53,15 @@ def test_what_does_not_decode_is_left_out_and_listed(folder, tmp_path, caplog):
     assert len(list((tmp_path / "small").rglob("*.*"))) == 3
 
 
-def test_a_name_for_two_copies_is_refused(folder, tmp_path):
-    Image.fromarray(gradient(9, 9)).save(folder / "cat" / "0.png.jpg")
-    with pytest.raises(ValueError, match=r"Expected no files whose names are others' with .jpg.*0\.png\.jpg"):
-        data.resize_folder(folder, tmp_path / "small")
-
-
-@pytest.mark.parametrize("name, value", [("shorter_side", 0), ("quality", 0), ("quality", 101)])
-def test_refuses(folder, tmp_path, name, value):
-    with pytest.raises(ValueError, match=f"`{name}`. Expected an integer .*Received: {value}"):
-        data.resize_folder(folder, tmp_path / "small", **{name: value})
-
-
-def test_refuses_unsuitable_folders(folder, tmp_path):
+def test_resize_folder_refuses_invalid_arguments(folder, tmp_path):
+    for name, value in (("shorter_side", 0), ("quality", 0), ("quality", 101)):
+        with pytest.raises(ValueError, match=f"`{name}`. Expected an integer .*Received: {value}"):
+            data.resize_folder(folder, tmp_path / "small", **{name: value})
     with pytest.raises(FileNotFoundError, match="Expected `path` to be a folder of images"):
         data.resize_folder(tmp_path / "nothing", tmp_path / "small")
     with pytest.raises(ValueError, match="`out`. Expected a folder outside"):
         data.resize_folder(folder, folder / "small")
+    # Two files would have the same name.
+    Image.fromarray(gradient(9, 9)).save(folder / "cat" / "0.png.jpg")
+    with pytest.raises(ValueError, match=r"Expected no files whose names are others' with .jpg.*0\.png\.jpg"):
+        data.resize_folder(folder, tmp_path / "small")

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data
+from tests.evaluation.errors import refuses
 
 
 def fill(folder, count, value):
@@ -17,9 +18,10 @@ def values(dataset):
 
 
 OPTIONS = {"image_size": 8, "batch_size": 4, "normalize": False}
+PARTS = ("train", "test")
 
 
-def test_a_folder_with_train_and_val_is_taken_as_it_is(tmp_path):
+def test_splits_of_train_and_val_folders(tmp_path):
     fill(tmp_path / "train", 3, 10)
     fill(tmp_path / "val", 2, 20)
     make = data.splits(tmp_path, holdout=0.5)
@@ -27,16 +29,15 @@ def test_a_folder_with_train_and_val_is_taken_as_it_is(tmp_path):
     assert values(make("test", training=False, **OPTIONS)) == [20.0] * 4
 
 
-def test_a_folder_of_classes_is_split_by_the_seed(tmp_path):
+def test_splits_of_class_folders_depend_on_seed(tmp_path):
     fill(tmp_path, 5, 10)
     make = data.splits(tmp_path, holdout=0.4)
-    files = [{part: make(part, seed=seed, **OPTIONS).file_paths for part in ("train", "test")} for seed in (0, 0, 1)]
-    assert len(files[0]["train"]) == 6 and len(files[0]["test"]) == 4
-    assert not set(files[0]["train"]) & set(files[0]["test"])
+    files = [[make(part, seed=seed, **OPTIONS).file_paths for part in PARTS] for seed in (0, 0, 1)]
+    assert [len(part) for part in files[0]] == [6, 4] and len({*files[0][0], *files[0][1]}) == 10
     assert files[0] == files[1] != files[2]
 
 
-def test_neither_a_folder_nor_a_dataset(tmp_path):
+def test_splits_refuse_invalid_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):
         data.splits(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="There is no folder 'cifar10'. As the name"):
@@ -44,45 +45,36 @@ def test_neither_a_folder_nor_a_dataset(tmp_path):
     (tmp_path / "labels.txt").write_text("path,label")
     with pytest.raises(FileNotFoundError, match="labels.txt'$"):
         data.splits(tmp_path / "labels.txt")
-    with pytest.raises(ValueError, match="`holdout` in"):
-        data.splits(tmp_path, holdout=2)
-
-
-def test_train_without_test_is_no_class(tmp_path):
+    refuses("`holdout` in", data.splits, tmp_path, holdout=2)
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
-    with pytest.raises(
-        ValueError, match=r"Expected a folder test or val or .* beside .*train.*'Tests'.*pass .*train' itself"
-    ):
-        data.splits(tmp_path)
+    refuses(r"Expected a folder test or val or .* beside .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
 
 
-def test_the_rows_of_a_table_are_split_by_class_and_seed(tmp_path):
+def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
     fill(tmp_path / "images", 5, 10)
     rows = [f"{name}/{i}.png,{name}" for i in range(5) for name in ("dog", "cat")]
     (tmp_path / "train.csv").write_text("\n".join(["file,animal", *rows]))
     columns = {"images": tmp_path / "images", "path_column": "file", "label_column": "animal"}
     make = data.splits(tmp_path / "train.csv", holdout=0.4, **columns)
-    parts = [{part: make(part, seed=seed, **OPTIONS) for part in ("train", "test")} for seed in (0, 0, 1)]
-    files = [{part: dataset.file_paths for part, dataset in both.items()} for both in parts]
-    assert parts[0]["train"].file_labels.count(0) == 3 and parts[0]["test"].file_labels.count(1) == 2
-    assert parts[0]["train"].class_names == parts[0]["test"].class_names == ["cat", "dog"]
-    assert len(set(files[0]["train"]) | set(files[0]["test"])) == 10
-    assert files[0] == files[1] != files[2]
-    with pytest.raises(ValueError, match="the column 'label' of labels in .*train.csv.*'animal'"):
-        data.splits(tmp_path / "train.csv")
+    (train, test), *others = [[make(part, seed=seed, **OPTIONS) for part in PARTS] for seed in (0, 0, 1)]
+    assert train.file_labels.count(0) == 3 and test.file_labels.count(1) == 2
+    assert train.class_names == test.class_names == ["cat", "dog"]
+    assert len({*train.file_paths, *test.file_paths}) == 10
+    files = [train.file_paths, test.file_paths]
+    assert [[part.file_paths for part in parts] == files for parts in others] == [True, False]
+    refuses("the column 'label' of labels in .*train.csv.*'animal'", data.splits, tmp_path / "train.csv")
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
     with pytest.raises(ValueError, match="at least two images per class to split. Received: a single one for .'lion'"):
         data.splits(tmp_path / "train.csv")
-    with pytest.raises(ValueError, match="`images` only with a CSV file"):
-        data.splits(tmp_path / "images", images=tmp_path)
+    refuses("`images` only with a CSV file", data.splits, tmp_path / "images", images=tmp_path)
     with pytest.raises(ValueError, match="`label_column` only with a CSV file. Received: label_column='animal' with"):
         data.splits(tmp_path / "images", label_column="animal")
     with pytest.raises(FileNotFoundError, match="a folder, a CSV file or .*nowhere.csv"):
         data.splits("nowhere.csv")
 
 
-def test_labels_follow_the_classes_of_the_training_folder(tmp_path, caplog):
+def test_labels_follow_classes_of_training_folder(tmp_path, caplog):
     for name, value in (("a", 10), ("b", 20), ("c", 30)):
         for part in ("train", "test"):
             if (part, name) != ("test", "b"):
@@ -97,17 +89,16 @@ def test_labels_follow_the_classes_of_the_training_folder(tmp_path, caplog):
         found = [(int(x[0, 0, 0]), int(y)) for xs, ys in dataset for x, y in zip(xs, ys, strict=True)]
         assert dict(found) == expected and dataset.class_names == ["a", "b", "c"]
     (tmp_path / "test" / "d").mkdir()
-    with pytest.raises(ValueError, match=r"the classes of .*train', \['a', 'b', 'c'\]. Received: \['d'\]"):
-        data.splits(tmp_path)
+    refuses(r"the classes of .*train', \['a', 'b', 'c'\]. Received: \['d'\]", data.splits, tmp_path)
 
 
-def test_errors_name_the_line_of_the_file_and_not_of_the_part(tmp_path):
+def test_errors_of_parts_name_line_of_file(tmp_path):
     fill(tmp_path, 5, 10)
     rows = [f"{name}/{i}.png,{name}" for i in range(5) for name in ("dog", "cat")]
     rows[7] = "dog/none.png,dog"
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows]))
     make, errors = data.splits(tmp_path / "train.csv", holdout=0.4), []
-    for part in ("train", "test"):
+    for part in PARTS:
         try:
             make(part, **OPTIONS)
         except FileNotFoundError as error:
@@ -117,7 +108,7 @@ def test_errors_name_the_line_of_the_file_and_not_of_the_part(tmp_path):
     with pytest.raises(FileNotFoundError, match="Received: row 7: "):
         for training, _ in data.folds(table, 2):
             data.from_dataframe(training, **OPTIONS)
-    # A part that somebody changed has rows of its own.
+    # The rows of a changed part are counted anew.
     training, _ = next(data.folds({"path": table["path"][:7], "label": table["label"][:7]}, 2))
     for column, cell in (("path", tmp_path / "gone.png"), ("label", "cat")):
         training[column].append(cell)
@@ -126,7 +117,7 @@ def test_errors_name_the_line_of_the_file_and_not_of_the_part(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [list("abcabcabcab"), [i % 3 for i in range(11)], [str(i % 3) for i in range(11)]])
-def test_each_row_is_validated_once_and_each_label_has_its_share(labels):
+def test_folds_validate_each_row_once_and_are_stratified(labels):
     table = {"path": [f"{i}.jpg" for i in range(11)], "label": labels}
     made = list(data.folds(table, 3))
     assert sorted(path for _, validation in made for path in validation["path"]) == sorted(table["path"])
@@ -137,29 +128,20 @@ def test_each_row_is_validated_once_and_each_label_has_its_share(labels):
     assert made == list(data.folds(table, 3)) and made != list(data.folds(table, 3, seed=1))
 
 
-def test_numbers_to_predict_and_no_labels(tmp_path, caplog):
+def test_folds_of_regression_targets_and_unlabelled_rows(tmp_path, caplog):
     values = np.random.default_rng(0).normal(size=40).tolist()
     for _, validation in data.folds({"path": range(40), "age": values}, 4, label_column="age"):
         assert sum(value < np.median(values) for value in validation["age"]) == 5
     (tmp_path / "a.csv").write_text("path\n1\n2\n3\n")
     assert [len(validation["path"]) for _, validation in data.folds(tmp_path / "a.csv", 2, label_column=None)] == [2, 1]
     assert not caplog.records
-
-
-def test_a_rare_label_is_said(caplog):
     list(data.folds({"label": list("aaaaaaab")}, 2))
     assert [record.getMessage() for record in caplog.records] == ["1 of the 2 labels have fewer rows than the 2 folds"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 1}, "`k` to be an integer from 2 to the 3 rows. Received: 1"),
-        ({"k": 4}, "Received: 4"),
-        ({"k": 2, "label_column": "x"}, r"`label_column` to be one of \['label'\]. Received: 'x'"),
-        ({"k": 2, "label_column": ["label"]}, r"`label_column` to be one of \['label'\]. Received: \['label'\]"),
-    ],
-)
-def test_folds_refuse(options, message):
-    with pytest.raises(ValueError, match=message):
-        data.folds({"label": [0, 1, 0]}, **options)
+def test_folds_refuse_invalid_k_or_label_column():
+    table = {"label": [0, 1, 0]}
+    refuses("`k` to be an integer from 2 to the 3 rows. Received: 1", data.folds, table, 1)
+    refuses("`k` to be an integer from 2 to the 3 rows. Received: 4", data.folds, table, 4)
+    for column in ("x", ["label"]):
+        refuses(r"`label_column` to be one of \['label'\]. Received: ", data.folds, table, 2, label_column=column)

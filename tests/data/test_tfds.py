@@ -11,7 +11,7 @@ tfds = pytest.importorskip("tensorflow_datasets")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A dataset in TFDS format, of gray images whose brightness is their number."""
+    """Returns the folder of a TFDS dataset of gray images, whose brightness is their number."""
     folder = tmp_path_factory.mktemp("tfds")
 
     def rows(numbers, labels=True):
@@ -19,14 +19,11 @@ def folder(tmp_path_factory):
         made = [{"image": picture(i, (20, 20, 1)), "label": i % 3 if labels else -1} for i in numbers]
         return tf.data.Dataset.from_generator(lambda: iter(made), output_signature=signature)
 
-    features = {
-        "image": tfds.features.Image(shape=(20, 20, 1)),
-        "label": tfds.features.ClassLabel(names=["a", "b", "c"]),
-    }
+    image, label = tfds.features.Image(shape=(20, 20, 1)), tfds.features.ClassLabel(names=["a", "b", "c"])
     tfds.dataset_builders.store_as_tfds_dataset(
         name="tiny",
         version="1.0.0",
-        features=tfds.features.FeaturesDict(features),
+        features=tfds.features.FeaturesDict({"image": image, "label": label}),
         split_datasets={"train": rows(range(30)), "test": rows(range(6)), "unlabelled": rows(range(6), labels=False)},
         data_dir=str(folder),
         disable_shuffling=True,
@@ -34,7 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_images_and_labels(folder):
+def test_load_images_and_labels(folder):
     data = load("tiny", "test", data_dir=folder, image_size=8, batch_size=6, normalize=False)
     images, labels = next(iter(data))
     assert (images.shape, labels.dtype) == ((6, 8, 8, 3), "int32")
@@ -44,7 +41,7 @@ def test_images_and_labels(folder):
     np.testing.assert_allclose(next(iter(gray))[0][5], picture(5, (20, 20, 1)), atol=1e-4)
 
 
-def test_training_splits_are_shuffled(folder):
+def test_load_shuffles_training_split_by_seed(folder):
     data = load("tiny", "train[:50%]", data_dir=folder, image_size=8, batch_size=15)
     again = load("tiny", "train[:50%]", data_dir=folder, image_size=8, batch_size=15)
     first, second = next(iter(data)), next(iter(again))
@@ -55,16 +52,7 @@ def test_training_splits_are_shuffled(folder):
     assert load("tiny", "train", data_dir=folder, image_size=8, policy="light2").element_spec[1].shape == (None, 3)
 
 
-def test_processes_share_the_batches_of_one(folder):
-    def labels(**options):
-        options = {"image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle_buffer": 9, **options}
-        return [labels.tolist() for _, labels in batches(load("tiny", "train", data_dir=folder, **options))]
-
-    first, second = (labels(num_shards=2, shard_index=i) for i in range(2))
-    assert [a + b for a, b in zip(first, second, strict=True)] == labels()
-
-
-def test_clear_errors_before_training(folder, tmp_path):
+def test_load_refuses_missing_dataset_or_labels(folder, tmp_path):
     for name in ("cifar10", "vtab/dtd", "no_such_dataset"):
         with pytest.raises(FileNotFoundError, match=f"to be prepared in '{tmp_path}'.*download_and_prepare"):
             load(name, "train800" if "/" in name else "train", data_dir=tmp_path)
@@ -76,11 +64,11 @@ def test_clear_errors_before_training(folder, tmp_path):
         load("tiny", "unlabelled", data_dir=folder)
 
 
-def test_a_broken_record_is_named(folder, caplog, monkeypatch):
-    """TFDS checks what it stores, so that the damage is done on the way."""
+def test_load_replaces_and_names_broken_records(folder, monkeypatch):
+    # TFDS checks the images that it stores, so they are damaged after reading.
     monkeypatch.setattr(module, "_scaled", lambda image, gain: tf.where(tf.strings.length(image) % 2 == 0, image, b"x"))
     data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle_buffer=7)
     count = sum(len(labels) for _, labels in batches(data))
-    # Others of their batches take their places.
+    # Other images of a batch replace the broken ones.
     assert count == 30 and 0 < len(data.broken) < 30
     assert all(name.startswith("tiny-train.tfrecord-00000-of-00001__") for name in data.broken)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras_vit.data import VTAB
 
 
-def test_nineteen_tasks_in_three_groups():
+def test_vtab_has_19_tasks_in_three_groups():
     assert Counter(task.group for task in VTAB.values()) == {"natural": 7, "specialized": 4, "structured": 8}
 
 
@@ -24,19 +24,18 @@ def test_nineteen_tasks_in_three_groups():
         ("kitti", {}, "validation[:200]", "test"),
     ],
 )
-def test_splits(name, counts, validation, test):
-    """Against the task_adaptation code, read by hand."""
+def test_vtab_splits_match_task_adaptation(name, counts, validation, test):
     task = VTAB[name]
     found = [task.split(split, counts) for split in ("train800", "val200", "train800val200", "test")]
     assert found == ["train[:800]", validation, f"train[:800]+{validation}", test]
 
 
-def test_no_other_split():
+def test_vtab_refuses_other_split():
     with pytest.raises(ValueError, match="one of .*'train800'.* Received: 'train'"):
         VTAB["dtd"].split("train", {})
 
 
-def test_computed_labels():
+def test_vtab_labels_computed_from_features():
     def clevr(depths):
         return {
             "objects": {"size": tf.zeros(len(depths)), "pixel_coords": tf.constant([[0.0, 0.0, d] for d in depths])}
@@ -49,7 +48,7 @@ def test_computed_labels():
     def kitti(kinds, depths):
         return {"objects": {"type": tf.constant(kinds), "location": tf.constant([[0.0, 0.0, d] for d in depths])}}
 
-    # Pedestrians (3) do not count.
+    # Pedestrians, of type 3, are ignored.
     found = [([3, 0], [1.0, 7.0]), ([1, 2], [30.0, 12.0]), ([2], [25.0]), ([3, 7], [5.0, 6.0])]
     assert [int(VTAB["kitti"].label(kitti(*pair))) for pair in found] == [0, 1, 2, 3]
     location = VTAB["dsprites_location"].label
