@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import accuracy, imagenet_real_accuracy, read_real_labels, real_accuracy, top_k_accuracy
+from tests.evaluation.errors import refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(11, 16, 16, 3)).astype("float32"), RNG.integers(0, 5, 11)
 
 
-def test_as_keras_evaluate():
+def test_accuracy_equals_keras_evaluate():
     model = randomize(build())
     metrics = ["sparse_categorical_accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")]
     model.compile(loss="sparse_categorical_crossentropy", metrics=metrics)
@@ -23,7 +24,7 @@ def test_as_keras_evaluate():
     assert 0 < found["top_1"] < found["top_3"] < 1
 
 
-def test_as_scikit_learn():
+def test_top_k_accuracy_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics", reason="it counts the same")
     scores, labels = RNG.normal(size=(50, 8)), RNG.permutation(np.arange(50) % 8)
     for k in range(1, 8):
@@ -33,14 +34,14 @@ def test_as_scikit_learn():
     assert top_k_accuracy(scores, labels, k=8) == 1
 
 
-def test_a_head_that_is_zero_is_no_better_than_chance():
+def test_accuracy_of_equal_logits_is_chance():
     found = accuracy(build(head_init="zeros", num_classes=10), (np.zeros((10, 16, 16, 3)), np.arange(10)), verbose=0)
     assert found == {"top_1": 0.1, "top_5": 0.5}
     few = build(head_init="zeros", num_classes=4), (np.zeros((4, 16, 16, 3)), [0, 1, 2, 3])
     assert accuracy(*few, verbose=0) == {"top_1": 0.25}
 
 
-def test_a_model_that_computes_two_outputs_of_one():
+def test_accuracy_of_subclassed_model():
     class Binary(keras.Model):
         def __init__(self, inner):
             super().__init__()
@@ -55,30 +56,20 @@ def test_a_model_that_computes_two_outputs_of_one():
     assert accuracy(model, (IMAGES, labels.astype(int)), verbose=0) == {"top_1": 1.0}
 
 
-def test_bad_input():
+def test_accuracy_refuses_invalid_input(model):
     scores = np.eye(3)
-    with pytest.raises(ValueError, match="`labels`. Expected classes below 3, .*Received: 3"):
-        top_k_accuracy(scores, [0, 1, 3])
-    with pytest.raises(ValueError, match="`k`. Expected at most 3, .*Received: 4"):
-        top_k_accuracy(scores, [0, 1, 2], k=4)
-    with pytest.raises(ValueError, match="`labels`. Expected one per prediction, 3. Received: 2"):
-        top_k_accuracy(scores, [0, 1])
-    with pytest.raises(ValueError, match="`predictions`. Expected finite"):
-        top_k_accuracy(scores * np.nan, [0, 1, 2])
-    with pytest.raises(ValueError, match="`k`"):
-        accuracy(None, None, k=0)
-    with pytest.raises(ValueError, match="`k`. Expected at most 5, the number of classes. Received: 6"):
-        accuracy(build(), None, k=(1, 6))
+    refuses("`labels`. Expected classes below 3, .*Received: 3", top_k_accuracy, scores, [0, 1, 3])
+    refuses("`k`. Expected at most 3, .*Received: 4", top_k_accuracy, scores, [0, 1, 2], k=4)
+    refuses("`labels`. Expected one per prediction, 3. Received: 2", top_k_accuracy, scores, [0, 1])
+    refuses("`predictions`. Expected finite", top_k_accuracy, scores * np.nan, [0, 1, 2])
+    refuses("`k`", accuracy, None, None, k=0)
+    refuses("`k`. Expected at most 5, the number of classes. Received: 6", accuracy, model, None, k=(1, 6))
     for name, refused in {
         "model": lambda: accuracy(build(num_classes=1), None),
         "predictions": lambda: top_k_accuracy(scores[:, :1], [0, 0, 0]),
     }.items():
-        with pytest.raises(
-            ValueError, match=f"`{name}`. Expected one output for each class, two or more: .* one output"
-        ):
-            refused()
-    with pytest.raises(ValueError, match="two arrays, .images, labels.. Received: 3"):
-        accuracy(build(), (IMAGES, LABELS, LABELS))
+        refuses(f"`{name}`. Expected one output for each class, two .* one output", refused)
+    refuses("two arrays, .images, labels.. Received: 3", accuracy, model, (IMAGES, LABELS, LABELS))
     with pytest.raises(ValueError, match="Expected a model with one output. Received: .* with 2"):
         accuracy(build(distillation_token=True, return_both_heads=True), (IMAGES, LABELS), verbose=0)
 
@@ -94,16 +85,16 @@ def write(folder, labels=CLASSES):
 
 
 def model_and_images():
-    """A model whose logits are what its images hold."""
+    """Returns a model whose logits are the pixels of an image, and images."""
     model = keras.Sequential([keras.Input((1, 1, 5)), keras.layers.Reshape((5,))])
     return model, PREDICTIONS[:, None, None].astype("float32")
 
 
-def test_right_is_any_class_and_images_without_one_are_left_out():
+def test_real_accuracy_any_class_and_images_without_class():
     assert real_accuracy(PREDICTIONS, CLASSES) == 3 / 5
 
 
-def test_of_a_model_and_a_file(tmp_path):
+def test_imagenet_real_accuracy_of_model(tmp_path):
     model, images = model_and_images()
     data = (images, np.zeros(6, int))
     for own in (np.full(6, -1), np.full((6, 5), 0.2), np.array(["cat"] * 6)):
@@ -112,7 +103,7 @@ def test_of_a_model_and_a_file(tmp_path):
         assert imagenet_real_accuracy(model, data, labels, batch_size=4, verbose=0) == 3 / 5
 
 
-def test_images_in_another_order_and_fewer(tmp_path):
+def test_real_labels_follow_file_names(tmp_path):
     model, images = model_and_images()
     order = [4, 3, 2, 0]
     names = [f"/data/n0/ILSVRC2012_val_{i + 1:08d}_n01440764.JPEG" for i in order]
@@ -123,28 +114,21 @@ def test_images_in_another_order_and_fewer(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cat.jpg", "ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_val_00000000.JPEG"])
-def test_names_that_tell_no_number(name):
+def test_file_names_without_valid_number_are_refused(name):
     model, images = model_and_images()
     with pytest.raises(ValueError, match=f"`file_names`. Expected .* up to 6. Received: '{name}'"):
         imagenet_real_accuracy(model, (images, np.zeros(6)), CLASSES, file_names=[name] * 6, verbose=0)
 
 
-@pytest.mark.parametrize("content", [{"a": 1}, [0, 1], [[0], ["cat"]], [[-1]], [[True]], [[0.5]]])
-def test_other_content(content, tmp_path):
-    with pytest.raises(ValueError, match="real.json.* to hold a list of classes"):
-        read_real_labels(write(tmp_path, content))
-
-
-def test_no_file_and_no_json(tmp_path):
+def test_read_real_labels_refuses_invalid_file(tmp_path):
+    for content in ({"a": 1}, [0, 1], [[0], ["cat"]], [[-1]], [[True]], [[0.5]]):
+        refuses("real.json.* to hold a list of classes", read_real_labels, write(tmp_path, content))
     with pytest.raises(FileNotFoundError, match="nowhere.json"):
         read_real_labels(tmp_path / "nowhere.json")
     (tmp_path / "broken.json").write_text("[[1], [2")
-    with pytest.raises(ValueError, match="Expected JSON in .*broken.json"):
-        read_real_labels(tmp_path / "broken.json")
+    refuses("Expected JSON in .*broken.json", read_real_labels, tmp_path / "broken.json")
 
 
-def test_labels_that_do_not_fit():
-    with pytest.raises(ValueError, match="Expected classes below 5, .*Received: 5"):
-        real_accuracy(PREDICTIONS, [[5]] * 6)
-    with pytest.raises(ValueError, match="at least one image with a class"):
-        real_accuracy(PREDICTIONS, [[]] * 6)
+def test_real_accuracy_refuses_invalid_labels():
+    refuses("Expected classes below 5, .*Received: 5", real_accuracy, PREDICTIONS, [[5]] * 6)
+    refuses("at least one image with a class", real_accuracy, PREDICTIONS, [[]] * 6)

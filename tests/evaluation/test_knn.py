@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from keras_vit import progress
 from keras_vit.evaluation import knn, knn_accuracy, knn_from_features
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
@@ -10,9 +9,9 @@ TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (5, 0.07), (20, 0.5), (80, 0.07), (5, np.inf)])
-def test_as_scikit_learn(k, temperature, monkeypatch):
+def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
     neighbors = pytest.importorskip("sklearn.neighbors", reason="it votes among neighbours too")
-    # Several chunks, the last one not full.
+    # There are several chunks, and the last one is not full.
     monkeypatch.setattr(knn, "CHUNK", 64)
     reference = neighbors.KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
     expected = reference.fit(*TRAIN).score(*TEST)
@@ -20,27 +19,19 @@ def test_as_scikit_learn(k, temperature, monkeypatch):
     assert 0.3 < expected < 1
 
 
-def test_low_temperatures_do_not_overflow():
+def test_knn_low_temperature_does_not_overflow():
     nearest = knn_from_features(*TRAIN, *TEST, k=1)
     assert knn_from_features(*TRAIN, *TEST, k=5, temperature=1e-5) == nearest
 
 
-def test_of_a_model():
+def test_knn_accuracy_of_model():
     images, labels = np.random.default_rng(0).normal(size=(6, 16, 16, 3)).astype("float32"), np.arange(6) % 3
     assert knn_accuracy(build(), (images, labels), (images, labels), k=1, batch_size=4, verbose=0) == 1
 
 
-def test_bad_input():
+def test_knn_refuses_invalid_options():
     with pytest.raises(ValueError, match="`k`. Expected at most 80, .*Received: 81"):
         knn_from_features(*TRAIN, *TEST, k=81)
     for options in ({"k": 0}, {"temperature": 0}, {"temperature": -1.0}):
         with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
             knn_accuracy(None, None, None, **options)
-
-
-def test_progress(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 0)
-    knn_from_features(*TRAIN, *TEST, k=1)
-    assert "150/150" in capsys.readouterr().out
-    knn_from_features(*TRAIN, *TEST, k=1, verbose=0)
-    assert capsys.readouterr().out == ""

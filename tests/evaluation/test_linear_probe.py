@@ -2,7 +2,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import progress
 from keras_vit.evaluation import linear_probe_accuracy, linear_probe_from_features
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
@@ -11,7 +10,7 @@ TRAIN, TEST = blobs(120, spread=2), blobs(300, seed=1, spread=2)
 
 
 @pytest.mark.parametrize("l2", [1e-3, 0.1])
-def test_as_scikit_learn(l2):
+def test_linear_probe_matches_scikit_learn(l2):
     linear_model = pytest.importorskip("sklearn.linear_model", reason="it has the same regression")
     mean, std = TRAIN[0].mean(axis=0), TRAIN[0].std(axis=0)
     reference = linear_model.LogisticRegression(C=1 / (l2 * len(TRAIN[0])), tol=1e-8, max_iter=5000)
@@ -19,15 +18,15 @@ def test_as_scikit_learn(l2):
     result = linear_probe_from_features(*TRAIN, *TEST, l2=l2)
     expected = reference.decision_function((TEST[0] - mean) / std)
     found = keras.ops.convert_to_numpy(result.head(TEST[0]))
-    # Logits count up to a constant.
+    # Logits are equal up to a constant.
     expected, found = (x - x.mean(axis=1, keepdims=True) for x in (expected, found))
     np.testing.assert_allclose(found, expected, atol=2e-3)
     assert result.accuracy == float(result) == reference.score((TEST[0] - mean) / std, TEST[1])
     assert result.l2 == l2
 
 
-def test_chooses_a_strength_without_the_test_images():
-    """Few images of many features: the weak strengths fit noise."""
+def test_linear_probe_chooses_l2_without_test_images():
+    """With few images of many features, a low strength fits noise."""
     train, test = blobs(40, num_features=60, spread=6), blobs(400, num_features=60, seed=1, spread=6)
     strengths = (1e-6, 1e-3, 1.0)
     by_strength = {l2: linear_probe_from_features(*train, *test, l2=l2).accuracy for l2 in strengths}
@@ -37,14 +36,14 @@ def test_chooses_a_strength_without_the_test_images():
     assert nothing.l2 == result.l2
 
 
-def test_constant_features_change_nothing():
+def test_linear_probe_ignores_constant_features():
     x, test_x = (np.pad(part[0], ((0, 0), (0, 1)), constant_values=3.0) for part in (TRAIN, TEST))
     test_x[:, -1] = 1000
     result = linear_probe_from_features(x, TRAIN[1], test_x, TEST[1], l2=0.1)
     assert result.accuracy == linear_probe_from_features(*TRAIN, *TEST, l2=0.1).accuracy
 
 
-def test_of_a_model_and_into_it():
+def test_linear_probe_of_model_gives_weights_of_head():
     rng = np.random.default_rng(0)
     labels = np.arange(20) % 2
     images = (rng.normal(size=(20, 16, 16, 3)) + labels[:, None, None, None]).astype("float32")
@@ -55,29 +54,9 @@ def test_of_a_model_and_into_it():
     assert (keras.ops.convert_to_numpy(model(images)).argmax(axis=1) == labels).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"l2": 0}, "l2"),
-        ({"l2": ()}, "l2"),
-        ({"validation_split": 0}, "validation_split"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 0.5}, "seed"),
-    ],
-)
-def test_bad_options(options, name):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        linear_probe_accuracy(None, None, None, **options)
-
-
-def test_one_image_leaves_none_to_choose_on():
+def test_linear_probe_refuses_invalid_options():
+    for name, value in (("l2", 0), ("l2", ()), ("validation_split", 0), ("seed", -1), ("seed", 0.5)):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            linear_probe_accuracy(None, None, None, **{name: value})
     with pytest.raises(ValueError, match="two images or more to choose `l2` on. Received: 1"):
         linear_probe_from_features(TRAIN[0][:1], TRAIN[1][:1], *TEST)
-
-
-def test_progress(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 0)
-    linear_probe_from_features(*TRAIN, *TEST)
-    assert "Fitting 6 linear classifiers" in capsys.readouterr().out
-    linear_probe_from_features(*TRAIN, *TEST, verbose=0)
-    assert capsys.readouterr().out == ""

@@ -4,6 +4,8 @@ import pytest
 
 import keras_vit
 from keras_vit.evaluation import ensemble, predict
+from tests.evaluation.arrays import forms
+from tests.evaluation.errors import refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
@@ -20,33 +22,11 @@ def logits_of(model, images):
     return keras.ops.convert_to_numpy(model(np.ascontiguousarray(images)))
 
 
-class Batches(keras.utils.PyDataset):
-    """Three images a batch with labels and weights, and the last two alone."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        images = IMAGES[3 * i : 3 * i + 3]
-        return images, np.zeros(len(images)), np.ones(len(images))
-
-
-def test_any_data_gives_the_probabilities_of_each_image():
-    tf = pytest.importorskip("tensorflow", reason="it makes datasets for each backend")
+def test_predict_probabilities_of_each_form_of_data():
     model = randomize(build())
     expected = softmax(logits_of(model, IMAGES))
-    for data in (
-        IMAGES,
-        keras.ops.convert_to_tensor(IMAGES),
-        (IMAGES, np.arange(5)),
-        (IMAGES, [0, 1, 2, 3, 4]),
-        [IMAGES[:3], IMAGES[3:]],
-        Batches(),
-        tf.data.Dataset.from_tensor_slices(IMAGES).batch(3),
-        tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(5))).batch(4),
-        # Of unknown length, with an empty batch.
-        (IMAGES[i:j] for i, j in ((0, 0), (0, 2), (2, 5))),
-    ):
+    weighted = (IMAGES, np.zeros(5), np.ones(5))
+    for data in (*forms(IMAGES), *forms(weighted), (IMAGES, [0, 1, 2, 3, 4]), [IMAGES[:3], IMAGES[3:]]):
         found = predict(model, data, batch_size=2, verbose=0)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -62,7 +42,7 @@ def test_any_data_gives_the_probabilities_of_each_image():
         ({"classifier_activation": "softmax"}, lambda x: x),
     ],
 )
-def test_each_kind_of_head_is_averaged_as_what_it_predicts(changes, apply):
+def test_flip_and_ensemble_average_predictions_of_head(changes, apply):
     model = randomize(build(**changes))
     expected = (apply(logits_of(model, IMAGES)) + apply(logits_of(model, IMAGES[:, :, ::-1]))) / 2
     np.testing.assert_allclose(predict(model, IMAGES, tta="flip", verbose=0), expected, rtol=1e-4, atol=1e-5)
@@ -73,7 +53,7 @@ def test_each_kind_of_head_is_averaged_as_what_it_predicts(changes, apply):
 
 
 @pytest.mark.parametrize("tta", ["five_crop", "ten_crop"])
-def test_crops_are_the_corners_and_the_center(tta):
+def test_predict_averages_corner_and_center_crops(tta):
     model = randomize(build())
     crops = [LARGE[:, y : y + 16, x : x + 16] for y, x in ((0, 0), (0, 2), (4, 0), (4, 2), (2, 1))]
     crops += [crop[:, :, ::-1] for crop in crops] if tta == "ten_crop" else []
@@ -81,7 +61,7 @@ def test_crops_are_the_corners_and_the_center(tta):
     np.testing.assert_allclose(predict(model, LARGE, tta=tta, batch_size=2, verbose=0), expected, atol=1e-5)
 
 
-def test_what_does_not_fit_is_named():
+def test_predict_refuses_invalid_data_tta_or_model():
     model = build()
     for data, tta, message in (
         (IMAGES, "mirror", "`tta`.*'flip'.*Received: 'mirror'"),
@@ -91,18 +71,15 @@ def test_what_does_not_fit_is_named():
         (IMAGES[:0], None, "at least one image"),
         (7, None, "`data`.*Received: 'int'"),
     ):
-        with pytest.raises(ValueError, match=message):
-            predict(model, data, tta=tta, verbose=0)
+        refuses(message, predict, model, data, tta=tta, verbose=0)
     with pytest.raises(ValueError, match="`tta`.*any size.*Received: 'five_crop'"):
         predict(build(image_size=(None, None)), LARGE, tta="five_crop", verbose=0)
-    with pytest.raises(ValueError, match="outputs features"):
-        predict(build(num_classes=0), IMAGES)
+    refuses("outputs features", predict, build(num_classes=0), IMAGES)
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="regression=True"):
-        predict(model, IMAGES)
+    refuses("regression=True", predict, model, IMAGES)
 
 
-def test_a_broken_image_would_move_all_later_rows(tmp_path):
+def test_predict_refuses_dataset_with_broken_image(tmp_path):
     pytest.importorskip("tensorflow", reason="the pipelines are tf.data on every backend")
     for i in range(3):
         keras.utils.save_img(tmp_path / f"{i}.png", np.full((16, 16, 3), 90.0 * i), scale=False)
@@ -117,7 +94,7 @@ def test_a_broken_image_would_move_all_later_rows(tmp_path):
         predict(model, keras_vit.data.from_dataframe(table, **options), verbose=0)
 
 
-def test_predictions_are_averaged_by_weight():
+def test_ensemble_of_arrays_is_weighted_mean():
     first, second = RNG.uniform(size=(2, 4, 3))
     np.testing.assert_allclose(ensemble([first, second]), (first + second) / 2, rtol=1e-6)
     found = ensemble([first.tolist(), keras.ops.convert_to_tensor(second)], weights=[0.2, 0.6])
@@ -130,29 +107,23 @@ def test_predictions_are_averaged_by_weight():
         ([first, second], [1], "each of 2 members. Received: 1"),
         ([first, build()], None, "models, or predictions"),
     ):
-        with pytest.raises(ValueError, match=message):
-            ensemble(members, weights)
+        refuses(message, ensemble, members, weights)
 
 
-def test_frames_of_other_images_or_classes_are_refused():
+def test_ensemble_of_frames_needs_same_index_and_columns():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame([[0.2, 0.8], [0.6, 0.4]], index=["x", "y"], columns=["cat", "dog"])
     pandas.testing.assert_frame_equal(ensemble([frame, frame]), frame.astype("float32"))
-    with pytest.raises(ValueError, match=r"same index, \['x', 'y'\].*\['y', 'x'\]"):
-        ensemble([frame, frame[::-1]])
-    with pytest.raises(ValueError, match="same columns.*'dog', 'cat'"):
-        ensemble([frame, frame[["dog", "cat"]]])
-    with pytest.raises(ValueError, match="same index"):
-        ensemble([frame, frame.to_numpy()])
+    refuses(r"same index, \['x', 'y'\].*\['y', 'x'\]", ensemble, [frame, frame[::-1]])
+    refuses("same columns.*'dog', 'cat'", ensemble, [frame, frame[["dog", "cat"]]])
+    refuses("same index", ensemble, [frame, frame.to_numpy()])
 
 
-def test_models_become_one_that_is_saved_and_named(tmp_path):
+def test_ensemble_of_models_can_be_saved(tmp_path):
     names = list("abcde")
-    members = [
-        randomize(build(class_names=names, include_preprocessing=True), seed=1),
-        randomize(build(class_names=names, include_preprocessing=True, mean=0.3, pooling="gap"), seed=2),
-        randomize(build(class_names=names, include_preprocessing=True, classifier_activation="softmax"), seed=3),
-    ]
+    changes = ({}, {"mean": 0.3, "pooling": "gap"}, {"classifier_activation": "softmax"})
+    models = [build(class_names=names, include_preprocessing=True, **options) for options in changes]
+    members = [randomize(model, seed=seed) for seed, model in enumerate(models, 1)]
     images = 127.5 + 127.5 * IMAGES
     expected = np.mean([predict(member, images, verbose=0) for member in members], axis=0)
     ensemble(members).save(tmp_path / "ensemble.keras")
@@ -160,7 +131,7 @@ def test_models_become_one_that_is_saved_and_named(tmp_path):
     np.testing.assert_allclose(predict(loaded, images, verbose=0), expected, atol=1e-5)
     (best, *_), *_ = keras_vit.decode_predictions(loaded.predict(images, verbose=0), loaded, top=1)
     assert best[1] == names[expected[0].argmax()]
-    (alone,) = members[:1]
+    alone = members[0]
     np.testing.assert_allclose(predict(ensemble([alone]), images, verbose=0), predict(alone, images, verbose=0))
     assert [member.name for member in members] == [alone.name] * 3, "the members keep their names"
 
@@ -178,6 +149,5 @@ def test_models_become_one_that_is_saved_and_named(tmp_path):
     ],
     ids=str,
 )
-def test_models_of_other_images_or_classes_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ensemble([build(class_names=list("abcde")), build(**{"class_names": list("abcde"), **changes})])
+def test_ensemble_refuses_models_of_other_images_or_classes(changes, message):
+    refuses(message, ensemble, [build(class_names=list("abcde")), build(**{"class_names": list("abcde"), **changes})])

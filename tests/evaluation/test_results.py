@@ -16,14 +16,11 @@ def example():
     return table
 
 
-def test_json(tmp_path):
+def test_results_table_to_json_and_csv(tmp_path):
     example().to_json(tmp_path / "t.json")
     rows = json.loads((tmp_path / "t.json").read_text())
     assert rows[0] == {"model": "B/16, 224", "accuracy": 0.5, "images": 12000, "best": None}
     assert rows[1]["best"] is True and rows[2]["accuracy"] is None
-
-
-def test_csv(tmp_path):
     example().to_csv(tmp_path / "t.csv")
     with open(tmp_path / "t.csv", newline="") as file:
         rows = list(csv.reader(file))
@@ -31,14 +28,14 @@ def test_csv(tmp_path):
     assert rows[1:] == [["B/16, 224", "0.5", "12000", ""], ['"L"', "0.25", "", "True"], ["H\n14", "nan", "", ""]]
 
 
-def test_text():
+def test_results_table_as_text():
     table = ResultsTable()
     table.add(model="B/16", accuracy=0.5, images=12000)
     table.add(model="L", accuracy=None, images=7)
     assert str(table) == "model  accuracy  images\nB/16     0.5000  12,000\nL                     7"
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_file(tmp_path, monkeypatch):
     (tmp_path / "t.json").write_text("old")
     monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -48,14 +45,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         example().to_csv(tmp_path / "nowhere" / "t.csv")
 
 
-def test_bad_values():
+def test_results_table_refuses_invalid_values():
     with pytest.raises(ValueError, match="`scores`. Expected a string.*Received: \\[1\\]"):
         ResultsTable().add(scores=[1])
     with pytest.raises(ValueError, match="at least one value"):
         ResultsTable().add()
 
 
-def test_means_of_nineteen_tasks():
+def test_vtab_mean_of_groups():
     names = list(keras_vit.data.VTAB)
     values = dict(zip(names, np.linspace(0.1, 0.9, 19), strict=True))
     found = vtab_mean(values, keras_vit.data.VTAB)
@@ -65,12 +62,12 @@ def test_means_of_nineteen_tasks():
     assert found == pytest.approx({**expected, "mean": scores.mean()})
     assert list(found) == ["natural", "specialized", "structured", "mean"]
     assert found["mean"] != pytest.approx(np.mean(list(expected.values())))
-    # In any order, and with the groups by name.
+    # The order does not matter, and a task may be the name of its group.
     groups = {name: task.group for name, task in keras_vit.data.VTAB.items()}
     assert vtab_mean(dict(reversed(values.items())), groups) == found
 
 
-def test_bad_accuracies():
+def test_vtab_mean_refuses_invalid_accuracies():
     tasks = {"a": "natural", "b": "natural"}
     with pytest.raises(ValueError, match="each of 2 tasks. Received: missing: b; not in `tasks`: c"):
         vtab_mean({"a": 0.5, "c": 0.5}, tasks)

@@ -1,0 +1,9 @@
+"""Shortens tests of errors."""
+
+import pytest
+
+
+def refuses(message, function, *args, **kwargs):
+    """Checks that a call raises a ValueError whose message matches the regular expression `message`."""
+    with pytest.raises(ValueError, match=message):
+        function(*args, **kwargs)
