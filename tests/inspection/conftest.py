@@ -6,9 +6,9 @@ import keras_vit
 
 @pytest.fixture(scope="session")
 def real(shared):
-    """The published ViT-B/16, the picture of cats as it takes it, and what was computed of the two elsewhere."""
+    """Returns the published ViT-B/16, a preprocessed picture of cats, and reference values of the two."""
     weights = shared / "weights"
-    # The figures were computed with exact GELU, the official weights' is the approximation.
+    # The reference values were computed with exact GELU. The default of the official weights is the approximation.
     model = keras_vit.from_pretrained(weights / "ViT-B_16-224.npz", activation="gelu")
     with np.load(weights / "ViT-B_16-224.reference.npz") as file:
         images = keras_vit.preprocess_input(file["images"][:1], model)

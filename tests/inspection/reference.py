@@ -1,4 +1,4 @@
-"""What a ViT computes, written out once more in NumPy's float64, so that its attention can be taken and changed."""
+"""A ViT in NumPy's float64, whose attention weights can be read and changed."""
 
 import math
 
@@ -7,7 +7,7 @@ from keras import ops
 
 from tests import contract, tiny
 
-# What rollout, distance and gradients must be right for.
+# Models for which maps, distances and rollouts are compared with the definitions.
 MODELS = {
     "plain": {},
     "patches that leave a remainder": {"image_size": (11, 14)},
@@ -18,7 +18,7 @@ MODELS = {
 
 
 def build(**changes):
-    """A tiny ViT whose attention is far from even, and two images for it. One size for most: JAX compiles each anew."""
+    """Returns a tiny ViT whose attention weights differ widely, and two images for it."""
     model = tiny.build(**{"image_size": (8, 12), **changes})
     contract.randomize(model, np.random.default_rng(0), scale=0.3)
     shape = [side or 16 for side in model.input_shape[1:]]
@@ -27,12 +27,12 @@ def build(**changes):
 
 
 def weights_of(model):
-    """The weights of a model by their paths."""
+    """Returns the weights of a model by their paths."""
     return {w.path: np.asarray(ops.convert_to_numpy(w), "float64") for w in model.weights}
 
 
 def read(changes, num_prefix):
-    """The tokens that the head of a model of `MODELS` reads, of which a distilled one has two."""
+    """Returns the slice of tokens that the head of a model of `MODELS` reads: two in a distilled model."""
     if changes.get("pooling") == "gap":
         return slice(num_prefix, None)
     return slice(0, 2 if changes.get("distillation_token") else 1)
@@ -56,7 +56,7 @@ def gelu_tanh(x):
 
 
 def tokens_of(w, images, patch):
-    """Patches, the prefix as the builder orders it, and learned positions."""
+    """Returns patches after the prefix tokens, in the builder's order, with learned positions added."""
     batch, height, width, channels = images.shape
     rows, columns = height // patch, width // patch
     x = images[:, : rows * patch, : columns * patch].reshape(batch, rows, patch, columns, patch, channels)
@@ -68,7 +68,7 @@ def tokens_of(w, images, patch):
             x = np.concatenate([np.repeat(tokens, batch, axis=0), x], axis=1)
     positions = w["position_embedding/embeddings"]
     num_registers = x.shape[1] - positions.shape[1]
-    # Registers stand between the other prefix tokens and the patches, and have no position.
+    # Registers lie between the other prefix tokens and the patches, and have no position embedding.
     num_prefix = positions.shape[1] - rows * columns
     zeros = np.zeros((1, num_registers, positions.shape[2]))
     return x + np.concatenate([positions[:, :num_prefix], zeros, positions[:, num_prefix:]], axis=1)
@@ -78,7 +78,7 @@ def run(model, images, patch=4, num_heads=3, changes=None):
     """Runs a tiny ViT.
 
     Args:
-        changes: For some blocks, by index, what to add to the attention weights.
+        changes: Dict from the index of a block to an array that is added to its attention weights.
 
     Returns:
         The logits, and for each block the attention weights, (batch, heads, tokens, tokens).

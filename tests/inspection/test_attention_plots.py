@@ -7,20 +7,21 @@ from keras_vit.inspection import (
     plot_attention_maps,
     plot_attention_rollout,
 )
+from tests.evaluation.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
 
 
 def written(path):
-    """The picture in a file, which must be more than one colour."""
+    """Returns the picture in a file, which must have more than one colour."""
     picture = matplotlib.image.imread(path)
     assert picture.std() > 0.01
     return picture
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
-def test_overlay_darkens_what_gets_little(channels):
+def test_overlay_darkens_patches_of_low_attention(channels):
     images = np.full((2, 8, 12, channels), 200)
     attention = np.zeros((2, 2, 3))
     attention[0, 0, 0], attention[0, 1, 2], attention[1] = 0.4, 0.2, 0.1
@@ -31,13 +32,13 @@ def test_overlay_darkens_what_gets_little(channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_rollout_has_three_panels_an_image(channels, tmp_path):
+def test_rollout_plot_has_three_panels_per_image(channels, tmp_path):
     images = RNG.integers(0, 256, (2, 16, 24, channels))
     attention = RNG.uniform(size=(2, 4, 6))
     figure = plot_attention_rollout(images, attention, tmp_path / "rollout.png", titles=["cat", "d" * 50])
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[:3] == ["cat", "attention", "by patch, 4 x 6"] and titles[3] == "d" * 33 + "…"
-    # Two images' panels, and a colour bar for each.
+    # Each image has three panels and a colour bar.
     assert len(figure.axes) == 8 and figure.axes[-1].get_ylabel() == "weight of the patch"
     shown = figure.axes[1].images[0].get_array()
     overlay = attention_overlay(images, attention)[0]
@@ -58,11 +59,12 @@ def test_rollout_has_three_panels_an_image(channels, tmp_path):
         (None, 0, None, "mean of all patches"),
     ],
 )
-def test_maps_have_a_panel_a_head(grid, prefix, query, title, tmp_path):
+def test_maps_plot_has_panel_per_head(grid, prefix, query, title, tmp_path):
     rows, columns = grid or (3, 3)
     attention = RNG.uniform(size=(5, *(prefix + rows * columns,) * 2))
     image = RNG.integers(0, 256, (16, 24, 3))
-    figure = plot_attention_maps(image, attention, tmp_path / "maps.png", grid_size=grid, query=query)
+    path = tmp_path / "maps.png" if query == 6 else None
+    figure = plot_attention_maps(image, attention, path, grid_size=grid, query=query)
     assert figure.get_suptitle() == f"Attention from the {title}"
     assert len(figure.axes) == 5
     looks = attention.mean(axis=1) if title.startswith("mean") else attention[:, query or 0]
@@ -72,10 +74,11 @@ def test_maps_have_a_panel_a_head(grid, prefix, query, title, tmp_path):
         assert axes.get_title() == f"head {head} (up to {expected.max():.2g})"
         if title.startswith("patch"):
             np.testing.assert_allclose(axes.lines[0].get_xydata(), [[2.5 * 8, 1.5 * 8]])
-    written(tmp_path / "maps.png")
+    if path:
+        written(path)
 
 
-def test_distance_has_a_dot_a_head(tmp_path):
+def test_distance_plot_has_dot_per_head(tmp_path):
     distance = RNG.uniform(0, 100, (4, 3))
     (axes,) = plot_attention_distance(distance, tmp_path / "distance.png").axes
     *heads, mean = axes.lines
@@ -87,26 +90,19 @@ def test_distance_has_a_dot_a_head(tmp_path):
     written(tmp_path / "distance.png")
 
 
-def test_what_is_wrong_is_said(tmp_path):
+def test_attention_plots_refuse_invalid_arguments(tmp_path):
     images, attention = np.zeros((2, 8, 8, 3)), np.zeros((2, 2, 2))
     for bad in (attention[:1], attention[0]):
-        with pytest.raises(ValueError, match=r"`attention` of shape \(2, rows, columns\)"):
-            attention_overlay(images, bad)
-    with pytest.raises(ValueError, match="Expected images of shape"):
-        plot_attention_rollout(images[0], attention)
-    with pytest.raises(ValueError, match="2 `titles`, one for each image. Received: 1"):
-        plot_attention_rollout(images, attention, titles=["one"])
-    with pytest.raises(ValueError, match="Expected a .png file"):
-        plot_attention_rollout(images, attention, tmp_path / "rollout.pdf")
-    with pytest.raises(ValueError, match=r"\(num_heads, num_tokens, num_tokens\)"):
-        plot_attention_maps(images[0], np.zeros((2, 5, 4)))
+        refuses(r"`attention` of shape \(2, rows, columns\)", attention_overlay, images, bad)
+    refuses("Expected images of shape", plot_attention_rollout, images[0], attention)
+    refuses("2 `titles`, one for each image. Received: 1", plot_attention_rollout, images, attention, titles=["one"])
+    refuses("Expected a .png file", plot_attention_rollout, images, attention, tmp_path / "rollout.pdf")
+    refuses(r"\(num_heads, num_tokens, num_tokens\)", plot_attention_maps, images[0], np.zeros((2, 5, 4)))
     with pytest.raises(ValueError, match=r"`grid_size` of at most 5 patches. Received: grid_size=\(2, 3\)"):
         plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid_size=(2, 3))
-    # A square floored would take the first patches of 2 x 3 for other tokens.
+    # Without `grid_size`, the patches must form a square.
     for num_tokens in (6, 7, 8, 12):
         with pytest.raises(ValueError, match=rf"`grid_size`, .* Received: grid_size=None for {num_tokens} tokens"):
             plot_attention_maps(images[0], np.zeros((2, num_tokens, num_tokens)))
-    with pytest.raises(ValueError, match="one of 5 tokens. Received: query=5"):
-        plot_attention_maps(images[0], np.zeros((2, 5, 5)), query=5)
-    with pytest.raises(ValueError, match=r"\(num_blocks, num_heads\)"):
-        plot_attention_distance(np.zeros(3))
+    refuses("one of 5 tokens. Received: query=5", plot_attention_maps, images[0], np.zeros((2, 5, 5)), query=5)
+    refuses(r"\(num_blocks, num_heads\)", plot_attention_distance, np.zeros(3))

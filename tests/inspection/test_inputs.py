@@ -7,6 +7,8 @@ from keras_vit.inspection import attention_rollout, gradient_rollout, patch_layo
 from keras_vit.inspection.inputs import pictures_of
 from tests.inspection import reference
 
+HYBRID = {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1}
+
 
 @pytest.mark.parametrize(
     ("changes", "size", "layout"),
@@ -14,15 +16,11 @@ from tests.inspection import reference
         ({"image_size": (11, 14)}, (11, 14), ((11, 14), (2, 3), (4, 4), 1)),
         ({"image_size": (None, None), "num_registers": 2}, (8, 12), ((8, 12), (2, 3), (4, 4), 3)),
         ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
-        (
-            {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
-            (32, 48),
-            ((32, 48), (4, 6), (8, 8), 1),
-        ),
+        ({**HYBRID, "image_size": (32, 48)}, (32, 48), ((32, 48), (4, 6), (8, 8), 1)),
         ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
     ],
 )
-def test_layout(changes, size, layout):
+def test_patch_layout(changes, size, layout):
     model, _ = reference.build(**changes)
     images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")
     assert patch_layout(model, images) == layout
@@ -31,7 +29,7 @@ def test_layout(changes, size, layout):
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_pictures_are_the_images_before_scaling(raw):
+def test_pictures_of_inputs_are_unscaled_images(raw):
     model, _ = reference.build(include_preprocessing=raw, mean=(0.1, 0.4, 0.5), std=(0.2, 0.3, 0.6))
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3)).astype("uint8")
     nested = keras.Sequential([keras.Input((8, 12, 3)), keras.layers.RandomFlip(seed=0), model])

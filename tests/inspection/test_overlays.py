@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
 
 
 def pictures_in(folder):
-    """The pictures of each step."""
+    """Returns the pictures of each step."""
     pictures = {}
     for file in folder.iterdir():
         for record in tf.data.TFRecordDataset(str(file)):
@@ -22,24 +22,24 @@ def pictures_in(folder):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_pictures_are_written_each_few_epochs_and_after_the_last(nested, tmp_path):
+def test_tensorboard_pictures_every_2_epochs_and_at_end(nested, tmp_path):
     vit = tiny.build(include_preprocessing=True, image_size=(16, 24))
     model = keras.Sequential([keras.Input((16, 24, 3)), vit]) if nested else vit
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (4, 16, 24, 3)).astype("float32"), np.arange(4)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     callback = TensorBoardAttention(tmp_path / "logs", images[:2], every=2, model=vit if nested else None)
-    # The other fit is stopped in its third epoch, since no loss falls that much.
+    # The other call of `fit` stops in its third epoch, since no loss falls that much.
     stopping = [] if nested else [keras.callbacks.EarlyStopping("loss", min_delta=1e6, patience=2)]
     model.fit(images, labels, epochs=3 if nested else 50, verbose=0, callbacks=[callback, *stopping])
     pictures = pictures_in(tmp_path / "logs")
     assert sorted(pictures) == [1, 2] and pictures[2].shape == (2, 16, 24, 3)
-    # The last pictures are of the model as it is now.
+    # The last pictures show the trained model.
     expected = attention_overlay(images[:2], attention_rollout(model, images[:2]))
     assert np.abs(pictures[2].astype(int) - expected).max() <= 1
 
 
-def test_what_is_wrong_is_said():
+def test_tensorboard_attention_refuses_invalid_options():
     with pytest.raises(ValueError, match="`every`"):
         TensorBoardAttention("logs", np.zeros((1, 16, 16, 3)), every=0)
     with pytest.raises(ValueError, match="`head_fusion`"):

@@ -23,7 +23,7 @@ def predictions(channels=3, number=4):
     images = rng.integers(0, 256, (number, 8, 12, channels), "uint8")
     labels = np.arange(number) % 3
     probabilities = np.full((number, 3), 0.1)
-    # The last image is taken for the next class.
+    # The last prediction is wrong.
     probabilities[np.arange(number), np.where(np.arange(number) == number - 1, (labels + 1) % 3, labels)] = 0.8
     return images, labels, probabilities
 
@@ -35,12 +35,18 @@ def read_png(path):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_history_has_a_panel_for_loss_and_one_for_accuracy(wrapped):
+def test_history_plot_has_panels_for_loss_and_accuracy(wrapped, tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    before = pyplot.get_fignums()
     history = HISTORY
     if wrapped:
         history = keras.callbacks.History()
         history.history = HISTORY
-    loss, accuracy = plot_history(history).axes
+    loss, accuracy = plot_history(history, tmp_path / "history.png").axes
+    height, width = read_png(tmp_path / "history.png").shape[:2]
+    assert width > 900 and height > 350
+    assert [file.name for file in tmp_path.iterdir()] == ["history.png"]
+    assert pyplot.get_fignums() == before, "no global figure may remain"
     assert [loss.get_title(), accuracy.get_title()] == ["Loss", "Accuracy"]
     for axes in (loss, accuracy):
         name = axes.get_ylabel()
@@ -53,22 +59,16 @@ def test_history_has_a_panel_for_loss_and_one_for_accuracy(wrapped):
         assert f"{HISTORY[name][-1]:.4g}" in labels[0]
 
 
-def test_history_without_validation_or_accuracy_has_one_curve():
+def test_history_of_one_epoch_has_marker():
     (axes,) = plot_history({"loss": [1.0]}).axes
     (line,) = axes.lines
     assert line.get_marker() == "o", "a single epoch must be visible"
-
-
-def test_history_is_written_as_png(tmp_path):
-    figure = plot_history(HISTORY, tmp_path / "history.png")
-    height, width = read_png(tmp_path / "history.png").shape[:2]
-    assert width > 900 and height > 350
-    assert len(figure.axes) == 2
-    assert [file.name for file in tmp_path.iterdir()] == ["history.png"]
+    with pytest.raises(ValueError, match="at least one epoch of `loss`"):
+        plot_history({"loss": []})
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_predictions_have_a_panel_an_image(channels, tmp_path):
+def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     images, labels, probabilities = predictions(channels)
     figure = plot_predictions(images, labels, probabilities, NAMES, tmp_path / "predictions.png")
     assert read_png(tmp_path / "predictions.png").size
@@ -79,44 +79,30 @@ def test_predictions_have_a_panel_an_image(channels, tmp_path):
         "sea horse (80%)\ntrue: sea horse",
         "dog (80%)\ntrue: cat",
     ]
-    for axes, image in zip(figure.axes, images, strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image)
-
-
-def test_long_class_names_are_cut():
-    names = ["black-and-gold garden spider", "dog", "cat"]
-    figure = plot_predictions(*predictions(), names)
-    assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
-
-
-def test_wrong_predictions_alone_are_red():
-    figure = plot_predictions(*predictions(), NAMES)
     red = matplotlib.colors.to_rgb("#d62728")
-    for axes, wrong in zip(figure.axes, [False, False, False, True], strict=True):
+    for axes, image, wrong in zip(figure.axes, images, [False, False, False, True], strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image)
         assert (matplotlib.colors.to_rgb(axes.title.get_color()) == red) == wrong
         assert all(spine.get_visible() == wrong for spine in axes.spines.values())
         assert matplotlib.colors.to_rgb(axes.spines["left"].get_edgecolor()) == red
 
 
-def test_predictions_take_tensors_and_floats():
+def test_predictions_plot_cuts_long_class_names():
+    names = ["black-and-gold garden spider", "dog", "cat"]
+    figure = plot_predictions(*predictions(), names)
+    assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
+
+
+def test_predictions_plot_takes_tensors_and_floats():
     images, labels, probabilities = predictions()
     tensors = [keras.ops.convert_to_tensor(x) for x in (images.astype("float32"), labels, probabilities)]
     figure = plot_predictions(*tensors, NAMES)
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), images[0])
 
 
-def test_no_window_or_global_figure_is_opened():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    before = pyplot.get_fignums()
-    plot_history(HISTORY)
-    assert pyplot.get_fignums() == before
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_failed_write_leaves_nothing_behind(existing, tmp_path, monkeypatch):
+def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
     path = tmp_path / "history.png"
-    if existing:
-        path.write_bytes(b"the old picture")
+    path.write_bytes(b"the old picture")
 
     def half_written(self, file, **kwargs):
         with open(file, "wb") as half:
@@ -126,18 +112,9 @@ def test_a_failed_write_leaves_nothing_behind(existing, tmp_path, monkeypatch):
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", half_written)
     with pytest.raises(OSError, match="No space left"):
         plot_history(HISTORY, path)
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == ([b"the old picture"] if existing else [])
-
-
-def test_other_files_than_png_are_refused(tmp_path):
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old picture"]
     with pytest.raises(ValueError, match=r"`path`. Expected a .png file. Received: .*history.pdf"):
         plot_history(HISTORY, tmp_path / "history.pdf")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_empty_history_is_refused():
-    with pytest.raises(ValueError, match="at least one epoch of `loss`"):
-        plot_history({"loss": []})
 
 
 @pytest.mark.parametrize(
@@ -153,12 +130,12 @@ def test_an_empty_history_is_refused():
         (lambda x, y, p: (x, y, p * 10), "apply keras.ops.softmax first"),
     ],
 )
-def test_predictions_that_do_not_fit_are_refused(change, message):
+def test_predictions_plot_refuses_invalid_arrays(change, message):
     with pytest.raises(ValueError, match=message):
         plot_predictions(*change(*predictions()), NAMES)
 
 
-def test_missing_matplotlib_is_said(monkeypatch):
+def test_error_without_matplotlib_names_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         plot_history(HISTORY)

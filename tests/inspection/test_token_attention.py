@@ -4,17 +4,33 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-import keras_vit
-from keras_vit.inspection import attention_overlay, plot_token_attention, token_attention_maps
+from keras_vit.inspection import (
+    attention_distance,
+    attention_maps,
+    attention_overlay,
+    attention_rollout,
+    embedding_filters,
+    patch_layout,
+    plot_token_attention,
+    position_similarity,
+    token_attention_maps,
+)
 from tests import tiny
-from tests.models.test_vt_resnet import build, images
+from tests.evaluation.errors import refuses
+from tests.models.test_vt_resnet import build
 
-X = images(3, 32, 41, 3)
+X = np.random.default_rng(0).normal(size=(3, 32, 41, 3)).astype("float32")
 
 
-def test_each_token_reads_the_pixels_that_its_definition_says():
+@pytest.fixture(scope="module")
+def plain():
+    """A tiny VT-ResNet that no test changes."""
+    return build()
+
+
+def test_token_attention_maps_match_definition():
     model = tiny.randomize(build(num_modules=2), scale=0.1)
-    # The variances of batch normalization are positive.
+    # Variances of batch normalization must be positive.
     for weight in model.weights:
         if weight.path.endswith("moving_variance"):
             weight.assign(np.ones(weight.shape))
@@ -30,15 +46,14 @@ def test_each_token_reads_the_pixels_that_its_definition_says():
     np.testing.assert_allclose(second, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_one_module_or_some():
-    model = build()
-    both = token_attention_maps(model, X, modules=None)
-    np.testing.assert_array_equal(token_attention_maps(model, X), both[1])
-    (found,) = token_attention_maps(model, X, modules=[-2])
+def test_token_attention_maps_of_chosen_modules(plain):
+    both = token_attention_maps(plain, X, modules=None)
+    np.testing.assert_array_equal(token_attention_maps(plain, X), both[1])
+    (found,) = token_attention_maps(plain, X, modules=[-2])
     np.testing.assert_array_equal(found, both[0])
 
 
-def test_within_another_model_and_in_low_precision():
+def test_token_attention_of_nested_mixed_precision_model():
     backbone = build(dtype="mixed_bfloat16", num_classes=0)
     inputs = keras.Input((32, 41, 3))
     model = keras.Model(inputs, keras.layers.Dense(2)(backbone(keras.layers.GaussianNoise(1.0)(inputs))))
@@ -47,34 +62,26 @@ def test_within_another_model_and_in_low_precision():
     np.testing.assert_allclose(found, token_attention_maps(backbone, X, modules=0), atol=1e-2)
 
 
-def test_what_has_no_such_maps_is_refused():
+def test_token_attention_refuses_invalid_model_or_modules(plain):
     with pytest.raises(ValueError, match="VT-ResNet of this package, with layers of type VTModule. Received: model"):
         token_attention_maps(tiny.build(), X)
     for modules in (2, -3, [0, 2], True, 0.5):
-        with pytest.raises(ValueError, match="`modules`. Expected None, or integers below 2"):
-            token_attention_maps(build(), X, modules=modules)
+        refuses("`modules`. Expected None, or integers below 2", token_attention_maps, plain, X, modules=modules)
     inputs = [keras.Input((32, 41, 3)) for _ in range(2)]
-    backbone = build()
     with pytest.raises(ValueError, match="blocks that run once. Received: 'vt_1' run again"):
-        token_attention_maps(keras.Model(inputs, backbone(inputs[0]) + backbone(inputs[1])), [X, X])
+        token_attention_maps(keras.Model(inputs, plain(inputs[0]) + plain(inputs[1])), [X, X])
 
 
-@pytest.mark.parametrize("name", ["attention_maps", "attention_rollout", "attention_distance", "patch_layout"])
-def test_attention_of_patches_is_refused(name):
-    with pytest.raises(ValueError, match="Expected a model that holds a ViT.* Received: model 'vt_resnet_R18'"):
-        getattr(keras_vit.inspection, name)(build(), X)
+def test_inspection_of_patches_refuses_vt_resnet(plain):
+    for function in (attention_maps, attention_rollout, attention_distance, patch_layout):
+        refuses("Expected a model that holds a ViT.* Received: model 'vt_resnet_R18'", function, plain, X)
+    refuses("Expected a model with position embeddings", position_similarity, plain)
+    refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
 
 
-def test_embeddings_are_refused():
-    with pytest.raises(ValueError, match="Expected a model with position embeddings"):
-        keras_vit.inspection.position_similarity(build())
-    with pytest.raises(ValueError, match="Expected a model with one layer of type PatchEmbedding"):
-        keras_vit.inspection.embedding_filters(build())
-
-
-def test_the_plot_has_a_panel_for_each_token(tmp_path):
+def test_token_attention_plot_has_panel_per_token(plain, tmp_path):
     pytest.importorskip("matplotlib")
-    maps = token_attention_maps(build(), X)
+    maps = token_attention_maps(plain, X)
     pictures = np.full((3, 32, 41, 3), 200)
     figure = plot_token_attention(pictures[0], maps[0], tmp_path / "tokens.png")
     titles = [axes.get_title() for axes in figure.axes]

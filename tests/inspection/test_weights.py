@@ -8,6 +8,7 @@ from keras_vit.inspection import (
     plot_position_similarity,
     position_similarity,
 )
+from tests.evaluation.errors import refuses
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -15,14 +16,14 @@ RNG = np.random.default_rng(0)
 
 
 def components_of(kernel, number):
-    """By the covariance of the filters' pixels."""
+    """Returns the principal components, by the covariance of the filters' pixels."""
     filters = kernel.reshape(-1, kernel.shape[-1])
     variances, vectors = np.linalg.eigh(np.cov(filters))
     return vectors.T[np.argsort(-variances)[:number]].reshape(number, *kernel.shape[:-1])
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_filters_are_the_principal_components(channels):
+def test_embedding_filters_are_principal_components(channels):
     model, _ = reference.build(in_channels=channels, patch_size=(2, 4), hidden_dim=12)
     filters = embedding_filters(model, number=5)
     assert filters.shape == (5, 2, 4, channels)
@@ -33,7 +34,7 @@ def test_filters_are_the_principal_components(channels):
         assert actual[np.abs(actual).argmax()] > 0
 
 
-def test_filters_of_a_hybrid_are_those_that_see_the_pixels():
+def test_embedding_filters_of_hybrid_are_root_filters():
     model, _ = reference.build(stages=(1,), width_factor=0.5, patch_size=2, image_size=32)
     kernel = reference.weights_of(model)["root_conv/kernel"]
     kernel = (kernel - kernel.mean(axis=(0, 1, 2))) / (kernel.std(axis=(0, 1, 2)) + 1e-5)
@@ -43,57 +44,43 @@ def test_filters_of_a_hybrid_are_those_that_see_the_pixels():
     np.testing.assert_allclose(similarity, 1, atol=1e-3)
 
 
-def test_no_more_than_there_are():
+def test_number_of_embedding_filters_is_limited():
     model, _ = reference.build()
     assert len(embedding_filters(model)) == 12
-    with pytest.raises(ValueError, match="`number` of at most 12, the number of components. Received: 13"):
-        embedding_filters(model, number=13)
-
-
-def test_filters_of_the_real_model_are_smooth(real):
-    filters = embedding_filters(real[0])
-    assert filters.shape == (28, 16, 16, 3)
-    # A basis of smooth functions, as in the paper: a pixel is close to the next one.
-    steps = [np.mean(np.diff(f, axis=0) ** 2) / (2 * f.var()) for f in filters]
-    assert np.median(steps) < 0.5
+    refuses("`number` of at most 12, the number of components. Received: 13", embedding_filters, model, number=13)
 
 
 def similarity_of(vectors, rows, columns):
-    """By loops over the pairs of patches."""
-    result = np.zeros((rows * columns, rows * columns))
-    for i, a in enumerate(vectors):
-        for j, b in enumerate(vectors):
-            result[i, j] = a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b))
-    return result.reshape(rows, columns, rows, columns)
+    """Returns the cosine similarity of all pairs of patches."""
+    unit = [vector / np.linalg.norm(vector) for vector in vectors]
+    return np.array([[a @ b for b in unit] for a in unit]).reshape(rows, columns, rows, columns)
 
 
 def positions_of(model, method, rows, columns):
-    """The patches' vectors, from the weights or the formula."""
+    """Returns the vectors of the patches, from the weights or the formula."""
     w = reference.weights_of(model)
     if method == "learned":
         return w["position_embedding/embeddings"][0, -rows * columns :]
-    vectors = []
-    for row in range(rows):
-        for column in range(columns):
-            if method == "learned2d":
-                of_column = w["position_embedding/column_embeddings"][column]
-                of_row = w["position_embedding/row_embeddings"][row]
-            else:
-                frequencies = 10_000.0 ** -np.linspace(0, 1, 3)
-                of_column, of_row = (
-                    np.concatenate([np.sin(at * frequencies), np.cos(at * frequencies)]) for at in (column, row)
-                )
-            vectors.append(np.concatenate([of_column, of_row]))
-    return vectors
+    if method == "learned2d":
+        of_rows, of_columns = (w[f"position_embedding/{side}_embeddings"] for side in ("row", "column"))
+    else:
+        angles = np.arange(max(rows, columns))[:, None] * 10_000.0 ** -np.linspace(0, 1, 3)
+        of_rows = of_columns = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return [np.concatenate([of_columns[column], of_rows[row]]) for row in range(rows) for column in range(columns)]
 
 
-@pytest.mark.parametrize("method", ["learned", "learned2d", "sincos2d"])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"num_registers": 2}, {"distillation_token": True, "image_size": (8, 20)}, {"pooling": "gap"}],
-    ids=["plain", "registers", "distilled, non-square", "gap"],
+    ("method", "changes"),
+    [
+        ("learned", {}),
+        ("learned", {"num_registers": 2}),
+        ("learned", {"distillation_token": True, "image_size": (8, 20)}),
+        ("learned", {"pooling": "gap"}),
+        ("learned2d", {"distillation_token": True, "image_size": (8, 20)}),
+        ("sincos2d", {"num_registers": 2}),
+    ],
 )
-def test_similarity_is_that_of_the_definition(method, changes):
+def test_position_similarity_matches_definition(method, changes):
     model, _ = reference.build(position_embedding=method, **changes)
     rows, columns = (side // 4 for side in model.input_shape[1:3])
     expected = similarity_of(positions_of(model, method, rows, columns), rows, columns)
@@ -102,61 +89,45 @@ def test_similarity_is_that_of_the_definition(method, changes):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_mixed_precision_does_not_round():
-    import keras
-
+def test_position_similarity_is_float32_in_mixed_precision():
     model, _ = reference.build()
     expected = position_similarity(model)
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        mixed, _ = reference.build()
-    finally:
-        keras.config.set_dtype_policy(before)
+    mixed, _ = reference.build(dtype="mixed_bfloat16")
     mixed.set_weights([ops.convert_to_numpy(w) for w in model.weights])
     np.testing.assert_allclose(position_similarity(mixed), expected, atol=1e-6)
 
 
-def test_positions_of_the_real_model(real):
+@pytest.mark.long
+def test_position_similarity_of_published_vit_b16(real):
     model, _, expected = real
     similarity = position_similarity(model)
     np.testing.assert_allclose(
         similarity.reshape(196, 14, 14)[90], expected["position_similarity_row_90"], rtol=1e-3, atol=1e-6
     )
-    right = []
-    for row in range(1, 13):
-        for column in range(1, 13):
-            others = similarity[row, column].copy()
-            others[row, column] = -2
-            nearest = {divmod(int(i), 14) for i in np.argsort(others, axis=None)[-4:]}
-            neighbours = {(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)}
-            right.append(len(nearest & neighbours) / 4)
-    assert np.mean(right) >= 0.95
 
 
 @pytest.mark.parametrize("method", ["relative", "none"])
-def test_models_without_a_vector_a_patch_are_refused(method):
+def test_position_similarity_refuses_other_embeddings(method):
     model, _ = reference.build(position_embedding=method)
-    with pytest.raises(ValueError, match="Expected a model with position embeddings"):
-        position_similarity(model)
+    refuses("Expected a model with position embeddings", position_similarity, model)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_filters_have_a_panel_a_component(channels, tmp_path):
+@pytest.mark.parametrize("channels", [2, 4])
+def test_filters_plot_has_panel_per_component(channels, tmp_path):
     filters = RNG.normal(size=(9, 4, 6, channels))
     figure = plot_embedding_filters(filters, tmp_path / "filters.png")
     assert [axes.get_title() for axes in figure.axes] == [str(i) for i in range(1, 10)]
     assert "principal components" in figure.get_suptitle()
     shown = np.asarray(figure.axes[0].images[0].get_array())
     assert shown.shape == ((4, 6, 3) if channels >= 3 else (4, 6))
-    # Zero is grey, and the largest number is at an end of the scale.
+    # Zero is grey, and the number of largest size is black or white.
     part = filters[0, ..., :3] if channels >= 3 else filters[0, ..., 0]
     np.testing.assert_allclose(shown, 0.5 + 0.5 * part / np.abs(part).max(), atol=1e-6)
     assert matplotlib.image.imread(tmp_path / "filters.png").std() > 0.01
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (1, 1), (20, 4)])
-def test_similarity_has_a_map_a_patch(grid, tmp_path):
+def test_similarity_plot_has_map_per_patch(grid, tmp_path):
     rows, columns = grid
     similarity = RNG.uniform(-1, 1, (*grid, *grid))
     axes, bar = plot_position_similarity(similarity, tmp_path / "positions.png").axes
@@ -171,8 +142,6 @@ def test_similarity_has_a_map_a_patch(grid, tmp_path):
     assert matplotlib.image.imread(tmp_path / "positions.png").std() > 0.01
 
 
-def test_arrays_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"`filters` of shape \(number, height, width, channels\)"):
-        plot_embedding_filters(np.zeros((4, 4, 3)))
-    with pytest.raises(ValueError, match=r"`similarity` of shape \(rows, columns, rows, columns\)"):
-        plot_position_similarity(np.zeros((2, 3, 3, 2)))
+def test_weight_plots_refuse_arrays_of_other_shapes():
+    refuses(r"`filters` of shape \(number, height, width, channels\)", plot_embedding_filters, np.zeros((4, 4, 3)))
+    refuses(r"`similarity` of shape \(rows, columns, rows, columns\)", plot_position_similarity, np.zeros((2, 3, 3, 2)))
