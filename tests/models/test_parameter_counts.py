@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+import keras_vit
+from tests.golden import GOLDEN_FOLDER
+
+# The golden counts of timm's models of 1000 classes.
+TIMM = {f"BiTR{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
+TIMM |= {"RViTTi16": "vit_tiny_r_s16_p8_224", "R26ViTS32": "vit_small_r26_s32_224"}
+TIMM |= {"R50ViTB16": "vit_base_r50_s16_224", "R50ViTL32": "vit_large_r50_s32_224"}
+for short, name in {"Ti16": "tiny", "S16": "small", "B16": "base"}.items():
+    TIMM |= {f"DeiT{short}": f"deit_{name}_patch16_224", f"DeiT{short}Distilled": f"deit_{name}_distilled_patch16_224"}
+TIMM |= {"DeiT3S16": "deit3_small_patch16_224", "DeiT3B16": "deit3_base_patch16_224"}
+TIMM |= {"DeiT3H14": "deit3_huge_patch14_224"}
+COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
+PARAMETERS = {
+    **{name: COUNTS[timm] for name, timm in TIMM.items()},
+    "BiTR50x2": 97_988_712,
+    "BiTR152x1": 60_185_128,
+    "BiTR200x3": 568_633_000,
+    "R26ViTB32": 101_383_976,
+    "R50ViTB32": 110_945_832,
+    # The published files hold a mask token more, which only pre-training uses.
+    "DINOv2S14": 22_056_192,
+    "DINOv2B14": 86_579_712,
+    "SigLIPB16": 92_884_224,
+    "SigLIPSO400M14": 427_680_704,
+    "VTResNet18": 11_811_752,
+    "VTResNet34": 21_792_168,
+    "VTResNet50": 23_246_760,
+    "VTResNet101": 42_291_112,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_count(name, count_params):
+    assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
+
+
+def test_parameter_count_at_another_resolution(count_params):
+    assert count_params(lambda: keras_vit.DeiTB16(image_size=384)) == COUNTS["deit_base_patch16_384"]
