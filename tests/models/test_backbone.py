@@ -13,14 +13,14 @@ def names(layers):
 
 
 def nested(*around, **changes):
-    """A model whose layers a ViT without a head is one of: those before None stand before it."""
+    """Builds a sequential model with a ViT without a head in the place of None."""
     i = around.index(None)
     vit = tiny.build(num_classes=0, name="vit", **changes)
     return keras.Sequential([keras.Input((16, 16, 3)), *around[:i], vit, *around[i + 1 :]], name="mine")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_layer_of_a_builder_is_in_one_part(name):
+def test_parts_contain_each_layer_once(name):
     model = MODELS[name]()
     parts = parts_of(model)
     assert sorted(names([*parts.below, *parts.blocks, *parts.above, *parts.others])) == sorted(names(model.layers))
@@ -30,13 +30,13 @@ def test_every_layer_of_a_builder_is_in_one_part(name):
 
 
 @pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": None}, {"representation_size": 7}])
-def test_a_model_without_a_head(changes):
+def test_new_head_on_a_backbone_is_in_others(changes):
     model = tiny.build(num_classes=0, **changes)
     body = keras.Model(model.input, Dense(2, name="block_7")(model.output))
     assert [layer.name for layer in parts_of(body).others if layer.weights] == ["block_7"]
 
 
-def test_a_branch_beside_the_blocks_is_a_head_however_long():
+def test_branch_beside_the_blocks_is_in_others():
     vit = tiny.build(num_layers=4)
     x = vit.get_layer("block_00").output
     for i in range(6):
@@ -46,7 +46,7 @@ def test_a_branch_beside_the_blocks_is_a_head_however_long():
     assert set(names(parts.others)) == {*(f"aside_{i}" for i in range(6)), "aside", "head"}
 
 
-def test_a_nested_model_and_the_layers_around_it():
+def test_parts_of_nested_model_and_layers_around_it():
     head = keras.Sequential([keras.layers.Dropout(0.1, name="drop"), Dense(2, name="mine")])
     model = nested(keras.layers.Rescaling(1.0, name="scale"), None, head)
     parts = parts_of(keras.Sequential([keras.layers.RandomFlip(name="flip"), model]))
@@ -55,7 +55,7 @@ def test_a_nested_model_and_the_layers_around_it():
     assert names(parts.models)[1:] == ["mine", "vit"]
 
 
-def test_other_models():
+def test_parts_of_refuses_other_models():
     dense = keras.Sequential([keras.Input((2,)), Dense(2, name="alone")], name="other")
     with pytest.raises(ValueError, match="Expected a model of this package's builders.*'other' with layers alone"):
         parts_of(dense)
@@ -66,7 +66,7 @@ def test_other_models():
     assert head_inputs(dense) == []
 
 
-def test_what_a_head_reads():
+def test_head_inputs():
     for model in (MODELS["vit"](), MODELS["bit"]()):
         assert head_inputs(model) == [model.get_layer("head").input]
     assert head_inputs(tiny.build(num_classes=0)) == []

@@ -13,7 +13,7 @@ def numpy(outputs):
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_registers": 2}, {"pooling": "gap"}, {"image_size": (None, None)}])
-def test_maps_are_the_tokens_laid_out(changes):
+def test_feature_maps_are_the_patch_tokens(changes):
     model = randomize(build(num_layers=3, **changes))
     x = np.random.default_rng(0).normal(size=(2, 9, 14, 3) if "image_size" in changes else (2, 16, 16, 3))
     tokens = numpy(keras_vit.features(model, blocks=(0, 2))(x))
@@ -36,7 +36,7 @@ def test_features_share_weights_and_reload(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["head", "clone", "head of a clone", "loaded"])
-def test_features_of_a_model_that_goes_on_and_of_a_clone(kind, tmp_path):
+def test_features_of_clones_and_models_with_own_head(kind, tmp_path):
     vit = randomize(build(num_classes=0, num_registers=2))
     model = vit
     if "clone" in kind:
@@ -55,7 +55,7 @@ def test_features_of_a_model_that_goes_on_and_of_a_clone(kind, tmp_path):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_bad_arguments_are_named():
+def test_features_bad_argument_is_named():
     with pytest.raises(ValueError, match="Received: blocks="):
         keras_vit.features(build(), blocks=(0, 2))
     with pytest.raises(ValueError, match="`format`"):
@@ -71,8 +71,8 @@ def test_bad_arguments_are_named():
         keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
 
 
-def test_maps_need_all_tokens_of_a_block():
-    """Files of version 0.1 may have blocks that output a few tokens."""
+def test_feature_maps_need_all_tokens_of_a_block():
+    """Blocks in files of version 0.1 may output only a few tokens."""
     model = build()
 
     def clone(layer):
@@ -85,19 +85,16 @@ def test_maps_need_all_tokens_of_a_block():
         keras_vit.features(few, blocks=(0, -1), format="map")
 
 
-def test_features_of_the_last_block_are_of_all_tokens():
+def test_features_of_last_and_merging_blocks():
     model, images = build(), np.ones((1, 16, 16, 3), "float32")
     for blocks in ((-1,), (0, -1)):
         *_, last = keras.tree.flatten(keras_vit.features(model, blocks=blocks, format="map")(images))
         assert last.shape == (1, 4, 4, 12)
-
-
-def test_features_of_merging_blocks_are_their_tokens():
     model = keras_vit.features(build(token_merging=(4, 0)), blocks=(0, 1))
     assert [y.shape for y in model(np.ones((1, 16, 16, 3), "float32"))] == [(1, 13, 12)] * 2
 
 
-def test_stages_of_a_bit():
+def test_features_of_bit_are_the_stages():
     model = keras_vit.BiT("R50x1", image_size=32, stages=(1, 2), width_factor=0.5)
     first, last = keras_vit.features(model)(np.ones((1, 32, 32, 3), "float32"))
     assert (first.shape, last.shape) == ((1, 8, 8, 128), (1, 4, 4, 256))
@@ -105,14 +102,11 @@ def test_stages_of_a_bit():
     assert output is model.get_layer("stage_2_unit_02").output
 
 
-def test_units_and_modules_of_a_vt_resnet():
+def test_features_of_vt_resnet_units_and_modules():
     model = vt_resnet.build()
     x = vt_resnet.images(2, 32, 41, 3)
-    assert [y.shape for y in keras_vit.features(model, (0, -4, 2), format="map")(x)] == [
-        (2, 8, 11, 4),
-        (2, 8, 11, 4),
-        (2, 4, 6, 8),
-    ]
+    maps = keras_vit.features(model, (0, -4, 2), format="map")(x)
+    assert [y.shape for y in maps] == [(2, 8, 11, 4), (2, 8, 11, 4), (2, 4, 6, 8)]
     tokens, changed = numpy(keras_vit.features(model, (-2, -1), "tokens")(x))
     assert tokens.shape == changed.shape == (2, 3, 12)
     (expected,) = numpy([keras.Model(model.input, model.get_layer("pooling").output)(x)])

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
+from tests.models.small import answers
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
@@ -22,7 +23,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_outputs_of_raw_images(kind, tmp_path):
+def test_folded_model_gives_the_same_outputs(kind, tmp_path):
     model = build(**{**RAW, **KINDS[kind]})
     before = model.get_weights()
     size = (16, 24) if kind == "any size" else model.input_shape[1:3]
@@ -40,37 +41,36 @@ def test_same_outputs_of_raw_images(kind, tmp_path):
     assert folded.name == model.name
 
 
-def test_the_constants_stay_readable():
+def test_folded_constants_stay_readable():
     folded = keras_vit.fold_preprocessing(build(**RAW))
     images = RNG.uniform(0, 255, (1, 16, 16, 3)).astype("float32")
     np.testing.assert_array_equal(keras_vit.preprocess_input(images, folded), images)
     np.testing.assert_array_equal(keras_vit.inspection.inputs.pictures_of(folded, images), images)
     assert folded.get_layer("normalization").preprocessing.mean == RAW["mean"]
-    # A pass over the pixels less.
+    # The folded model saves a pass over the pixels.
     (row,) = (row for row in keras_vit.profile(folded).rows if row.name == "normalization")
     assert row.activation_bytes == 0
 
 
-def test_frozen_layers_stay_frozen():
+def test_folding_keeps_layers_frozen():
     model = build(**RAW)
     for layer in model.layers[:-1]:
         layer.trainable = False
     assert [w.path for w in keras_vit.fold_preprocessing(model).trainable_weights] == ["head/kernel", "head/bias"]
 
 
-def test_lora_stays():
+def test_folding_keeps_lora():
     model = build(**RAW)
     enable_lora(model, rank=2, alpha=3.0)
     randomize(model)
     folded = keras_vit.fold_preprocessing(model)
     assert [(w.path, w.trainable) for w in folded.weights] == [(w.path, w.trainable) for w in model.weights]
     images = RNG.uniform(0, 255, (2, 16, 16, 3)).astype("float32")
-    answers = [ops.convert_to_numpy(m(images)) for m in (folded, model)]
-    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(answers(folded, images), answers(model, images), rtol=1e-4, atol=1e-4)
 
 
 class Head(keras.layers.Layer):
-    """One whose config tells nothing of what becomes of the layer within."""
+    """A layer whose config does not record changes of its inner layer."""
 
     def build(self, shape):
         self.dense = keras.layers.Dense(3)
@@ -88,15 +88,6 @@ def with_lora_in_another_layer():
     return model
 
 
-def half():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        return build(**RAW)
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
 def with_another_reader():
     model = build(**RAW)
     scaled = keras.layers.GlobalAveragePooling2D(name="mean_color")(model.get_layer("normalization").output)
@@ -108,12 +99,9 @@ def with_another_reader():
     [
         (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16' with apply=False"),
         (lambda: keras_vit.fold_preprocessing(build(**RAW)), "apply=True, folded=True"),
-        (
-            lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW),
-            "where root_conv reads",
-        ),
+        (lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW), "where root_conv reads"),
         (with_another_reader, "where mean_color reads them too"),
-        (half, "and a patch embedding in bfloat16"),
+        (lambda: build(**RAW, dtype="mixed_bfloat16"), "and a patch embedding in bfloat16"),
         (with_lora_in_another_layer, "whose config records all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
         (
@@ -123,12 +111,12 @@ def with_another_reader():
     ],
     ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
 )
-def test_refuses_what_would_not_be_the_same(make, message):
+def test_folding_refuses_models_it_would_change(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         keras_vit.fold_preprocessing(make())
 
 
-def test_nothing_takes_its_kernel_for_the_models_own(tmp_path):
+def test_functions_of_weights_refuse_a_folded_model(tmp_path):
     model = randomize(build(**RAW, name="raw"))
     folded = keras_vit.fold_preprocessing(model)
     keras_vit.save_weights(model, tmp_path / "weights.npz")

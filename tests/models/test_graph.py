@@ -4,6 +4,7 @@ import pytest
 
 from keras_vit.layers import TransformerBlock
 from keras_vit.models.graph import last_reading, nodes_before, operations_before, replay
+from tests.models.small import answers
 from tests.tiny import build
 
 
@@ -11,26 +12,26 @@ def kinds(operations):
     return [type(operation).__name__ for operation in operations]
 
 
-def test_a_layer_called_twice_is_two_nodes_and_a_fork_one():
+def test_nodes_before_shared_layers_and_forks():
     inputs = keras.Input((2,))
     layer = keras.layers.Dense(2)
     model = keras.Model(inputs, keras.layers.Add()([layer(layer(inputs)), inputs]))
     assert kinds(operation for operation, _ in nodes_before(model.outputs)) == ["Add", "Dense", "InputLayer", "Dense"]
 
 
-def test_what_stands_before_a_layer_is_found_through_models_and_in_them():
+def test_operations_before_enters_nested_models():
     vit = build()
     layer = vit.get_layer("normalization")
     assert kinds(operations_before(vit, layer)) == ["InputLayer"]
     scaling = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(2.0)])
     model = keras.Sequential([keras.Input((16, 16, 3)), scaling, vit, keras.layers.Dense(2)])
     assert kinds(operations_before(model, layer)) == ["Rescaling", "InputLayer", "InputLayer", "InputLayer"]
-    # The same ViT, called in another graph, has nothing before it.
+    # In another graph, nothing comes before the same ViT.
     assert kinds(operations_before(keras.Sequential([keras.Input((16, 16, 3)), vit]), layer)) == ["InputLayer"] * 2
     assert operations_before(scaling, layer) is None
 
 
-def test_a_replay_calls_what_it_is_told_to():
+def test_replay_calls_each_operation_with_its_inputs():
     inputs = {name: keras.Input((2,), name=name) for name in "ab"}
     x = keras.layers.Add(name="add")([inputs["b"], inputs["a"]])
     model = keras.Model(inputs, {"sum": x, "as it came": inputs["a"], "double": keras.ops.multiply(x, 2)})
@@ -59,14 +60,14 @@ def test_a_replay_calls_what_it_is_told_to():
         ({"pooling": None, "num_classes": 0}, None),
     ],
 )
-def test_the_tokens_of_the_last_block_that_the_outputs_read(changes, num_tokens):
+def test_last_reading_number_of_tokens(changes, num_tokens):
     model = build(**changes)
     reading = last_reading(model)
     assert (reading and reading.num_tokens) == num_tokens
     assert reading is None or reading.block is model.blocks[-1]
 
 
-def test_all_tokens_are_read_where_the_outputs_hold_them_or_a_block_runs_twice():
+def test_last_reading_is_none_if_all_tokens_are_read():
     model = build()
     kind, last = type(model), model.blocks[-1]
     for tokens in (last.output, model.get_layer("norm").output, keras.layers.Activation("relu")(last.output)):
@@ -90,7 +91,7 @@ class Doubled(TransformerBlock):
 
 
 class Neighbours(keras.layers.Layer):
-    """In the place of an MLP: each token gets the next one."""
+    """Replaces an MLP; returns the next token in the place of each."""
 
     def call(self, tokens):
         return keras.ops.roll(tokens, -1, axis=1)
@@ -129,7 +130,7 @@ def regularized(layer):
 
 
 @pytest.mark.parametrize("change", [doubled, with_neighbours, patched, patched_within, regularized])
-def test_a_changed_block_computes_all_tokens(change):
+def test_changed_block_computes_all_tokens(change):
     model, images = build(), np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
 
     def clone(layer):
@@ -137,12 +138,12 @@ def test_a_changed_block_computes_all_tokens(change):
 
     changed = keras.models.clone_model(model, clone_function=clone)
     full = keras.Model(changed.input, changed.output)
-    np.testing.assert_allclose(*(keras.ops.convert_to_numpy(each(images)) for each in (changed, full)), rtol=1e-5)
+    np.testing.assert_allclose(answers(changed, images), answers(full, images), rtol=1e-5)
     losses = [[float(loss) for loss in each.losses] for each in (changed, full)]
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == (change is regularized)
 
 
-def test_a_model_that_was_never_called_compiles_in_one_piece():
+def test_uncalled_model_compiles_as_one_graph():
     import torch
 
     model, images = build(), torch.rand(2, 16, 16, 3)

@@ -13,7 +13,7 @@ def raw():
     return np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype("uint8")
 
 
-def test_what_a_model_takes():
+def test_range_of_plain_and_wrapped_models():
     assert range_of(build()) == (-1, 1) and range_of(build(include_preprocessing=True)) == (0, 255)
     assert range_of(build(**IMAGENET)) == pytest.approx((-2.118, 2.640), abs=1e-3)
     inputs = keras.Input((16, 16, 3))
@@ -24,7 +24,7 @@ def test_what_a_model_takes():
 
 
 @pytest.mark.parametrize("options", [{}, IMAGENET, {"include_preprocessing": True}])
-def test_images_as_the_model_takes_them_pass(options):
+def test_preprocessed_images_pass_the_check(options):
     model = build(**options)
     images = keras_vit.preprocess_input(raw(), model)
     assert check_values(model, images) is None
@@ -34,7 +34,7 @@ def test_images_as_the_model_takes_them_pass(options):
 
 
 @pytest.mark.parametrize("images", [raw() / 127.5 - 1, raw() / 255, np.full((1, 16, 16, 3), np.nan)])
-def test_images_that_were_scaled_are_refused_by_a_model_that_scales(images):
+def test_scaled_images_are_refused_if_the_model_scales(images):
     with pytest.raises(ValueError, match="Expected images of .*Received: values from"):
         check_values(build(include_preprocessing=True), images)
 
@@ -42,7 +42,7 @@ def test_images_that_were_scaled_are_refused_by_a_model_that_scales(images):
 @pytest.mark.parametrize(
     ("options", "images"),
     [
-        # Of 16 bits, or in units of their own.
+        # Images of 16 bits, or in other units.
         ({"include_preprocessing": True}, raw() * 256.0),
         ({"include_preprocessing": True}, raw() - 127.5),
         ({}, raw() * 8.0 - 1000),
@@ -50,11 +50,11 @@ def test_images_that_were_scaled_are_refused_by_a_model_that_scales(images):
         ({}, (raw() / 255 - 0.45) / 0.225),
     ],
 )
-def test_what_may_be_meant_is_said(options, images):
+def test_unusual_values_return_a_warning(options, images):
     assert "as the model takes them. Received: values from" in check_values(build(**options), images)
 
 
-def test_layers_that_keep_values_may_stand_before():
+def test_range_is_checked_behind_augmentation_layers():
     vit = build()
     flipped = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.RandomFlip(), vit])
     with pytest.raises(ValueError, match="Received: values from 0 to 255"):
@@ -64,13 +64,13 @@ def test_layers_that_keep_values_may_stand_before():
 
 
 @pytest.mark.parametrize("options", [{}, IMAGENET])
-def test_raw_images_are_refused_by_a_model_that_does_not_scale(options):
+def test_raw_images_are_refused_if_the_model_does_not_scale(options):
     with pytest.raises(ValueError, match="Received: values from 0 to 255. keras_vit.preprocess_input"):
         check_values(build(**options), raw())
     assert "scaled to 0..1" in check_values(build(**options), raw() / 255)
 
 
-def test_a_model_of_another_kind_takes_what_it_takes():
+def test_other_models_take_any_finite_values():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
     assert check_values(model, raw()) is None
@@ -78,8 +78,8 @@ def test_a_model_of_another_kind_takes_what_it_takes():
         check_values(model, np.array([np.inf]))
 
 
-def test_images_in_0_to_1():
-    # Noise on black, resized.
+def test_in_unit_range():
+    # Resized noise on a black image.
     assert not in_unit_range(np.where(raw() > 250, 0.75, 0.0))
     assert in_unit_range(raw() / 255) and not in_unit_range(raw()) and not in_unit_range(raw() // 255)
     assert not in_unit_range(raw() / 127.5 - 1) and not in_unit_range([])
@@ -95,17 +95,14 @@ class Endless(keras.utils.PyDataset):
         return IMAGES, LABELS
 
 
-def test_arrays_are_sliced():
+def test_sliced_yields_batches_of_arrays():
     assert is_arrays((IMAGES, LABELS)) and not is_arrays((IMAGES, LABELS, LABELS)) and not is_arrays(IMAGES)
     assert [labels.tolist() for _, labels in sliced((IMAGES, LABELS), 2)] == [[0, 1], [2, 3], [4]]
     np.testing.assert_array_equal(to_numpy(keras.ops.convert_to_tensor(LABELS)), LABELS)
 
 
-def test_how_many_batches_there_are():
+def test_num_batches_of_each_kind_of_data():
     assert num_batches([1, 2]) == 2 and num_batches(iter([])) is None and num_batches(Endless()) == np.inf
-
-
-def test_how_many_batches_tf_data_has():
     tf = pytest.importorskip("tensorflow")
     data = tf.data.Dataset.range(6)
     assert [num_batches(d) for d in (data, data.repeat(), data.filter(lambda x: x > 2))] == [6, np.inf, None]

@@ -11,16 +11,17 @@ from keras_vit.models.predictions import (
     outputs_named,
     prediction_activation,
 )
+from tests.models import test_bit as bit
 from tests.tiny import build
 
 
-def test_names_come_in_the_order_of_the_logits(shared):
+def test_imagenet_classes_are_in_the_order_of_the_logits(shared):
     lines = (shared / "data" / "imagenet1k_classes.txt").read_text().splitlines()
     assert [" ".join(pair) for pair in imagenet_classes()] == lines
     assert len({wnid for wnid, _ in imagenet_classes()}) == 1000
 
 
-def test_best_first():
+def test_decode_predictions_best_first():
     p = np.full((2, 1000), 0.1 / 997)
     p[0, [285, 281, 7]] = 0.6, 0.2, 0.1
     p[1, [0, 1, 999]] = 0.1, 0.2, 0.6
@@ -29,25 +30,22 @@ def test_best_first():
     assert [(wnid, round(score, 4)) for wnid, _, score in second] == [("n15075141", 0.6), ("n01443537", 0.2)]
 
 
-def test_logits_are_refused_with_the_hint():
+def test_decode_predictions_refuses_logits():
     for bad in (np.random.default_rng(0).normal(size=(1, 1000)), np.zeros((1, 1000)), np.full((1, 1000), np.nan)):
         with pytest.raises(ValueError, match="softmax"):
             keras_vit.decode_predictions(bad)
 
 
-@pytest.mark.parametrize("shape", [(1000,), (1, 999), (1, 1, 1000)])
-def test_other_shapes_are_refused(shape):
-    with pytest.raises(ValueError, match=r"shape \(batch, 1000\)"):
-        keras_vit.decode_predictions(np.full(shape, 0.001))
+def test_decode_predictions_refuses_other_shapes_and_top():
+    for shape in ((1000,), (1, 999), (1, 1, 1000)):
+        with pytest.raises(ValueError, match=r"shape \(batch, 1000\)"):
+            keras_vit.decode_predictions(np.full(shape, 0.001))
+    for top in (0, 1001):
+        with pytest.raises(ValueError, match="`top`"):
+            keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
 
 
-@pytest.mark.parametrize("top", [0, 1001])
-def test_top_is_bounded(top):
-    with pytest.raises(ValueError, match="`top`"):
-        keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
-
-
-def test_names_are_those_that_the_model_carries(caplog):
+def test_decode_predictions_uses_the_models_class_names(caplog):
     p = [[0.7, 0.1, 0.2]]
     named = build(num_classes=3, class_names=["ant", "bee", "cat"])
     assert keras_vit.decode_predictions(p, named, top=2) == [[("0", "ant", 0.7), ("2", "cat", 0.2)]]
@@ -55,7 +53,7 @@ def test_names_are_those_that_the_model_carries(caplog):
     imagenet = keras_vit.decode_predictions(np.eye(1000)[[285]], build(num_classes=1000), top=1)
     assert imagenet == [[("n02124075", "Egyptian_cat", 1.0)]]
     assert not caplog.records
-    # Another head on the same backbone.
+    # A new head on the same backbone has no names.
     features = keras.Model(named.input, named.get_layer("head").input)
     other = keras.Model(named.input, keras.layers.Dense(2)(features.output))
     assert [name for _, name, _ in keras_vit.decode_predictions([[0.6, 0.4]], other)[0]] == ["0", "1"]
@@ -64,7 +62,7 @@ def test_names_are_those_that_the_model_carries(caplog):
         keras_vit.decode_predictions(np.eye(12)[:1], features)
 
 
-def test_other_classes_than_the_models_are_refused():
+def test_decode_predictions_refuses_other_class_counts():
     model = build(num_classes=3, class_names=["ant", "bee", "cat"])
     with pytest.raises(ValueError, match=r"shape \(batch, 3\)"):
         keras_vit.decode_predictions([[0.5, 0.5]], model)
@@ -84,29 +82,24 @@ def test_other_classes_than_the_models_are_refused():
     "arguments",
     [{}, {"pooling": "map"}, {"representation_size": 8}, {"distillation_token": True}, {"norm_after_pooling": True}],
 )
-def test_a_backbone_gives_features_and_any_head_classes(arguments):
+def test_gives_features_only_without_any_head(arguments):
     backbone = build(num_classes=0, **arguments)
     assert gives_features(backbone)
     assert not gives_features(build(**arguments))
     assert not gives_features(keras.Sequential([backbone, keras.layers.Dropout(0.1), keras.layers.Dense(2)]))
 
 
-def test_a_head_may_end_in_a_norm_and_what_is_no_backbone_classifies():
+def test_gives_features_of_sequential_models_and_bit():
     backbone = build(num_classes=0)
     layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Softmax()]
     below = [keras.Input(backbone.input_shape[1:]), keras.layers.Normalization()]
     assert not gives_features(keras.Sequential([*below, backbone, *layers]))
     assert gives_features(keras.Sequential([*below, backbone]))
     assert not gives_features(keras.Sequential([keras.Input((12,)), *layers]))
+    assert gives_features(bit.build(num_classes=0))
 
 
-def test_a_resnet_without_its_head_gives_features():
-    with keras.StatelessScope(initialize_variables=False):
-        model = keras_vit.BiT("R50x1", stages=(1,), image_size=32, num_classes=0)
-    assert gives_features(model)
-
-
-def test_a_model_for_several_labels_an_image_says_so_itself():
+def test_multi_label_model_has_sigmoid_predictions():
     model = build(class_names=list("abcde"))
     model.get_layer("normalization").multi_label = True
     copy = keras.models.clone_model(model)
@@ -115,7 +108,7 @@ def test_a_model_for_several_labels_an_image_says_so_itself():
     assert names == ["a", "b"]
 
 
-def test_a_model_of_numbers_has_no_classes(tmp_path):
+def test_regression_model_has_no_classes(tmp_path):
     model = build(num_classes=1, regression=True, class_names=["age"])
     model.save(tmp_path / "model.keras")
     for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
@@ -138,7 +131,7 @@ def test_a_model_of_numbers_has_no_classes(tmp_path):
         (keras.losses.BinaryCrossentropy(from_logits=True), "multi_label"),
     ],
 )
-def test_a_loss_of_other_outputs_than_the_model_says_is_refused(loss, setting):
+def test_prediction_activation_must_fit_the_loss(loss, setting):
     model = build()
     model.compile("sgd", loss)
     with pytest.raises(ValueError, match=f"{setting}=True"):
@@ -163,7 +156,7 @@ def test_a_loss_of_other_outputs_than_the_model_says_is_refused(loss, setting):
         ("sigmoid", "multi_label", None),
     ],
 )
-def test_a_models_own_activation_is_not_applied_twice(activation, postprocess, expected):
+def test_activation_of_a_head_with_activation_is_none(activation, postprocess, expected):
     model = build(classifier_activation=activation)
     assert activation_of(model, postprocess) == expected
     assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model]), postprocess) == expected
@@ -184,29 +177,21 @@ def test_a_models_own_activation_is_not_applied_twice(activation, postprocess, e
         lambda x: keras.layers.Average()([ops.softmax(x), keras.layers.Softmax()(x)]),
     ],
 )
-def test_an_activation_is_seen_behind_what_keeps_probabilities(wrap):
+def test_activation_of_sees_through_identity_operations(wrap):
     model = build()
     assert activation_of(keras.Model(model.input, wrap(model.output))) is None
 
 
-def test_the_mean_of_a_distilled_models_heads_keeps_their_activation():
+def test_activation_of_distilled_model_and_of_other_heads():
     model = build(distillation_token=True, classifier_activation="softmax")
     assert activation_of(model) is None
     assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model])) is None
     assert activation_of(build(distillation_token=True)) == "softmax"
-
-
-def test_an_activation_further_back_makes_no_probabilities():
+    assert activation_of(build(num_classes=1), "classify") == "sigmoid"
+    # Logits computed from probabilities are no probabilities.
     model = build(classifier_activation="softmax")
     assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
     assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
-
-
-def test_one_class_is_a_probability_of_its_own():
-    assert activation_of(build(num_classes=1), "classify") == "sigmoid"
-
-
-def test_features_and_two_heads_are_no_classes():
     for model in (build(pooling=None), build(distillation_token=True, return_both_heads=True)):
         with pytest.raises(ValueError, match="one output"):
             activation_of(model, "classify")

@@ -4,14 +4,13 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
 from keras_vit.models.recorded import RecordedModel, cut_from
 from keras_vit.training import SAM
 from tests.tiny import build
 
 
 @pytest.mark.parametrize("name", ["head", "config", "blocks", "preprocessing", "grid_size"])
-def test_what_is_read_from_the_layers_cannot_be_set(name):
+def test_properties_of_layers_cannot_be_set(name):
     model = build()
     with pytest.raises(AttributeError, match=f"`{name}` of model 'vit_B16' is read from its layers"):
         setattr(model, name, keras.layers.Dense(7))
@@ -19,15 +18,7 @@ def test_what_is_read_from_the_layers_cannot_be_set(name):
     assert model.mine == 3 and len(model.weights) == len(build().weights)
 
 
-def test_a_model_is_built_in_its_own_dtype():
-    model = build(dtype="mixed_bfloat16")
-    assert model.get_layer("block_00").compute_dtype == "bfloat16"
-    assert model.get_layer("block_00").mlp.dense_1.compute_dtype == "bfloat16"
-    assert model.get_layer("head").compute_dtype == "float32"
-    assert build().get_layer("block_00").compute_dtype == keras.config.dtype_policy().compute_dtype
-
-
-def test_the_loss_of_a_model_in_float16_is_scaled_however_it_was_made(tmp_path):
+def test_float16_models_compile_with_loss_scaling(tmp_path):
     model = build(num_layers=1, dtype="mixed_float16")
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
@@ -47,30 +38,22 @@ def test_the_loss_of_a_model_in_float16_is_scaled_however_it_was_made(tmp_path):
     assert not isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def test_the_global_policy_stays_where_building_fails():
+def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
     before = keras.config.dtype_policy().name
+    assert build(dtype="mixed_bfloat16").get_layer("block_00").mlp.dense_1.compute_dtype == "bfloat16"
+    assert keras.config.dtype_policy().name == before
     with pytest.raises(ValueError, match="pooling"):
         build(dtype="mixed_bfloat16", pooling="mean")
     assert keras.config.dtype_policy().name == before
 
 
-def test_other_builders_and_files_take_it(tmp_path):
-    bit = keras_vit.BiTR50x1(image_size=32, stages=(1,), width_factor=0.5, dtype="mixed_bfloat16")
-    assert bit.get_layer("stage_1_unit_01").compute_dtype == "bfloat16"
-    keras_vit.save_weights(build(), tmp_path / "tiny.npz", format="npz")
-    model = keras_vit.from_pretrained(tmp_path / "tiny.npz", num_heads=3, dtype="mixed_bfloat16")
-    assert model.get_layer("block_00").compute_dtype == "bfloat16"
-    assert model.output.dtype == "float32"
-
-
-def test_what_no_layer_uses_any_more_is_freed_without_gradients():
+def test_unused_outputs_are_freed_without_gradients():
     import torch
 
     model = build(num_layers=4)
     images, alive = torch.rand(2, 16, 16, 3), []
     outputs = []
     for block in model.blocks:
-        # A hook before a block, and one with its output.
         block.register_forward_pre_hook(lambda *_: alive.append(sum(output() is not None for output in outputs)))
         block.register_forward_hook(lambda _, inputs, output: outputs.append(weakref.ref(output)))
     expected = model(images)
@@ -82,7 +65,7 @@ def test_what_no_layer_uses_any_more_is_freed_without_gradients():
     torch.testing.assert_close(found, expected.detach())
 
 
-def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkeypatch):
+def test_layers_bypass_keras_call_without_gradients(monkeypatch):
     import torch
 
     names, call = [], keras.Layer.__call__
@@ -94,13 +77,13 @@ def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkey
         found = model(images)
         assert names == [model.name]
         torch.testing.assert_close(found, expected)
-        # The mode reaches them.
+        # The training mode reaches the layers.
         assert (model(images, training=True) - expected).abs().max() > 0.01
         names.clear()
         with torch.autocast("cpu", torch.bfloat16):
             model(images)
         assert {layer.name for layer in model.layers[1:]} <= set(names)
-        # Which a mask needs.
+        # A mask needs the calls of Keras.
         names.clear()
         images._keras_mask = torch.ones(2, 16, dtype=torch.bool)
         model(images)
@@ -112,7 +95,7 @@ def test_layers_are_called_without_bookkeeping_where_that_changes_nothing(monkey
 
 
 @pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
-def test_angles_are_rounded_to_the_compute_dtype_without_gradients_too(rotary_embedding):
+def test_rotary_angles_have_compute_dtype_in_both_modes(rotary_embedding):
     import torch
 
     model, images = build(rotary_embedding=rotary_embedding, dtype="bfloat16"), torch.rand(2, 16, 16, 3)
@@ -128,7 +111,7 @@ def test_angles_are_rounded_to_the_compute_dtype_without_gradients_too(rotary_em
 
 
 @pytest.mark.parametrize("learning", [True, False])
-def test_a_model_within_a_model_refuses_other_image_sizes(learning):
+def test_nested_model_refuses_other_image_sizes(learning):
     inner = build()
     inputs = keras.Input((None, None, 3))
     outer = type(inner)(inputs, inner(inputs))
@@ -137,10 +120,10 @@ def test_a_model_within_a_model_refuses_other_image_sizes(learning):
         outer(images) if learning else outer.predict_on_batch(images)
 
 
-def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients():
+def test_forked_graph_is_the_same_without_gradients():
     model = build()
     blocks = [layer.output for layer in model.blocks]
-    # Outputs that others use too, an input that is one, an output twice, and a layer called twice.
+    # Some outputs are inputs of other layers, one is an input, one appears twice, and one layer is called twice.
     outputs = {"first": blocks[0], "all": [*blocks, model.output, blocks[0]], "images": model.input}
     forked = RecordedModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
     images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
@@ -151,7 +134,7 @@ def test_a_graph_with_forks_and_several_outputs_gives_the_same_without_gradients
     )
 
 
-def test_a_model_cut_from_another_is_of_its_kind():
+def test_cut_from_keeps_the_models_class():
     model = build()
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output, name="cut")
     assert type(cut) is type(model) and cut.name == "cut" and cut.config == model.config

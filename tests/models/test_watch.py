@@ -20,7 +20,7 @@ from tests.inspection import reference
 
 @keras.saving.register_keras_serializable(package="keras_vit_tests")
 class Held(keras.layers.Layer):
-    """A layer, and no model, that holds a ViT."""
+    """A layer that holds a ViT."""
 
     def __init__(self, vit, **kwargs):
         super().__init__(**kwargs)
@@ -86,7 +86,7 @@ def everything(model, inputs):
 
 
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
-def test_a_vit_inside_another_model_is_found(outer):
+def test_inspection_finds_a_nested_vit(outer):
     vit, images = reference.build(num_registers=1)
     model = outer(vit)
     two = outer is with_other_input
@@ -101,7 +101,7 @@ def test_a_vit_inside_another_model_is_found(outer):
 
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
 @pytest.mark.parametrize("copied", [False, True], ids=["as built", "clone"])
-def test_a_head_of_ones_own_and_a_clone(nested, copied):
+def test_inspection_with_own_head_and_of_clone(nested, copied):
     vit, images = reference.build(num_classes=0, num_registers=1)
     expected = {name: array for name, array in everything(vit, images).items() if name != "gradient"}
     model = functional(vit) if nested else vit
@@ -118,32 +118,17 @@ def test_a_head_of_ones_own_and_a_clone(nested, copied):
         np.testing.assert_allclose(actual[name], expected[name], atol=1e-5, err_msg=name)
 
 
-def test_layers_keep_nothing_of_a_look():
-    """Else they would grow with each epoch of a callback that looks on."""
+def test_inspection_adds_no_nodes_to_the_layers():
+    """Added nodes would accumulate in each epoch of a callback that inspects the model."""
     model, images = reference.build()
     everything(model, images)
     assert {len(layer._inbound_nodes) for layer in model.layers} == {1}
 
 
-@pytest.mark.parametrize("outer", [lambda vit: vit, functional, sequential], ids=["plain", "functional", "sequential"])
-def test_a_loaded_model_gives_the_same(outer, tmp_path):
-    model = outer(reference.build(pooling="gap", num_registers=1)[0])
-    images = np.random.default_rng(1).normal(size=(2, 8, 12, 3)).astype("float32")
-    model.save(tmp_path / "model.keras")
-    again = everything(keras.saving.load_model(tmp_path / "model.keras"), images)
-    for name, expected in everything(model, images).items():
-        np.testing.assert_allclose(again[name], expected, atol=1e-6, err_msg=name)
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_gives_nearly_the_same(policy):
+def test_inspection_in_half_precision(policy):
     model, images = reference.build()
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        mixed, _ = reference.build()
-    finally:
-        keras.config.set_dtype_policy(before)
+    mixed, _ = reference.build(dtype=policy)
     mixed.set_weights([ops.convert_to_numpy(w) for w in model.weights])
     actual = everything(mixed, images)
     for name, expected in everything(model, images).items():
@@ -151,7 +136,7 @@ def test_mixed_precision_gives_nearly_the_same(policy):
         np.testing.assert_allclose(actual[name], expected, atol=0.1 * np.abs(expected).max(), err_msg=name)
 
 
-def test_one_blocks_attention_is_held_at_a_time():
+def test_watch_holds_one_blocks_attention_at_a_time():
     model, images = reference.build(num_layers=4)
     held, alive = [], []
 
@@ -164,7 +149,7 @@ def test_one_blocks_attention_is_held_at_a_time():
     assert len(alive) == 4 and max(alive) <= 2
 
 
-def test_other_models_are_refused():
+def test_inspection_refuses_other_models():
     vit, images = reference.build()
     with pytest.raises(ValueError, match="holds a ViT of this package"):
         attention_maps(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), np.zeros((1, 4)))
@@ -177,18 +162,18 @@ def test_other_models_are_refused():
             function(two, images)
 
 
-def test_merged_tokens_are_refused():
+def test_inspection_refuses_token_merging():
     model, images = reference.build(token_merging=(0, 1))
     for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
         with pytest.raises(ValueError, match="without token merging.*Build it with token_merging=0"):
             function(model, images)
-    # What is said of weights alone is as true as ever.
+    # Functions that read only weights work.
     assert embedding_filters(model, number=2).shape == (2, 4, 4, 3)
     assert position_similarity(model).shape == (2, 3, 2, 3)
 
 
-def test_a_vit_that_runs_twice_is_refused():
-    """What it sees in the one image would be mixed with what it sees in the other."""
+def test_inspection_refuses_a_vit_that_runs_twice():
+    """The attention of both images would be mixed."""
     vit, images = reference.build(num_classes=0)
     inputs = keras.Input((8, 12, 3)), keras.Input((8, 12, 3))
     siamese = keras.Model(inputs, keras.layers.Subtract()([vit(x) for x in inputs]))
@@ -210,8 +195,8 @@ IN_GRAPHS = {
 
 @pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("changes", IN_GRAPHS.values(), ids=IN_GRAPHS)
-def test_rollout_in_a_graph_is_that_of_inspection(changes):
-    """As exports hold it, with a batch of unknown size."""
+def test_rollout_in_a_tensorflow_graph(changes):
+    """Exports contain such a graph for a batch of any size."""
     tf = pytest.importorskip("tensorflow")
     model, images = reference.build(**changes)
     inputs = keras.Input(images.shape[1:])
