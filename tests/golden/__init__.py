@@ -1,4 +1,4 @@
-"""Weights and answers of the sources' own code, and the scripts that make and check them: see README.md."""
+"""Weights and outputs of the original code, with the scripts that make and check them. README.md explains them."""
 
 from pathlib import Path
 

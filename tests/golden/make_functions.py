@@ -1,4 +1,4 @@
-"""Makes the small files: what functions of the official codes, DeiT's and timm's, give for random arrays.
+"""Makes the small files: results of functions of the official code, DeiT and timm for random arrays.
 
 Needs checkouts of google-research/vision_transformer (commit c6de1e5), google-research/big_vision (commit 0127fb6) and
 facebookresearch/deit (commit 7e160fe), and timm (1.0.31), for which an empty torchvision will do:
@@ -120,7 +120,7 @@ def learning_rates(utils):
 
 def parameter_counts(timm):
     for name in COUNTED.split():
-        # Shapes alone: the largest have billions of numbers.
+        # The largest models have billions of parameters, so only shapes are computed.
         with torch.device("meta"):
             yield name, sum(x.numel() for x in timm.create_model(name, num_classes=1000).parameters())
 
@@ -132,7 +132,7 @@ def main():
     def wanted(name):
         return not args.names or name in args.names
 
-    # The arrays and what they give: in one file, or apart where it is a few numbers.
+    # A few numbers are written into a file of their own, apart from the arrays.
     for make, source, apart in (
         (posembed_resize_official, "vit_jax.checkpoint", False),
         (posembed_resize_bigvision, "big_vision.models.vit", False),

@@ -1,4 +1,4 @@
-"""Makes vit_*, hybrid_*, bigvision_* and bit_*: random weights, and what the official codes compute with them.
+"""Makes vit_*, hybrid_*, bigvision_* and bit_*: random weights and the outputs of the official code.
 
 Needs checkouts of google-research/vision_transformer (commit c6de1e5) and google-research/big_vision (commit 0127fb6),
 which has BiT as well, with the lowest number around what its first pooling sees:
@@ -20,7 +20,7 @@ from making import arguments, write_or_check
 
 SIZES = {"hidden_size": 64, "patches": types.SimpleNamespace(size=(8, 8)), "num_classes": 10}
 ENCODER = {"num_layers": 3, "mlp_dim": 128, "num_heads": 4, "dropout_rate": 0.0, "attention_dropout_rate": 0.0}
-# The published files say where a part stands in its block, newer Flax which of its kind it is.
+# Published files number all parts of a block together. Newer Flax numbers each kind of part separately.
 PUBLISHED = {
     "LayerNorm_1": "LayerNorm_2",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
@@ -35,7 +35,7 @@ def parameter_shapes(model, image_shape):
 
 
 def make(args, name, model, image_shape, name_of, answers):
-    """A model whose file names its parameters as Flax does, but for what `name_of` changes."""
+    """Makes a model. `name_of` maps the Flax path of a parameter to its name in the file."""
     shapes = parameter_shapes(model, image_shape)
 
     def run(weights, images):
@@ -99,7 +99,7 @@ def big_vision(args):
 
 
 def bit_name(path):
-    """The name of a parameter in the files of BiT, which are of an older code."""
+    """Returns the name of a parameter in BiT's files, which older code wrote."""
     *owner, part, kind = path
     if part == "head":
         return f"resnet/head/conv2d/{kind}"
@@ -113,7 +113,7 @@ def bit_name(path):
 
 
 def bit(args):
-    """Of the later code, in big_vision, which the first one's files are read with too."""
+    """Makes BiT with big_vision, which also reads the files of the first BiT code."""
     sys.path.insert(0, str(args.big_vision))
     bit_paper = importlib.import_module("big_vision.models.bit_paper")
     model = bit_paper.Model(10, width=0.5, depth=(2, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""Makes original_*: state dicts of random weights, and what the code that published CLIP, DINO, ... computes with them.
+"""Makes original_*: state dicts of random weights and the outputs of the original code of CLIP, DINO, ...
 
     pip install torch timm einops
     git clone https://github.com/openai/CLIP                # and facebookresearch/dino, dinov2, dinov3, ijepa,
@@ -16,22 +16,20 @@ from unittest import mock
 
 import numpy as np
 import torch
-from making import HERE, arguments, compare
+from making import HERE, arguments, compare, draw_module
 from safetensors.torch import load_file, save_file
 
 IMAGES = (2, 3, 40, 24)
 SIZES = {"patch_size": 8, "depth": 1}
+WIDE = {"embed_dim": 64, "num_heads": 1, "mlp_ratio": 0.5, **SIZES}
+NARROW = {"embed_dim": 32, "num_heads": 2, **SIZES}
 NORM = functools.partial(torch.nn.LayerNorm, eps=1e-6)
-DINO = {
-    "norm_layer": NORM,
-    "img_size": [32],
-    "embed_dim": 64,
-    "num_heads": 1,
-    "mlp_ratio": 0.5,
-    "qkv_bias": True,
-    **SIZES,
-}
-DINOV2 = {"img_size": 32, "embed_dim": 64, "num_heads": 1, "mlp_ratio": 0.5, "init_values": 1.0, **SIZES}
+DINO = {"norm_layer": NORM, "img_size": [32], "qkv_bias": True, **WIDE}
+DINOV2 = {"img_size": 32, "init_values": 1.0, **WIDE}
+DINOV3 = {"img_size": 32, "ffn_layer": "swiglu", "ffn_ratio": 2, "layerscale_init": 1.0, "norm_layer": "layernormbf16"}
+DINOV3 |= {"n_storage_tokens": 2, "mask_k_bias": True, "pos_embed_rope_dtype": "fp32", **NARROW}
+EVA02 = {"img_size": 32, "mlp_ratio": 2, "qkv_bias": True, "norm_layer": NORM, **NARROW}
+EVA02 |= {"rope": True, "intp_freq": True}
 
 
 class SwiGLU(torch.nn.Module):
@@ -55,7 +53,7 @@ def load(folder, repository, module):
     stubs = {name: mock.MagicMock() for name in ("apex", "apex.normalization")}
     names = ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional")
     stubs |= {f"torchvision{name}": mock.MagicMock() for name in names}
-    # DINOv2's code does without.
+    # DINOv2 runs without xformers.
     xformers = mock.MagicMock(**{"ops.SwiGLU": SwiGLU}) if repository.startswith("EVA") else None
     stubs |= {"xformers": xformers, "xformers.ops": xformers and xformers.ops}
     sys.modules.update(stubs)
@@ -89,20 +87,8 @@ def dinov2_registers(folder):
 
 
 def dinov3(folder):
-    module = load(folder, "dinov3", "dinov3.models.vision_transformer").DinoVisionTransformer(
-        img_size=32,
-        embed_dim=32,
-        num_heads=2,
-        ffn_layer="swiglu",
-        ffn_ratio=2,
-        layerscale_init=1.0,
-        norm_layer="layernormbf16",
-        n_storage_tokens=2,
-        mask_k_bias=True,
-        pos_embed_rope_dtype="fp32",
-        untie_global_and_local_cls_norm=True,
-        **SIZES,
-    )
+    code = load(folder, "dinov3", "dinov3.models.vision_transformer")
+    module = code.DinoVisionTransformer(untie_global_and_local_cls_norm=True, **DINOV3)
     module.init_weights()
     for name, buffer in module.named_buffers():
         if name.endswith("bias_mask"):
@@ -111,25 +97,14 @@ def dinov3(folder):
 
 
 def ijepa(folder):
-    sizes = {"img_size": [32], "embed_dim": 32, "num_heads": 2, "qkv_bias": True, **SIZES}
-    module = load(folder, "ijepa", "src.models.vision_transformer").VisionTransformer(norm_layer=NORM, **sizes)
+    code = load(folder, "ijepa", "src.models.vision_transformer")
+    module = code.VisionTransformer(norm_layer=NORM, img_size=[32], qkv_bias=True, **NARROW)
     return module, lambda images: module(images).mean(1), (2, 3, 32, 32)
 
 
 def eva02(folder, **settings):
-    module = load(folder, "EVA/EVA-02/asuka", "modeling_finetune").VisionTransformer(
-        img_size=32,
-        embed_dim=32,
-        num_heads=2,
-        mlp_ratio=2,
-        qkv_bias=True,
-        norm_layer=NORM,
-        rope=True,
-        intp_freq=True,
-        num_classes=5,
-        **SIZES,
-        **settings,
-    )
+    code = load(folder, "EVA/EVA-02/asuka", "modeling_finetune")
+    module = code.VisionTransformer(num_classes=5, **EVA02, **settings)
     return module, module, (2, 3, 32, 32)
 
 
@@ -145,13 +120,6 @@ CASES = {
 }
 
 
-def draw(module, generator):
-    for key, parameter in sorted(module.named_parameters()):
-        # Wide enough that a weight left out or in another's place is seen.
-        centre = 1.0 if parameter.ndim == 1 and "bias" not in key else 0.0
-        torch.nn.init.normal_(parameter, centre, 0.2, generator=generator)
-
-
 args = arguments("folder")
 for name in args.names or CASES:
     holder, module, shape = CASES[name](args.folder)
@@ -163,7 +131,7 @@ for name in args.names or CASES:
         images = torch.from_numpy(io.pop("images")).permute(0, 3, 1, 2)
     else:
         generator = torch.Generator().manual_seed(0)
-        draw(holder, generator)
+        draw_module(holder, generator)
         save_file({key: array.clone().contiguous() for key, array in holder.state_dict().items()}, file)
         images = torch.randn(shape, generator=generator)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Makes randaugment.npz: what the official operations of RandAugment make of one small picture.
+"""Makes randaugment.npz: the results of RandAugment's official operations for one small picture.
 
 Needs checkouts of google-research/big_vision and huggingface/pytorch-image-models, of which only autoaugment.py and
 auto_augment.py are run. It also needs packages of their day, since the newest NumPy refuses a threshold of 256 for a
@@ -37,7 +37,7 @@ def official(autoaugment, picture):
     settings = autoaugment.HParams(cutout_const=40, translate_const=100)
 
     def apply(name, level, draws):
-        """Returns the image, and how many of the draws were asked for."""
+        """Returns the image and the number of draws that the operation used."""
         left = []
 
         def transform(image, *draws):
@@ -46,7 +46,7 @@ def official(autoaugment, picture):
                 function, _, args = autoaugment._parse_policy_info(name, 1.0, float(level), [128] * 3, settings)
                 return function(image, *args)
 
-        # In a graph, as the official code runs, of numbers that it does not know beforehand.
+        # The official code runs in a graph whose random numbers are not constants.
         image = tf.function(transform, autograph=False)(tf.constant(picture), *map(tf.constant, draws))
         return image.numpy(), len(draws) - len(left)
 
@@ -79,7 +79,7 @@ def main(big_vision, pytorch_image_models, path):
     autoaugment = module(Path(big_vision, "big_vision/pp/autoaugment.py"))
     auto_augment = module(Path(pytorch_image_models, "timm/data/auto_augment.py"))
     names, images = zip(*official(autoaugment, picture), *timm(auto_augment, picture), strict=True)
-    # In one array, since each has a head of its own in the file.
+    # Separate arrays would each need a header in the file.
     file = Path(__file__).with_name("randaugment.npz")
     np.savez_compressed(file, picture=picture, names=names, images=images)
 

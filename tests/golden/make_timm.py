@@ -1,4 +1,4 @@
-"""Makes timm_*: random weights, and what timm's own code computes with them.
+"""Makes timm_*: random weights and the outputs of timm.
 
     pip install timm safetensors
     python tests/golden/make_timm.py [--check] [NAME ...]
@@ -21,62 +21,61 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.peers import peer
 
-SIZES = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 64,
-    "depth": 3,
-    "num_heads": 4,
-    "mlp_ratio": 2,
-    "num_classes": 10,
-}
+SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4, "mlp_ratio": 2}
+SIZES |= {"num_classes": 10}
 TINY = {"img_size": (64, 96), "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2, "num_classes": 10}
 
 
-def make_resnet(args, name, module):
-    """A hybrid or BiT: logits of images, and of their upper left 37 x 70 pixels."""
+def runner(module, compute):
+    """Returns a function that loads weights and returns `compute(images)` as arrays."""
     module.eval()
 
     def answers(weights, images):
         module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
-        images = torch.from_numpy(images).permute(0, 3, 1, 2)
         with torch.no_grad():
-            return {"logits": module(images).numpy(), "cut/logits": module(images[:, :, :37, :70]).numpy()}
+            found = compute(torch.from_numpy(images).permute(0, 3, 1, 2))
+        return {key: x.numpy() for key, x in found.items()}
+
+    return answers
+
+
+def whole_and_cut(module):
+    """Returns a function that computes the logits of images and of their upper left 37 x 70 pixels."""
+    return runner(module, lambda images: {"logits": module(images), "cut/logits": module(images[:, :, :37, :70])})
+
+
+def make_resnet(args, name, module):
+    """Makes a hybrid or BiT."""
 
     def draw_spread(shapes):
         convs = re.compile(r".*(^|\.)conv\d?\.weight")
         return {key: spread(array) if convs.fullmatch(key) else array for key, array in draw(shapes).items()}
 
     shapes = {key: tuple(x.shape) for key, x in module.state_dict().items()}
-    write_or_check(args, f"{name}.safetensors", shapes, (2, 64, 96, 3), answers, draw_spread)
+    write_or_check(args, f"{name}.safetensors", shapes, (2, 64, 96, 3), whole_and_cut(module), draw_spread)
 
 
 SMALL = {**SIZES, "embed_dim": 32, "depth": 2, "dynamic_img_size": True}
-# Of images made of the kept ones, by models with `dynamic_img_size`.
+# Models with `dynamic_img_size` also get the repeated images in these sizes.
 OTHER_SIZES = ((48, 48), (24, 40))
 
 
 def make(args, name, module):
-    module.eval()
-
-    def answers(weights, images):
-        module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
-        images = torch.from_numpy(images).permute(0, 3, 1, 2)
-        with torch.no_grad():
-            found = {"logits": module(images)}
-            for height, width in OTHER_SIZES if module.dynamic_img_size else ():
-                found[f"logits_{height}x{width}"] = module(images.tile(1, 1, 2, 2)[:, :, :height, :width])
-            if name == "timm_vit":
-                found["tap/features"] = module.forward_features(images)
-            if name == "timm_deit_distilled":
-                module.set_distilled_training(True)
-                # Both heads apart come of a model in training alone; it has no dropout.
-                found["cls_logits"], found["dist_logits"] = module.train()(images)
-                module.eval()
-        return {key: x.numpy() for key, x in found.items()}
+    def compute(images):
+        found = {"logits": module(images)}
+        for height, width in OTHER_SIZES if module.dynamic_img_size else ():
+            found[f"logits_{height}x{width}"] = module(images.tile(1, 1, 2, 2)[:, :, :height, :width])
+        if name == "timm_vit":
+            found["tap/features"] = module.forward_features(images)
+        if name == "timm_deit_distilled":
+            module.set_distilled_training(True)
+            # The model returns separate heads only in training mode. It has no dropout.
+            found["cls_logits"], found["dist_logits"] = module.train()(images)
+            module.eval()
+        return found
 
     shapes = {key: tuple(x.shape) for key, x in module.state_dict().items()}
-    write_or_check(args, f"{name}.safetensors", shapes, (3, 32, 32, 3), answers)
+    write_or_check(args, f"{name}.safetensors", shapes, (3, 32, 32, 3), runner(module, compute))
 
 
 def main():
@@ -108,7 +107,7 @@ def make_rotary_and_clip(args, vit):
 
 
 def make_resnets(args, vit):
-    """As timm's `vit_*_r26_*`, `vit_tiny_r_*` and `resnetv2_*_bit`, of half the width."""
+    """Makes models like timm's `vit_*_r26_*`, `vit_tiny_r_*` and `resnetv2_*_bit` with half the width."""
     hybrid, resnetv2 = peer("timm.models.vision_transformer_hybrid"), peer("timm.models.resnetv2")
     conv = functools.partial(hybrid.StdConv2dSame, eps=1e-8)
     options = {"stem_type": "same", "preact": False, "conv_layer": conv}
@@ -123,7 +122,7 @@ def make_resnets(args, vit):
 
 
 def make_coatnets(args):
-    """The options of timm's `coatnet_0`, whose head has a hidden layer, and of its own `rw` models."""
+    """Makes models with the options of timm's `coatnet_0`, whose head has a hidden layer, and of its `rw` models."""
     timm = peer("timm")
     small = {"embed_dim": (8, 8, 16, 16), "depths": (1, 1, 2, 1), "stem_width": (4, 8), "img_size": (32, 64)}
     for name, more in {
@@ -136,44 +135,33 @@ def make_coatnets(args):
 
 
 def make_coatnet(args, name, module):
-    module.eval()
-
-    def answers(weights, images):
-        module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
-        with torch.no_grad():
-            return {"logits": module(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()}
-
     def draw_large(shapes):
-        # Kernels that keep the size of features, whatever the number of their inputs.
+        # These kernels keep the scale of features for any number of inputs.
         return {
             key: array * np.float32(10 * math.prod(array.shape[1:]) ** -0.5 if array.ndim > 1 else 1)
             for key, array in draw(shapes).items()
         }
 
     shapes = {key: tuple(x.shape) for key, x in module.state_dict().items() if x.is_floating_point()}
+    answers = runner(module, lambda images: {"logits": module(images)})
     write_or_check(args, f"{name}.safetensors", shapes, (2, 32, 64, 3), answers, draw_large)
 
 
 def make_efficientnet(args):
-    """As timm's `tf_efficientnet_b0` and `efficientnet_b0`, with the same weights, of a tenth of the width."""
+    """Makes `tf_efficientnet_b0` and `efficientnet_b0` with the same weights and a tenth of the width."""
     make = peer("timm.models.efficientnet")._gen_efficientnet
     sizes = {"channel_multiplier": 0.1, "depth_multiplier": 0.3, "num_classes": 5}
     options = {"own/": {}, "official/": {"pad_type": "same", "bn_eps": 1e-3}}
     modules = {prefix: make("efficientnet_b0", **sizes, **each).eval() for prefix, each in options.items()}
 
     def answers(weights, images):
-        images, found = torch.from_numpy(images).permute(0, 3, 1, 2), {}
-        for prefix, module in modules.items():
-            module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
-            with torch.no_grad():
-                found[f"{prefix}logits"] = module(images).numpy()
-                found[f"{prefix}cut/logits"] = module(images[:, :, :37, :70]).numpy()
-        return found
+        found = {prefix: whole_and_cut(module)(weights, images) for prefix, module in modules.items()}
+        return {prefix + key: array for prefix, arrays in found.items() for key, array in arrays.items()}
 
     def draw_efficientnet(shapes):
         counters = {key: np.zeros((), "int64") for key in shapes if key.endswith("num_batches_tracked")}
         arrays = draw(shapes) | counters
-        # The statistics of images, as trained norms have them: else the images would not be seen in the logits.
+        # Norms with the statistics of images let the logits depend on the images.
         module = modules["official/"]
         module.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
         for each in module.modules():

@@ -1,4 +1,4 @@
-"""Makes hf_*: folders of random weights, and what transformers' own code computes with them.
+"""Makes hf_*: folders of random weights and the outputs of transformers.
 
     pip install transformers torch
     python tests/golden/make_transformers.py [--check] [NAME ...]
@@ -12,30 +12,20 @@ With --check it writes nothing, and runs transformers on the folders that are ke
 import numpy as np
 import torch
 import transformers
-from making import HERE, arguments, compare, spread
+from making import HERE, arguments, compare, draw_module, spread
 
 SIZES = {"num_attention_heads": 4, "image_size": 32, "patch_size": 8}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, **SIZES}
-CLASSIFIER = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_labels": 10,
-    "layer_norm_eps": 1e-12,
-    **SIZES,
-}
+CLASSIFIER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_labels": 10, **SIZES}
+CLASSIFIER |= {"layer_norm_eps": 1e-12}
 TINY = {**SMALL, "intermediate_size": 48, "num_hidden_layers": 1}
 GATED = {"use_swiglu_ffn": True, "mlp_ratio": 2, "num_labels": 10}
-# (height, width) of images that the files' positions are resized or rotated for.
+# The (height, width) of images whose size differs from that of the weights.
 OTHER = (40, 24)
-# The model, its configuration, and how many images it is shown, or what it computes for those of another size.
+# The model, its configuration and its number of images, or a function that computes the output for the other size.
 CASES = {
     "hf_vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**CLASSIFIER), 3),
-    "hf_deit_distilled": (
-        transformers.DeiTForImageClassificationWithTeacher,
-        transformers.DeiTConfig(**CLASSIFIER),
-        3,
-    ),
+    "hf_deit_distilled": (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTConfig(**CLASSIFIER), 3),
     "hf_dinov2": (transformers.Dinov2Model, transformers.Dinov2Config(mlp_ratio=2, **SMALL), 2),
     "hf_dinov2_reg2": (
         transformers.Dinov2WithRegistersModel,
@@ -93,15 +83,6 @@ def answers(module, images, output):
     return {key: x.numpy() for key, x in found.items()}
 
 
-def draw(module, generator):
-    for key, parameter in sorted(module.named_parameters()):
-        # Wide enough that a weight left out or in another's place is seen.
-        centre = 1.0 if parameter.ndim == 1 and "bias" not in key else 0.0
-        torch.nn.init.normal_(parameter, centre, 0.2, generator=generator)
-        if ".conv" in key:
-            parameter.data = torch.from_numpy(spread(parameter.detach().numpy()))
-
-
 args = arguments()
 for name in args.names or CASES:
     kind, config, output = CASES[name]
@@ -113,7 +94,10 @@ for name in args.names or CASES:
         continue
     generator = torch.Generator().manual_seed(0)
     module = kind._from_config(config, **options)
-    draw(module, generator)
+    draw_module(module, generator)
+    for key, parameter in module.named_parameters():
+        if ".conv" in key:
+            parameter.data = torch.from_numpy(spread(parameter.detach().numpy()))
     module.save_pretrained(HERE / name)
     batch, size = (2, OTHER) if callable(output) else (output, (SIZES["image_size"],) * 2)
     if config.model_type == "bit":

@@ -1,4 +1,4 @@
-"""Makes version_0_1/: models with random weights, saved by version 0.1.0 of this package, with their answers.
+"""Makes version_0_1/: models with random weights, saved by version 0.1.0 of this package, and their outputs.
 
 Run it with that version: check out its commit, copy this file there, and `python make_version_0_1.py FOLDER`.
 """
