@@ -9,70 +9,57 @@ NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(7)])
-def test_integers_come_back_as_int(value):
+def test_integer_checks_return_int(value):
     for check in (arguments.positive_int, arguments.non_negative_int):
         assert check("n", value) == value
         assert type(check("n", value)) is int
     assert arguments.non_negative_int("n", 0) == 0
 
 
-@pytest.mark.parametrize("value", [0, -1, *NOT_WHOLE])
-def test_positive_int_refuses(value):
-    with pytest.raises(ValueError, match=r"`n`. Expected an integer of at least 1. Received: "):
-        arguments.positive_int("n", value)
-
-
-@pytest.mark.parametrize("value", [-1, *NOT_WHOLE])
-def test_non_negative_int_refuses(value):
-    with pytest.raises(ValueError, match=r"`n`. Expected an integer of at least 0. Received: "):
-        arguments.non_negative_int("n", value)
-
-
 @pytest.mark.parametrize("value, expected", [(4, (4, 4)), ((2, 3), (2, 3)), ([2, 3], (2, 3))])
-def test_pair(value, expected):
-    assert arguments.pair("size", value) == expected
-
-
-@pytest.mark.parametrize("value", [0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()])
-def test_pair_refuses(value):
-    with pytest.raises(ValueError, match=r"`size`. Expected an integer .* Received: "):
-        arguments.pair("size", value)
+def test_pair_accepts_one_integer_or_two(value, expected):
+    assert arguments.pair("x", value) == expected
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, np.float32(0.25), 0.999])
-def test_rate(value):
-    assert arguments.rate("rate", value) == value
-    assert type(arguments.rate("rate", value)) is float
+def test_rate_returns_float(value):
+    assert arguments.rate("x", value) == value
+    assert type(arguments.rate("x", value)) is float
 
 
-@pytest.mark.parametrize("value", [1, 1.0, -0.1, 2, float("nan"), "0.1", None, True])
-def test_rate_refuses(value):
-    with pytest.raises(ValueError, match=r"`rate`. Expected a number in \[0, 1\). Received: "):
-        arguments.rate("rate", value)
+def test_number_checks_return_their_value():
+    assert arguments.number("x", -1) == -1
+    assert arguments.positive_number("x", np.float32(0.5)) == 0.5
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None, True, (1,)])
-def test_numbers_refuse(value):
-    for check in (arguments.number, arguments.positive_number):
-        with pytest.raises(ValueError, match="`x`. Expected a finite number. Received: "):
+NOT_NUMBERS = (float("nan"), float("inf"), "1", None, True, (1,))
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "expected"),
+    [
+        (arguments.positive_int, (0, -1, *NOT_WHOLE), "an integer of at least 1."),
+        (arguments.non_negative_int, (-1, *NOT_WHOLE), "an integer of at least 0."),
+        (arguments.pair, (0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()), "an integer .*"),
+        (arguments.rate, (1, 1.0, -0.1, 2, float("nan"), "0.1", None, True), r"a number in \[0, 1\)."),
+        (arguments.number, NOT_NUMBERS, "a finite number."),
+        (arguments.positive_number, NOT_NUMBERS, "a finite number."),
+        (arguments.positive_number, (0, -1e-6), "a number above 0."),
+    ],
+)
+def test_argument_check_refuses_wrong_values(check, values, expected):
+    for value in values:
+        with pytest.raises(ValueError, match=f"`x`. Expected {expected} Received: "):
             check("x", value)
 
 
-def test_positive_number():
-    assert arguments.number("x", -1) == -1
-    assert arguments.positive_number("x", np.float32(0.5)) == 0.5
-    for value in (0, -1e-6):
-        with pytest.raises(ValueError, match="`x`. Expected a number above 0. Received: "):
-            arguments.positive_number("x", value)
-
-
-def test_one_of():
+def test_one_of_refuses_other_values():
     assert arguments.one_of("method", "a", ("a", "b")) == "a"
     with pytest.raises(ValueError, match=r"`method`. Expected one of 'a', 'b'. Received: 'c'"):
         arguments.one_of("method", "c", ("a", "b"))
 
 
-def test_the_nearest_name_is_offered():
+def test_nearest_suggests_similar_names():
     known = ("finetune_pets", "finetune_flowers", "deit_tiny", None)
     assert arguments.nearest("FineTune-pet", known) == ". Did you mean 'finetune_pets'?"
     two = arguments.nearest("finetune", known, most=2)
@@ -85,9 +72,8 @@ def test_the_nearest_name_is_offered():
         arguments.one_of("pooling", "Gap", ("gap", None))
 
 
-def test_seeds_differ():
+def test_seeds_of_neighbours_differ():
     assert arguments.seeds(None, 3) == [None, None, None]
-    # Nor do those of neighbouring seeds share any.
     assert len({seed for i in range(100) for seed in arguments.seeds(i, 5)}) == 500
     with pytest.raises(ValueError, match="`seed`. Expected an integer of at least 0. Received: -1"):
         arguments.seeds(-1, 2)
@@ -107,11 +93,11 @@ def test_grid_size_counts_whole_patches(height, width, patch_height, patch_width
     assert arguments.num_patches((rows, columns)) == rows * columns
 
 
-def test_grid_size_of_unknown_sizes_and_with_a_stride():
+def test_grid_size_with_unknown_side_and_with_stride():
     assert arguments.grid_size((None, 32), (16, 16)) == (None, 2)
     assert arguments.grid_size((32, None), (16, 16)) == (2, None)
     assert arguments.num_patches((None, 2)) is None
-    # The side that is known is checked all the same.
+    # The known side is still checked.
     with pytest.raises(ValueError, match="at least one patch"):
         arguments.grid_size((None, 15), (16, 16))
     assert arguments.grid_size((224, 65), (1, 2), stride=32) == (7, 1)
