@@ -54,6 +54,7 @@ def test_wrong_loaders_are_classified(script, tmp_path):
     assert [script.is_failure(row) for row in rows] == [True, False]
 
 
+@pytest.mark.long
 def test_fuzz_command_writes_results(run, tmp_path, capsys):
     assert run("--only", "pictures", "--cases", 2, "--out", tmp_path / "f.json") in (0, 1)
     results = json.loads((tmp_path / "f.json").read_text())
