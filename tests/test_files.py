@@ -7,7 +7,7 @@ import pytest
 from keras_vit import files
 from keras_vit.files import draft_folder, put_folder, remove_abandoned, replacing
 
-# The module needs nothing but Python, which starts in no time without Keras.
+# The module imports no Keras, so that child processes start at once.
 WRITER = """
 import runpy, sys, time
 with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
@@ -17,14 +17,14 @@ with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
 """
 
 
-def test_a_relative_path_is_told_with_its_start(tmp_path, monkeypatch):
+def test_absent_names_the_current_folder_of_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert files.absent("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
     assert files.absent(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
 
 
 def writer(path):
-    """A process in the middle of writing a file."""
+    """Starts a process, which stays in the middle of writing a file."""
     command = [sys.executable, "-c", WRITER, files.__file__, str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "at work\n"
@@ -40,7 +40,7 @@ def write(path, text):
         draft.write_text(text)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "a[1].txt"
     write(path, "old")
     with pytest.raises(OSError, match="full"), replacing(path) as draft:
@@ -62,7 +62,7 @@ with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
 """
 
 
-def test_a_full_disk_is_said_of_the_file_and_leaves_nothing(tmp_path):
+def test_error_of_full_disk_names_the_file(tmp_path):
     pytest.importorskip("resource", reason="Windows has no limits to try it with")
     command = [sys.executable, "-c", FULL_DISK, files.__file__, str(tmp_path / "a.txt")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -71,7 +71,7 @@ def test_a_full_disk_is_said_of_the_file_and_leaves_nothing(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_killed_processes_left_goes_with_the_next_one_and_what_others_write_stays(tmp_path):
+def test_next_write_removes_drafts_of_killed_processes(tmp_path):
     path = tmp_path / "a[1].txt"
     with writer(path) as killed, writer(path) as living:
         killed.kill()
@@ -82,14 +82,14 @@ def test_what_killed_processes_left_goes_with_the_next_one_and_what_others_write
         assert file == path.name and (tmp_path / draft / file).read_text() == "half"
         living.kill()
         living.wait()
-        # Of another name: not its business.
+        # Writing another file does not remove the draft.
         write(tmp_path / "b.txt", "whole")
         assert names(tmp_path) == [draft, path.name, "b.txt"]
         write(path, "again")
     assert names(tmp_path) == [path.name, "b.txt"]
 
 
-def test_without_locks_drafts_stay_unless_nobody_else_writes_there(tmp_path, monkeypatch):
+def test_drafts_stay_without_locks_unless_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     left = tempfile.mkdtemp(prefix=".a.txt.", suffix=".draft", dir=tmp_path)
     write(tmp_path / "a.txt", "whole")
@@ -98,7 +98,7 @@ def test_without_locks_drafts_stay_unless_nobody_else_writes_there(tmp_path, mon
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_folder_is_replaced_whole_and_back_where_it_cannot(tmp_path):
+def test_failed_swap_puts_the_old_folder_back(tmp_path):
     path = tmp_path / "1"
     path.mkdir()
     (path / "old").touch()
@@ -111,10 +111,10 @@ def test_a_folder_is_replaced_whole_and_back_where_it_cannot(tmp_path):
     assert (names(path), names(tmp_path)) == ([], ["1"])
 
 
-def test_the_only_copy_of_a_version_is_not_removed(tmp_path):
+def test_draft_with_the_only_copy_is_not_removed(tmp_path):
     path = tmp_path / "1"
     left = tempfile.mkdtemp(prefix=".1.", suffix=".draft", dir=tmp_path)
-    # As of a process that was killed between the two renames.
+    # A process that was killed between the two renames leaves this folder.
     (tmp_path / left / "1.replaced").mkdir()
     with draft_folder(path) as folder:
         (folder / "1").mkdir()

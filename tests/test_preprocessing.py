@@ -29,17 +29,13 @@ DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolat
         ({"crop_fraction": True}, "`crop_fraction`. Expected a number in"),
     ],
 )
-def test_wrong_constants(wrong, message):
+def test_wrong_constant_is_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         Preprocessing(**wrong)
 
 
-def test_equal_constants_are_equal_records():
+def test_defaults_depend_on_other_constants():
     assert Preprocessing(mean=[0.5]) == Preprocessing() != Preprocessing(interpolation="bicubic")
-    assert Preprocessing(**DEIT).antialias and not Preprocessing().antialias
-
-
-def test_what_is_not_said_is_resolved_and_follows():
     assert Preprocessing() == Preprocessing(antialias=False, resize_mode="squash", value_range=[0, 1])
     assert Preprocessing(**DEIT) == Preprocessing(**DEIT, antialias=True, resize_mode="crop")
     assert Preprocessing().changed(**DEIT) == Preprocessing(**DEIT)
@@ -49,7 +45,7 @@ def test_what_is_not_said_is_resolved_and_follows():
     assert said.changed(interpolation="nearest").antialias is False
 
 
-def test_a_range_of_values_is_scaled_to():
+def test_value_range_scales_pixels():
     model = tiny.build(preprocessing=Preprocessing(value_range=(-1, 1), mean=0.2, std=0.4))
     pixels = np.array([[[[0.0, 127.5, 255.0]]]], "float32")
     expected = (np.array([-1.0, 0.0, 1.0]) - 0.2) / 0.4
@@ -65,7 +61,7 @@ def test_a_range_of_values_is_scaled_to():
     )
 
 
-def test_is_found_in_a_users_model_nested_or_not():
+def test_carrier_is_found_in_nested_models():
     backbone = tiny.build(num_classes=0, **DEIT)
     own_head = keras.Model(backbone.input, keras.layers.Dense(2)(backbone.output))
     nested = keras.Sequential([keras.layers.RandomFlip(), backbone, keras.layers.Dense(2)])

@@ -9,7 +9,7 @@ from keras_vit.progress import Progress
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that only tests move."""
 
     now = 0.0
 
@@ -29,14 +29,15 @@ def work(clock, seconds, **options):
         clock.now += seconds
 
 
-def test_work_of_less_than_five_seconds_shows_nothing(clock, capsys):
+def test_work_under_five_seconds_shows_nothing(clock, capsys):
     work(clock, 1.2)
     assert capsys.readouterr().out == ""
 
 
-def test_a_bar_appears_after_five_seconds_with_a_rate(clock, capsys, monkeypatch):
+def test_bar_with_rate_appears_after_five_seconds(clock, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress.keras.utils, "Progbar", every_update)
+    bar = keras.utils.Progbar
+    monkeypatch.setattr(keras.utils, "Progbar", lambda *args, **options: bar(*args, **{**options, "interval": 0}))
     work(clock, 2.0)
     title, shown = capsys.readouterr().out.split("\n", 1)
     assert title == "At work" and shown.endswith("\n")
@@ -44,21 +45,14 @@ def test_a_bar_appears_after_five_seconds_with_a_rate(clock, capsys, monkeypatch
     assert re.findall(r"images/s: ([\d.]+)", shown) == ["5.0000", "5.0000"]
 
 
-def every_update(*arguments, **options):
-    return Progbar(*arguments, **{**options, "interval": 0})
-
-
-Progbar = keras.utils.Progbar
-
-
-def test_outside_a_terminal_lines_are_rare(monkeypatch):
+def test_bar_outside_a_terminal_updates_rarely(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     for terminal, interval in ((True, 0.1), (False, 10)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert Progress(1, "batch", "images").bar.interval == interval
 
 
-def test_verbose_and_keras_hide_a_bar(clock, capsys):
+def test_verbose_and_interactive_logging_hide_a_bar(clock, capsys):
     work(clock, 9, verbose=0)
     with progress.silenced():
         work(clock, 9)
@@ -71,7 +65,7 @@ def test_verbose_and_keras_hide_a_bar(clock, capsys):
 
 
 @pytest.mark.parametrize("target", [None, 4, 3.5])
-def test_work_that_breaks_off_or_of_unknown_length_ends_its_line(clock, capsys, target):
+def test_interrupted_bar_ends_its_line(clock, capsys, target):
     with pytest.raises(KeyError), Progress(target, "MB", "MB") as bar:
         for done in (1.0, 2.0):
             clock.now += 6

@@ -1,7 +1,7 @@
 from keras_vit.text_table import text_table
 
 
-def test_aligns_and_formats():
+def test_table_aligns_columns_and_rounds_numbers():
     text = text_table(["name", "x", "ok"], [["a", 1234567, True], ["bb", 0.123456, False], ["c", None, None]], 2, "-")
     assert text.splitlines() == [
         "name          x     ok",
@@ -11,6 +11,6 @@ def test_aligns_and_formats():
     ]
 
 
-def test_without_rows():
+def test_table_without_rows():
     assert text_table(["a", "b"], []) == "a  b"
     assert text_table([], []) == ""
