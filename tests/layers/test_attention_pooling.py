@@ -56,7 +56,7 @@ def test_definition(num_heads, epsilon):
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
-def test_sizes_count_tokens_as_often():
+def test_token_of_size_n_counts_as_n_copies():
     """As if each were there that many times."""
     x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
     sizes = np.array([[9, 2, 1, 3], [9, 1, 4, 2]], "int32")

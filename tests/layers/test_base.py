@@ -12,8 +12,8 @@ def saved_and_loaded(model, path):
     return keras.saving.load_model(path)
 
 
-@pytest.mark.parametrize("mode", ["int8", pytest.param("int4", marks=pytest.mark.backends("torch")), "float8"])
-def test_a_quantized_model_comes_back_from_its_file(tmp_path, mode):
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+def test_quantized_model_survives_a_file(tmp_path, mode):
     model = randomize(build(num_layers=1, key_bias=mode != "int8"))
     model.quantize(mode)
     block = model.get_layer("block_00")
@@ -25,7 +25,7 @@ def test_a_quantized_model_comes_back_from_its_file(tmp_path, mode):
     np.testing.assert_array_equal(*(ops.convert_to_numpy(m(images, training=False)) for m in (loaded, model)))
 
 
-def test_what_was_left_in_floats_stays_so_in_whichever_model(tmp_path):
+def test_partly_quantized_backbone_survives_a_file(tmp_path):
     backbone = build(num_layers=1, num_classes=0)
     backbone.get_layer("block_00").mlp.dense_2.quantize("int8")
     model = keras.Sequential([keras.Input((16, 16, 3)), backbone])
@@ -34,7 +34,7 @@ def test_what_was_left_in_floats_stays_so_in_whichever_model(tmp_path):
     assert [layer.quantization_mode for layer in layers] == [None, None, "int8"]
 
 
-def test_a_layer_that_nothing_was_done_to_writes_what_it_wrote():
+def test_unchanged_layer_has_no_changes_in_its_config():
     layer = keras_vit.layers.MLP(8)
     assert "changes" not in layer.get_config() and layer.get_build_config() is None
     layer.build((None, 3, 4))
@@ -55,25 +55,25 @@ def changed(layer):
 @pytest.mark.parametrize(
     "make", [lambda: keras_vit.layers.MLP(8), lambda: keras_vit.layers.AttentionPooling(3, 8)], ids=["MLP", "pooling"]
 )
-def test_a_config_tells_what_was_done_to_a_layer(make):
+def test_config_contains_changes_of_a_layer(make):
     layer = changed(make())
     changes = layer.get_config()["changes"]
     assert {kind: len(found) for kind, found in changes.items()} == {"lora": 1, "quantized": 1, "frozen": 3}
     copy = type(layer).from_config(layer.get_config())
-    # Not built yet, it tells what it was told.
+    # An unbuilt copy keeps the changes of its config.
     assert copy.get_config() == layer.get_config()
     copy.build((None, 3, 12))
     assert copy.get_config() == layer.get_config()
     assert [(w.path, w.trainable) for w in copy.weights] == [(w.path, w.trainable) for w in layer.weights]
 
 
-def test_files_that_tell_beside_the_config_what_was_quantized_still_open():
+def test_older_build_config_restores_quantization():
     layer = keras_vit.layers.MLP(8)
     layer.build_from_config({"input_shape": (None, 3, 4), "quantized": {"dense_1": {"mode": "int8", "config": None}}})
     assert (layer.dense_1.quantization_mode, layer.dense_2.quantization_mode) == ("int8", None)
 
 
-def test_an_activation_that_is_a_layer_comes_back(tmp_path):
+def test_activation_layer_survives_a_file(tmp_path):
     model = build(activation=keras.layers.LeakyReLU(0.3))
     again = saved_and_loaded(model, tmp_path / "model.keras")
     x = np.random.default_rng(0).uniform(-1, 1, (2, *model.input_shape[1:]))

@@ -35,12 +35,3 @@ def test_initial_token_is_zero():
     layer = ClassToken()
     layer.build((None, 3, 4))
     np.testing.assert_array_equal(ops.convert_to_numpy(layer.tokens), np.zeros((1, 1, 4)))
-
-
-@pytest.mark.backends("tensorflow")
-def test_length_known_at_run_time_only():
-    inputs = keras.Input((None, 4))
-    model = keras.Model(inputs, ClassToken()(inputs))
-    assert model.output_shape == (None, None, 4)
-    for length in (3, 6):
-        assert model.predict(np.ones((2, length, 4)), verbose=0).shape == (2, length + 1, 4)

@@ -5,7 +5,6 @@ from keras import ops
 
 from keras_vit.activations import gelu_tanh
 from keras_vit.layers import Dense, cpu
-from tests.contract import check_layer
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tricks"])
@@ -157,8 +156,17 @@ def module_of(function):
 
 
 @pytest.mark.every_backend
-def test_contract():
-    check_layer(Dense, {"units": 6, "activation": "tanh"}, (2, 5, 8), output_shape=(2, 5, 6), num_weights=2)
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_dense_reloads_with_its_dtype(tricks, dtype, tmp_path):
+    layer = Dense(6, activation="tanh", dtype=dtype)
+    model = keras.Sequential([keras.Input((5, 8)), layer])
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    expected = layer(x)
+    assert keras.backend.standardize_dtype(expected.dtype) == layer.compute_dtype
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras").layers[-1]
+    assert type(reloaded) is Dense
+    np.testing.assert_array_equal(*(ops.convert_to_numpy(ops.cast(y, "float32")) for y in (reloaded(x), expected)))
 
 
 @pytest.mark.every_backend
@@ -242,7 +250,6 @@ def test_lora_survives_a_file(tmp_path):
     model.set_weights([np.random.default_rng(0).normal(size=w.shape) for w in model.get_weights()])
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
-    assert type(loaded.layers[0]) is Dense
     assert loaded.layers[0].lora_alpha == 5
     for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(value, expected)

@@ -58,7 +58,7 @@ def test_hooks_of_all_modules_are_called(block):
     assert seen[1:] == ["norm_1", "attention", "qkv", "out", "norm_2", "mlp", "dense_1", "dense_2"]
 
 
-def test_autocast_and_dtypes_are_those_of_calls(block, called):
+def test_autocast_and_dtypes_equal_those_of_calls(block, called):
     import torch
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -83,7 +83,7 @@ def test_quantized_layers_compute_as_quantized(block, called):
     assert 0 < np.abs(outputs - expected).max() < 0.1
 
 
-def test_other_layers_in_the_place_of_inner_ones_are_called():
+def test_replaced_inner_layers_are_called():
     """They may need what a call finds out, such as the mode."""
     block = TransformerBlock(2, 16)
     block.norm_1 = keras.layers.BatchNormalization(name="norm_1")
@@ -104,13 +104,13 @@ def test_other_layers_in_the_place_of_inner_ones_are_called():
     assert block.mlp.calls == 1
 
 
-def test_symbolic_tensors_are_given_to_calls(block):
+def test_symbolic_tensors_use_calls(block):
     inputs = keras.Input(TOKENS.shape[1:])
     model = keras.Model(inputs, block.add_mlp(inputs))
     assert len(model.trainable_variables) == 6
 
 
-def test_a_policy_for_each_path_is_obeyed():
+def test_policy_map_applies_to_inner_layers():
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="float32")
     policies["block/mlp"] = keras.dtype_policies.get("mixed_bfloat16")
     block = TransformerBlock(2, 16, dtype=policies, name="block")
@@ -125,7 +125,7 @@ def test_a_policy_for_each_path_is_obeyed():
 @pytest.mark.parametrize(
     "options", [{}, {"axis": [1, 2]}, {"center": False}, {"scale": False}, {"rms_scaling": True}], ids=str
 )
-def test_a_norm_is_that_of_its_call(options, dtype, called, monkeypatch):
+def test_direct_norm_equals_its_call(options, dtype, called, monkeypatch):
     import torch
 
     norm = keras.layers.LayerNormalization(dtype=dtype, **options)
@@ -144,7 +144,7 @@ def test_a_norm_is_that_of_its_call(options, dtype, called, monkeypatch):
     torch.testing.assert_close(outputs, norm(x), rtol=0, atol=0)
 
 
-def test_a_norm_with_a_call_of_its_own_is_called(block, monkeypatch):
+def test_norm_with_a_patched_call_uses_it(block, monkeypatch):
     expected = block(TOKENS)
     monkeypatch.setattr(block.norm_1, "call", lambda x: 2 * x)
     assert (block(TOKENS) - expected).abs().max() > 0.01

@@ -78,7 +78,7 @@ def test_numbers_are_those_of_every_backend():
 
 
 @pytest.mark.every_backend
-def test_a_seed_gives_every_backend_the_same_model():
+def test_seed_gives_every_backend_the_same_model():
     keras.utils.set_random_seed(6)
     model = keras_vit.ViTTi16(image_size=32, num_classes=0, num_layers=1, representation_size=5, num_registers=1)
     sums = {
@@ -100,7 +100,7 @@ def test_a_seed_gives_every_backend_the_same_model():
     assert sums == pytest.approx(pinned, rel=1e-5, abs=0)
 
 
-def test_convolutions_and_decoders_start_alike_too():
+def test_seed_gives_pinned_convolutions_and_decoders():
     keras.utils.set_random_seed(6)
     conv = keras_vit.layers.StandardizedConv2D(5, 3)
     conv.build((None, 8, 8, 4))
@@ -111,12 +111,13 @@ def test_convolutions_and_decoders_start_alike_too():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**40, lambda: keras.random.SeedGenerator(3)])
-def test_every_seed_of_keras_is_one(seed):
+def test_initializer_takes_every_seed_of_keras(seed):
     initializer = initializers.RandomNormal(seed=seed() if callable(seed) else seed)
     assert np.unique(values(initializer, (3, 4))).size == 12
 
 
-def test_a_model_is_built_while_python_ends():
+@pytest.mark.long
+def test_initializer_works_while_python_ends():
     script = """
 import atexit, keras
 from keras_vit.layers import initializers

@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ def test_contract():
     remainder=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     prefix=st.integers(0, 3),
 )
-def test_puts_each_patch_back_in_its_place(patch_size, grid, remainder, prefix):
+def test_patch_map_puts_patches_in_their_places(patch_size, grid, remainder, prefix):
     height, width = (g * p + r % p for g, p, r in zip(grid, patch_size, remainder, strict=True))
     images = np.random.default_rng(0).normal(size=(2, height, width, 2)).astype("float32")
     patches = ops.convert_to_numpy(Patches(patch_size)(images))
@@ -33,13 +32,3 @@ def test_puts_each_patch_back_in_its_place(patch_size, grid, remainder, prefix):
             top, left = row * patch_size[0], column * patch_size[1]
             cut = images[:, top : top + patch_size[0], left : left + patch_size[1]]
             np.testing.assert_array_equal(maps[:, row, column], cut.reshape(2, -1))
-
-
-@pytest.mark.backends("tensorflow")
-def test_size_known_at_run_time_only():
-    images = keras.Input((None, None, 3))
-    model = keras.Model(images, PatchMap(4)(Patches(4)(images), images))
-    assert model.output_shape == (None, None, None, 48)
-    for height, width in ((8, 12), (17, 9)):
-        y = model.predict(np.zeros((2, height, width, 3)), verbose=0)
-        assert y.shape == (2, height // 4, width // 4, 48)

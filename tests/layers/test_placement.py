@@ -17,7 +17,7 @@ from keras_vit.layers.placement import is_split
         (SimpleNamespace(spec=("batch",)), True),
     ],
 )
-def test_a_layer_is_split_where_one_of_its_variables_is(monkeypatch, layout, expected):
+def test_layer_with_a_split_variable_is_split(monkeypatch, layout, expected):
     layer = keras.layers.Dense(4)
     layer.build((None, 8))
     assert not is_split(layer)

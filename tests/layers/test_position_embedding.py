@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -6,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_vit.layers import PatchEmbedding, PositionEmbedding
+from keras_vit.layers import PositionEmbedding
 from tests.contract import check_layer, randomize
 from tests.golden import GOLDEN_FOLDER
 
@@ -52,27 +51,20 @@ def randomized(layer):
     return layer
 
 
-@pytest.mark.parametrize("method, num_weights", [("learned", 1), ("learned2d", 3), ("sincos2d", 0)])
-def test_contract_without_images(method, num_weights):
-    check_layer(
-        PositionEmbedding,
-        {"grid_size": (2, 3), "method": method, "num_prefix_tokens": 2, "num_prefix_positions": 1},
-        (3, 8, 8),
-        output_shape=(3, 8, 8),
-        num_weights=num_weights,
-    )
-
-
 @pytest.mark.every_backend
-@pytest.mark.parametrize("method, num_weights", [("learned", 1), ("learned2d", 2), ("sincos2d", 0)])
+@pytest.mark.parametrize("method, num_weights", [("learned", 1), ("learned2d", 3), ("sincos2d", 0)])
 def test_contract(method, num_weights):
-    check_layer(
-        PositionEmbedding,
-        {"grid_size": (4, 2), "method": method, "patch_size": (4, 5)},
-        [(3, 6, 8), (3, 11, 15, 3)],
-        output_shape=(3, 6, 8),
-        num_weights=num_weights,
-    )
+    arguments = {"grid_size": (4, 2), "method": method, "num_prefix_tokens": 2, "num_prefix_positions": 1}
+    shapes, numbers = [(3, 8, 8), (3, 11, 15, 3)], {"output_shape": (3, 8, 8), "num_weights": num_weights}
+    check_layer(PositionEmbedding, {**arguments, "patch_size": (4, 5)}, shapes, **numbers)
+
+
+def test_learned_without_images_adds_its_table():
+    layer = build((2, 3), num_prefix_tokens=1)
+    table = ops.convert_to_numpy(layer.embeddings)
+    assert table.shape == (1, 7, 8)
+    x = np.random.default_rng(0).normal(size=(4, 7, 8)).astype("float32")
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x + table, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_positions", [0, 1, 3])
@@ -152,21 +144,6 @@ def test_grids_of_one_place():
     np.testing.assert_allclose(positions(layer, (3, 2)), np.repeat(table, 6, axis=0), atol=1e-6)
 
 
-@pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("method", ["learned", "learned2d", "sincos2d"])
-def test_size_known_at_run_time_only(method):
-    images = keras.Input((None, None, 3))
-    layer = PositionEmbedding((3, 2), method, patch_size=(4, 5))
-    tokens = PatchEmbedding(8, (4, 5))(images)
-    model = keras.Model(images, layer(tokens, images))
-    assert model.output_shape == (None, None, 8)
-    randomized(layer)
-    for rows, columns in ((3, 2), (5, 4), (2, 6)):
-        y = model.predict(np.zeros((2, 4 * rows + 3, 5 * columns + 4, 3)), verbose=0)
-        assert y.shape == (2, rows * columns, 8)
-        np.testing.assert_allclose(y[1], positions(layer, (rows, columns)), atol=1e-5)
-
-
 def test_initial_weights():
     layer = PositionEmbedding((14, 14), num_prefix_tokens=1)
     layer.build((None, 197, 384))
@@ -179,7 +156,7 @@ def test_initial_weights():
         assert ops.convert_to_numpy(weight).std() == pytest.approx(0.02, rel=0.05)
 
 
-def test_refuses_what_does_not_fit():
+def test_unfitting_input_is_refused():
     with pytest.raises(ValueError, match="Expected 1 prefix tokens and 2 x 3 patches. Received: 6 tokens"):
         PositionEmbedding((2, 3), num_prefix_tokens=1)(np.zeros((1, 6, 8)))
     with pytest.raises(ValueError, match="Expected a multiple of 4 channels .* Received: 6 channels"):

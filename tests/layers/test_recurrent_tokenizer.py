@@ -43,7 +43,7 @@ def test_scores_beyond_float16_stay_finite():
     np.testing.assert_allclose(weights.sum(axis=(2, 3)), 1, rtol=1e-2)
 
 
-def test_first_scores_are_smaller_than_the_features():
+def test_initial_scores_have_a_standard_deviation_below_1():
     layer = RecurrentTokenizer()
     rng = np.random.default_rng(0)
     x, tokens = rng.normal(size=(1, 14, 14, 256)), rng.normal(size=(1, 16, 256))

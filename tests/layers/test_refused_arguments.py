@@ -6,159 +6,99 @@ import pytest
 
 from keras_vit import layers
 
-COUNT, ABOVE_0, FINITE = "an integer of at least 0", "a number above 0", "a finite number"
-BOOL, ODD, PAIR = "a bool", "an odd number", "an integer or (height, width)"
-PADDING, STRIDES = "one of 'same', 'symmetric'", "one of 1, 2"
+POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0"
+COUNT, PAIR, ODD = "an integer of at least 0", "an integer or (height, width)", "an odd number"
+FINITE, BOOL = "a finite number", "a bool"
+# The refused value for each expectation. The refused choice is "other".
+VALUES = {POSITIVE: 0, RATE: 1, ABOVE_0: 0, COUNT: -1, PAIR: (1, 2, 3), ODD: 4, FINITE: "small", BOOL: 1}
+VALUES |= {"a multiple of 32": 48, "a multiple of 4 for rotary positions": 6, "at most `num_prefix_tokens`, 0": 1}
 HEADS = {"num_heads": 2, "mlp_dim": 12}
 RELATIVE = {"num_heads": 2, "head_dim": 3, "units": 8, "grid_size": (3, 2)}
-# (layer, valid arguments, positive integers, rates, {other argument: (refused value, what the error expects)})
+ODD_SIZES = 'odd sizes with padding="symmetric"'
+VALUES |= {ODD_SIZES: (3, 2)}
+PADDING, STRIDES = "one of 'same', 'symmetric'", "one of 1, 2"
+CONV, EMBEDDING = {"filters": 8, "kernel_size": 3}, {"hidden_dim": 8, "patch_size": 4}
+MBCONV = {"filters": 8, "hidden_dim": 12, "reduced_dim": 3}
+BLOCK_RATES = "dropout_rate attention_dropout_rate drop_path_rate"
+BLOCK = {POSITIVE: "num_heads mlp_dim num_outputs max_relative_distance", RATE: BLOCK_RATES, FINITE: "layer_scale_init"}
+# (layer, valid arguments, {what the error expects: arguments})
 REFUSED = [
-    (
-        layers.MultiHeadSelfAttention,
-        {"num_heads": 2},
-        "num_heads head_dim max_relative_distance",
-        "dropout_rate",
-        {"layer_norm_epsilon": (0, ABOVE_0)},
-    ),
-    (layers.AttentionPooling, HEADS, "num_heads mlp_dim", "", {"layer_norm_epsilon": (-1, ABOVE_0)}),
-    (layers.AxialBlock, HEADS, "num_heads mlp_dim", "dropout_rate", {}),
-    (layers.Bottleneck, {"width": 32}, "width strides", "", {"epsilons": ("torch", "one of 'official', 'timm'")}),
-    (layers.Bottleneck, {}, "", "", {"width": (48, "a multiple of 32")}),
-    (layers.PrefixTokens, {}, "num_tokens", "", {}),
-    (layers.DropPath, {}, "", "rate", {}),
-    (layers.FilterTokenizer, {"num_tokens": 3}, "num_tokens token_dim", "", {}),
-    (layers.GroupNormalization, {}, "groups", "", {"epsilon": (0, ABOVE_0)}),
-    (
-        layers.InvertedBottleneck,
-        {"filters": 8, "kernel_size": 3},
-        "filters strides expansion",
-        "drop_path_rate",
-        {"kernel_size": (4, ODD), "padding": ("valid", PADDING), "epsilon": (0, ABOVE_0)},
-    ),
-    (layers.LayerScale, {}, "", "", {"init_value": ("small", FINITE)}),
-    (
-        layers.MBConv,
-        {"filters": 8, "hidden_dim": 12, "reduced_dim": 3},
-        "filters",
-        "drop_path_rate",
-        {
-            "strides": (3, STRIDES),
-            "downsampling": ("conv", "one of 'expansion', 'depthwise', 'pooling'"),
-            "pool_type": ("max", "one of 'max2', 'max3', 'avg2'"),
-            "padding": ("valid", PADDING),
-        },
-    ),
-    (layers.MLP, {"mlp_dim": 4}, "mlp_dim", "dropout_rate", {}),
-    (layers.PatchDropout, {}, "", "rate", {}),
-    (layers.PatchDropout, {"rate": 0.5}, "", "", {"num_prefix_tokens": (-1, COUNT)}),
+    (layers.MultiHeadSelfAttention, {"num_heads": 2}, {POSITIVE: "num_heads head_dim max_relative_distance"}),
+    (layers.MultiHeadSelfAttention, {"num_heads": 2}, {RATE: "dropout_rate", ABOVE_0: "layer_norm_epsilon"}),
+    (layers.AttentionPooling, HEADS, {POSITIVE: "num_heads mlp_dim", ABOVE_0: "layer_norm_epsilon"}),
+    (layers.AxialBlock, HEADS, {POSITIVE: "num_heads mlp_dim", RATE: "dropout_rate"}),
+    (layers.Bottleneck, {"width": 32}, {POSITIVE: "width strides", "a multiple of 32": "width"}),
+    (layers.Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
+    (layers.PrefixTokens, {}, {POSITIVE: "num_tokens"}),
+    (layers.DropPath, {}, {RATE: "rate"}),
+    (layers.FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
+    (layers.GroupNormalization, {}, {POSITIVE: "groups", ABOVE_0: "epsilon"}),
+    (layers.InvertedBottleneck, CONV, {POSITIVE: "filters strides expansion", ODD: "kernel_size"}),
+    (layers.InvertedBottleneck, CONV, {PADDING: "padding", ABOVE_0: "epsilon", RATE: "drop_path_rate"}),
+    (layers.LayerScale, {}, {FINITE: "init_value"}),
+    (layers.MBConv, MBCONV, {POSITIVE: "filters", STRIDES: "strides", PADDING: "padding", RATE: "drop_path_rate"}),
+    (layers.MBConv, MBCONV, {"one of 'expansion', 'depthwise', 'pooling'": "downsampling"}),
+    (layers.MBConv, MBCONV, {"one of 'max2', 'max3', 'avg2'": "pool_type"}),
+    (layers.MLP, {"mlp_dim": 4}, {POSITIVE: "mlp_dim", RATE: "dropout_rate"}),
+    (layers.PatchDropout, {"rate": 0.5}, {RATE: "rate", COUNT: "num_prefix_tokens"}),
     (
         layers.PatchEmbedding,
         {"hidden_dim": 8, "patch_size": 4},
-        "hidden_dim patch_size",
-        "",
-        {"patch_size": ((4, 4, 3), PAIR), "method": ("linear", "one of 'unfold', 'conv'")},
+        {POSITIVE: "hidden_dim patch_size", PAIR: "patch_size"},
     ),
-    (layers.Patches, {}, "patch_size", "", {}),
-    (layers.PatchMap, {"patch_size": 4}, "patch_size", "", {"num_prefix_tokens": (-1, COUNT)}),
-    (
-        layers.PositionEmbedding,
-        {"grid_size": 4},
-        "grid_size patch_size",
-        "",
-        {
-            "method": ("relative", "one of 'learned', 'learned2d', 'sincos2d'"),
-            "num_prefix_tokens": (-1, COUNT),
-            "num_prefix_positions": (1, "at most `num_prefix_tokens`, 0"),
-        },
-    ),
-    (layers.RecurrentTokenizer, {}, "token_dim", "", {}),
-    (
-        layers.RelativeAttention,
-        RELATIVE,
-        "num_heads head_dim grid_size position_mlp_dim",
-        "",
-        {"interpolation": ("bicubic", "one of 'bilinear', 'geometric'")},
-    ),
-    (
-        layers.RelativeTransformerBlock,
-        RELATIVE,
-        "units",
-        "",
-        {
-            "strides": (4, STRIDES),
-            "norm": ("group", "one of 'layer', 'batch'"),
-            "epsilon": (0, ABOVE_0),
-            "layer_scale_init": ("small", FINITE),
-        },
-    ),
-    (layers.ResNetBlock, {"width": 2}, "width strides", "drop_path_rate", {"bottleneck": (1, BOOL)}),
+    (layers.PatchEmbedding, EMBEDDING, {"one of 'unfold', 'conv'": "method"}),
+    (layers.Patches, {}, {POSITIVE: "patch_size"}),
+    (layers.PatchMap, {"patch_size": 4}, {POSITIVE: "patch_size", PAIR: "patch_size", COUNT: "num_prefix_tokens"}),
+    (layers.PositionEmbedding, {"grid_size": 4}, {POSITIVE: "grid_size patch_size", COUNT: "num_prefix_tokens"}),
+    (layers.PositionEmbedding, {"grid_size": 4}, {"one of 'learned', 'learned2d', 'sincos2d'": "method"}),
+    (layers.PositionEmbedding, {"grid_size": 4}, {"at most `num_prefix_tokens`, 0": "num_prefix_positions"}),
+    (layers.RecurrentTokenizer, {}, {POSITIVE: "token_dim"}),
+    (layers.RelativeAttention, RELATIVE, {POSITIVE: "num_heads head_dim grid_size position_mlp_dim"}),
+    (layers.RelativeAttention, RELATIVE, {"one of 'bilinear', 'geometric'": "interpolation"}),
+    (layers.RelativeTransformerBlock, RELATIVE, {POSITIVE: "units", STRIDES: "strides", ABOVE_0: "epsilon"}),
+    (layers.RelativeTransformerBlock, RELATIVE, {FINITE: "layer_scale_init", "one of 'layer', 'batch'": "norm"}),
+    (layers.ResNetBlock, {"width": 2}, {POSITIVE: "width strides", RATE: "drop_path_rate", BOOL: "bottleneck"}),
     (
         layers.RotaryEmbedding,
         {"kind": "dinov3", "head_dim": 8, "patch_size": 4},
-        "",
-        "",
-        {"kind": ("rope", "one of 'dinov3', 'eva02', 'axial'"), "head_dim": (6, "a multiple of 4")},
+        {"one of 'dinov3', 'eva02', 'axial'": "kind", "a multiple of 4 for rotary positions": "head_dim"},
     ),
-    (layers.SqueezeExcitation, {}, "reduced_dim", "", {}),
+    (layers.SqueezeExcitation, {}, {POSITIVE: "reduced_dim"}),
+    (layers.StandardizedConv2D, CONV, {POSITIVE: "filters kernel_size", PAIR: "strides", PADDING: "padding"}),
+    (layers.StandardizedConv2D, CONV, {ABOVE_0: "epsilon", "one of 'std', 'variance'": "epsilon_added_to"}),
     (
         layers.StandardizedConv2D,
-        {"filters": 4, "kernel_size": 3},
-        "filters kernel_size",
-        "",
-        {
-            "strides": ((1, 2, 2), PAIR),
-            "padding": ("valid", PADDING),
-            "epsilon": (0, ABOVE_0),
-            "epsilon_added_to": ("mean", "one of 'std', 'variance'"),
-        },
+        {**CONV, "padding": "symmetric"},
+        {ODD_SIZES: "kernel_size"},
     ),
+    (layers.SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {ODD: "pool_size", POSITIVE: "strides"}),
+    (layers.SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {"one of 'lowest', 'zeros'": "padding"}),
     (
-        layers.StandardizedConv2D,
-        {"filters": 4, "padding": "symmetric"},
-        "",
-        "",
-        {"kernel_size": ((3, 2), 'odd sizes with padding="symmetric"')},
+        layers.TokenPooling,
+        {"method": "gap"},
+        {COUNT: "num_prefix_tokens"},
     ),
-    (
-        layers.SymmetricMaxPooling2D,
-        {"pool_size": 3, "strides": 2},
-        "strides",
-        "",
-        {"pool_size": (2, ODD), "padding": ("same", "one of 'lowest', 'zeros'")},
-    ),
-    (layers.TokenPooling, {}, "", "", {"method": ("mean", "one of 'token', 'gap', 'token_gap'")}),
-    (layers.TokenPooling, {"method": "gap"}, "", "", {"num_prefix_tokens": (-1, COUNT)}),
-    (layers.TokenProjector, {}, "key_dim", "drop_path_rate", {}),
-    (layers.TokenTransformer, {}, "key_dim", "drop_path_rate", {}),
+    (layers.TokenPooling, {}, {"one of 'token', 'gap', 'token_gap'": "method"}),
+    (layers.TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
+    (layers.TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
     (
         layers.TransformerBlock,
         HEADS,
-        "num_heads mlp_dim num_outputs max_relative_distance",
-        "dropout_rate attention_dropout_rate drop_path_rate",
-        {
-            "layer_scale_init": ("small", FINITE),
-            "layer_norm_epsilon": (0, ABOVE_0),
-            "token_merging": (-1, COUNT),
-            "num_prefix_tokens": (None, COUNT),
-        },
+        {**BLOCK, ABOVE_0: "layer_norm_epsilon", COUNT: "token_merging num_prefix_tokens"},
     ),
     (
         layers.VTModule,
         {"num_tokens": 3},
-        "num_tokens token_dim key_dim",
-        "drop_path_rate",
-        {"recurrent": (-1, BOOL), "project": (-1, BOOL)},
+        {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate", BOOL: "recurrent project"},
     ),
 ]
 
 
-@pytest.mark.parametrize("cls, valid, integers, rates, others", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
-def test_bad_argument_is_refused(cls, valid, integers, rates, others):
-    refused = [(name, 0, "an integer of at least 1") for name in integers.split()]
-    refused += [(name, 1, "a number in [0, 1)") for name in rates.split()]
-    refused += [(name, *case) for name, case in others.items()]
-    for name, value, expected in refused:
-        with pytest.raises(
-            ValueError, match=f"`{name}`. Expected {re.escape(expected)}.*Received: {re.escape(repr(value))}"
-        ):
-            cls(**{**valid, name: value})
+@pytest.mark.parametrize("cls, valid, refused", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
+def test_bad_argument_is_refused(cls, valid, refused):
+    for expected, names in refused.items():
+        value = VALUES.get(expected, "other")
+        for name in names.split():
+            message = re.escape(f"`{name}`. Expected {expected}. Received: {value!r}")
+            with pytest.raises(ValueError, match=message):
+                cls(**{**valid, name: value})

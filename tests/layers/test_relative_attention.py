@@ -85,7 +85,7 @@ def bilinear(table, new):
 
 
 @pytest.mark.parametrize("grid_size", [(5, 4), (2, 3), (3, 3)])
-def test_a_table_is_resized_for_maps_of_another_size(grid_size):
+def test_table_is_resized_for_another_map_size(grid_size):
     layer = built(4)
     new = [2 * side - 1 for side in grid_size]
     table = bilinear(weights_of(layer)["position_table"].reshape(5, 3, 2), new)
@@ -94,7 +94,7 @@ def test_a_table_is_resized_for_maps_of_another_size(grid_size):
     assert layer(np.ones((1, *grid_size, 4))).shape == (1, *grid_size, 5)
 
 
-def test_the_geometric_resize_keeps_the_middle_and_the_ends():
+def test_geometric_resize_keeps_middle_and_ends():
     layer = built(4, interpolation="geometric")
     old = weights_of(layer)["position_table"].reshape(5, 3, 2)
     found = ops.convert_to_numpy(layer._table((6, 7)))

@@ -33,7 +33,7 @@ def test_contract(options, channels, num_weights, num_non_trainable):
 
 
 @pytest.mark.parametrize("pool_type, combine", [("max2", np.max), ("avg2", np.mean)])
-def test_both_branches_are_pooled_before_the_attention(pool_type, combine):
+def test_pooling_precedes_attention_in_both_branches(pool_type, combine):
     layer = RelativeTransformerBlock(**SIZES, strides=2, pool_type=pool_type, layer_scale_init=0.5)
     x = np.random.default_rng(1).normal(size=(2, 6, 4, 4)).astype("float32")
     layer.build(x.shape)

@@ -86,10 +86,9 @@ def test_remat_recomputes_only_in_training(monkeypatch, tmp_path, again):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_remat_in_mixed_precision_has_finite_losses(policy):
+def test_remat_in_mixed_precision_has_finite_losses():
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
+    keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         losses, _ = trained(True, dropout_rate=0.1, token_merging=2)
     finally:

@@ -56,7 +56,7 @@ def test_definition(strides, bottleneck):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_shortcut_of_the_same_shape_is_not_projected():
+def test_shortcut_of_equal_shape_is_not_projected():
     block = ResNetBlock(4)
     x = np.random.default_rng(0).normal(size=(1, 5, 5, 4)).astype("float32")
     block(x)
@@ -72,7 +72,7 @@ def test_training_moves_the_statistics_by_a_tenth():
     np.testing.assert_allclose(ops.convert_to_numpy(block.norms[0].moving_mean), 0.1 * batch, rtol=1e-3, atol=1e-4)
 
 
-def test_a_frozen_block_keeps_its_statistics():
+def test_frozen_block_keeps_its_statistics():
     block = ResNetBlock(2, trainable=False)
     x = np.random.default_rng(0).normal(loc=3, size=(4, 5, 5, 2)).astype("float32")
     np.testing.assert_array_equal(*(ops.convert_to_numpy(block(x, training=training)) for training in (True, False)))

@@ -140,6 +140,7 @@ def test_contract():
     check_layer(TokensAlone, arguments, (2, 8, 8), output_shape=(2, 6, 8), num_weights=16)
 
 
+@pytest.mark.backends("tensorflow", "torch")
 def test_single_patch_is_not_merged():
     block = TransformerBlock(2, 12, token_merging=2, num_prefix_tokens=2)
     tokens, sizes = block(RNG.normal(size=(2, 3, 8)).astype("float32"))

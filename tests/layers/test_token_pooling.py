@@ -34,7 +34,7 @@ def test_token_and_mean_of_the_patches():
             TokenPooling(method)
 
 
-def test_mean_of_merged_tokens_is_that_of_all():
+def test_mean_of_merged_tokens_is_weighted_by_size():
     x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
     sizes = np.array([[1, 2, 1, 3], [1, 1, 5, 1]], "int32")
     y = ops.convert_to_numpy(TokenPooling("gap", num_prefix_tokens=1)(x, sizes))

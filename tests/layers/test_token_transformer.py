@@ -26,7 +26,7 @@ def test_definition(key_dim):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_first_scores_are_those_of_scaled_attention():
+def test_initial_scores_equal_scaled_attention():
     layer = TokenTransformer(key_dim=64)
     layer.build((None, 16, 128))
     key, query, *_ = map(ops.convert_to_numpy, layer.weights)
@@ -35,7 +35,7 @@ def test_first_scores_are_those_of_scaled_attention():
     assert ((x @ key) @ (x @ query).T).std() == pytest.approx(1 / 3, rel=0.2)
 
 
-def test_each_branch_is_dropped_by_itself():
+def test_drop_path_drops_branches_independently():
     layer = TokenTransformer(drop_path_rate=0.5, seed=0)
     x = np.full((200, 2, 2), 1, "float32")
     layer.build(x.shape)

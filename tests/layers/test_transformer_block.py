@@ -21,39 +21,18 @@ def layer_norm(x, norm):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + norm.epsilon) * gamma + beta
 
 
-@pytest.mark.parametrize(
-    "arguments, num_weights, num_seeds, no_gradient",
-    [
-        pytest.param(
-            {
-                "dropout_rate": 0.1,
-                "attention_dropout_rate": 0.1,
-                "drop_path_rate": 0.1,
-                "layer_scale_init": 0.5,
-                "qk_norm": True,
-                "activation": "gelu",
-                "layer_norm_epsilon": 1e-5,
-                "max_relative_distance": 3,
-                "seed": 11,
-            },
-            19,
-            6,
-            ("key_norm/beta",),
-            marks=pytest.mark.every_backend,
-        ),
-        ({"num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1, "seed": 11}, 12, 4, ()),
-    ],
-)
-def test_contract(arguments, num_weights, num_seeds, no_gradient):
-    check_layer(
-        TransformerBlock,
-        {"num_heads": 2, "mlp_dim": 12, **arguments},
-        TOKENS.shape,
-        output_shape=(3, arguments.get("num_outputs", 5), 8),
-        num_weights=num_weights,
-        num_seeds=num_seeds,
-        no_gradient=no_gradient,
-    )
+@pytest.mark.every_backend
+def test_contract():
+    arguments = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.1, "layer_scale_init": 0.5}
+    arguments |= {"qk_norm": True, "activation": "gelu", "layer_norm_epsilon": 1e-5, "max_relative_distance": 3}
+    numbers = {"num_weights": 19, "num_seeds": 6, "no_gradient": ("key_norm/beta",)}
+    arguments |= {"num_heads": 2, "mlp_dim": 12, "seed": 11}
+    check_layer(TransformerBlock, arguments, TOKENS.shape, output_shape=TOKENS.shape, **numbers)
+
+
+def test_contract_with_num_outputs():
+    arguments = {"num_heads": 2, "mlp_dim": 12, "num_outputs": 2, "dropout_rate": 0.1, "attention_dropout_rate": 0.1}
+    check_layer(TransformerBlock, arguments, TOKENS.shape, output_shape=(3, 2, 8), num_weights=12, num_seeds=4)
 
 
 @pytest.mark.parametrize("num_outputs", [1, 9])
@@ -82,7 +61,7 @@ def test_definition(layer_scale_init, epsilon):
     np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_scores_are_the_attentions():
+def test_scores_equal_those_of_attention():
     block = build()
     y, scores = block(TOKENS, return_attention_scores=True)
     _, expected = block.attention(layer_norm(TOKENS, block.norm_1), return_attention_scores=True)
@@ -107,7 +86,7 @@ def test_drop_path_drops_branches_independently():
     assert np.abs(counts - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
 
 
-def test_blocks_of_neighbouring_seeds_draw_independently():
+def test_blocks_of_neighbouring_seeds_are_independent():
     blocks = [TransformerBlock(2, 12, drop_path_rate=0.5, seed=i) for i in range(12)]
     paths = [path for block in blocks for path in (block.drop_path_1, block.drop_path_2)]
     ones = np.ones((500, 1, 1), "float32")
@@ -138,7 +117,7 @@ def test_no_dropout_outside_training():
     np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), ops.convert_to_numpy(plain(TOKENS)), atol=1e-6)
 
 
-def test_refuses_numbers_of_outputs():
+def test_bad_num_outputs_is_refused():
     with pytest.raises(ValueError, match="`num_outputs`. Expected an integer of at least 1. Received: 0"):
         build()(TOKENS, num_outputs=0)
     with pytest.raises(ValueError, match="`num_outputs` of at most 0, the number of prefix tokens.*num_outputs=1"):
