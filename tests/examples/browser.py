@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 WIDTHS = {"narrow": 390, "wide": 1280}
 SCHEMES = {"default": "light", "slate": "dark"}
-HEIGHT = 900
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
 FLAGS = (
@@ -101,7 +100,7 @@ def visit(driver, address, page):
     """Opens a page in each width and scheme; returns what is wrong."""
     found = []
     for name, width in WIDTHS.items():
-        metrics = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         driver.get(f"{address}/{page}")
         wait_for(driver, READY)

@@ -44,10 +44,10 @@ def options(weights, dataset, out, *more):
     return list(map(str, ("--weights", weights, "--dataset", dataset, "--out", out, *SIZES, *more)))
 
 
-def test_finetune_trains_only_the_head_and_saves_it(weights, folder, tmp_path):
+def test_finetune_trains_only_the_head_and_saves_it(finetune, weights, folder, tmp_path, capsys):
     out = tmp_path / "run"
-    numbers = ("--holdout", 0.34, "--epochs", 30, "--batch-size", 6)
-    output = scripts.run("finetune.py", *options(weights, folder, out, *numbers))
+    finetune.main(options(weights, folder, out, "--holdout", 0.34, "--epochs", 30, "--batch-size", 6))
+    output = capsys.readouterr().out
     assert "12 images of 3 classes to train on, 6 to test on" in output
     files = ["classes.txt", "history.png", "model.keras", "predictions.png"]
     assert sorted(file.name for file in out.iterdir()) == files

@@ -15,8 +15,9 @@ from keras_vit import cli, training
 
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
-# Only JAX distributes variables.
-RUNS = [pytest.param(n, marks=pytest.mark.backends("jax")) if n == "distribution" else n for n in NAMES]
+# Only JAX distributes variables, and PyTorch adds no tensors to NumPy arrays. The long guides take half a minute each.
+MARKS = dict.fromkeys(("distribution", "semi_supervised"), pytest.mark.backends("jax"))
+MARKS |= dict.fromkeys(("evaluation", "export_and_serving", "fine_tuning", "inspection"), pytest.mark.long)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Lines may be wrapped elsewhere, and "..." stands for any text.
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -63,7 +64,7 @@ def folder(shared, tmp_path, monkeypatch):
         keras.distribution.set_distribution(None)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_python_of_guide_prints_the_text_below_it(name, folder, capsys):
     namespace, printed = {}, ""
     for language, text, line in blocks(name):

@@ -25,7 +25,6 @@ def outputs_of(notebook):
 
 
 def text_of(output):
-    """Returns the text of an output."""
     data = output.get("data", {})
     return output.get("text", "") + "".join(text for kind, text in data.items() if kind.startswith("text/"))
 

@@ -245,7 +245,6 @@ def test_request_of_many_rows_or_bytes_is_refused(url):
     rows = b'{"instances": [' + b"0," * 128 + b"0]}"
     assert post(url, rows) == (400, {"error": "Expected at most 128 rows. Received: 129"})
     with connected(url) as connection:
-        # The header is enough for the refusal.
         connection.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 

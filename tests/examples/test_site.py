@@ -36,6 +36,7 @@ def test_each_builder_is_in_one_family_table(site):
     assert sorted(named) == sorted(builders.__all__)
 
 
+@pytest.mark.long
 def test_family_table_shows_sizes_and_checkpoints(site):
     table = site("model_tables").family("DeiT")
     row = next(line for line in table.splitlines() if "`DeiTB16`" in line)
@@ -98,6 +99,7 @@ def test_first_page_shows_predictions_of_its_code(shared, tmp_path, monkeypatch,
     assert capsys.readouterr().out == blocks_of_first_page("text")[0]
 
 
+@pytest.mark.long
 def test_first_page_code_trains_model(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What the tests let a child process do."""
+"""Functions that the tests run in a child process."""
 
 import os
 

@@ -60,7 +60,6 @@ class Registered(Head):
 """
 
 
-# The child's backend differs from this one.
 @pytest.mark.backends("torch")
 def test_child_imports_layers_of_modules_but_not_of_script(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -228,6 +228,7 @@ def test_path_not_named_by_a_number_raises(model, tmp_path, name):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.backends("tensorflow")
 def test_full_disk_error_names_version_and_leaves_no_file(model, tmp_path):
     resource = pytest.importorskip("resource", reason="Windows has no limits to try it with")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -283,6 +284,7 @@ def test_overwrite_replaces_version_and_abandoned_draft(model, tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
 def test_saved_model_of_other_outputs_is_removed(model, tmp_path, monkeypatch, wrong):
     def write(model, folder, settings, sample):

@@ -86,7 +86,7 @@ def test_attention_in_slices_is_exported(tmp_path, monkeypatch, write, name):
 def test_litert_file_size_follows_precision(tmp_path, precision, share, image_size):
     model = tiny.build(**WIDE, image_size=image_size)
     report = export.litert(model, tmp_path / "vit.tflite", precision=precision, images=images_of(4))
-    # The operations take 60 kB beside the bytes of the weights.
+    # The operations take 60 kB in addition to the weights.
     assert report.size < share * model.count_params() + 60_000
     assert 0 < report.change.largest < 0.1
 
