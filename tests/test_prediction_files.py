@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -24,14 +22,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_stands_for_its_images(folder, capsys):
+def test_find_images_lists_a_folder(folder, capsys):
     header, found = find_images([folder / "images", folder / "images" / "b.png"])
     expected = [str(folder / "images" / name) for name in ("a.JPG", "b.png", "more/c.webp", "b.png")]
     assert header == "path" and found == [(path, path) for path in expected]
     assert "2 files" in capsys.readouterr().err
 
 
-def test_a_table_stands_for_its_column_of_paths(folder):
+def test_find_images_reads_the_path_column(folder):
     (folder / "test.csv").write_text("id,image\n7,images/b.png\n\n3,images/a.JPG\n")
     header, found = find_images([folder / "test.csv"], "image")
     assert header == "image"
@@ -40,7 +38,7 @@ def test_a_table_stands_for_its_column_of_paths(folder):
     assert find_images([folder / "path.csv", folder / "images" / "b.png"])[0] == "path"
 
 
-def test_bare_ids_are_completed(folder):
+def test_find_images_completes_bare_ids(folder):
     (folder / "ids.csv").write_text("id,x\nb,1\n007,2\n")
     (folder / "images" / "007.png").write_bytes(b"")
     header, found = find_images([folder / "ids.csv"], "id", folder / "images", ".png")
@@ -57,13 +55,13 @@ def test_bare_ids_are_completed(folder):
         ('image\n"open', None, "UTF-8"),
     ],
 )
-def test_a_table_that_names_no_images_is_refused(folder, text, column, message):
+def test_table_without_images_is_refused(folder, text, column, message):
     (folder / "test.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         find_images([folder / "test.csv"], column)
 
 
-def test_what_is_not_there_is_named(folder):
+def test_missing_images_are_named(folder):
     (folder / "test.csv").write_text("path\nimages/b.png\nnowhere.png\n")
     (folder / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"nowhere\.png"):
@@ -76,12 +74,9 @@ def test_what_is_not_there_is_named(folder):
         find_images([folder / "images"], "image")
 
 
-def test_a_name_that_is_not_utf8_is_written(tmp_path):
+def test_csv_and_json_have_a_row_for_each_image(tmp_path):
     write_csv(tmp_path / "a.csv", "id", [os.fsdecode(b"caf\xe9"), "y"], PREDICTIONS)
     assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1].startswith("caf\\udce9,dog")
-
-
-def test_each_image_has_a_row_and_an_object(tmp_path):
     write_csv(tmp_path / "a.csv", "id", ["x", "y"], PREDICTIONS)
     lines = (tmp_path / "a.csv").read_text().splitlines()
     assert lines == ["id,label,probability,label_2,probability_2", "x,dog,0.75,cat,0.25", "y,,,,"]
@@ -92,7 +87,7 @@ def test_each_image_has_a_row_and_an_object(tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Three noisy pictures of different sizes."""
+    """A folder of three noisy pictures of different sizes."""
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for i in range(3):
@@ -101,7 +96,7 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def test_files_become_a_frame_of_what_classify_finds(photos):
+def test_predict_images_agrees_with_classify_and_predict(photos):
     pytest.importorskip("pandas")
     model = randomize(build(class_names=list("abcde")))
     frame = predict_images(model, photos, verbose=0)
@@ -115,7 +110,7 @@ def test_files_become_a_frame_of_what_classify_finds(photos):
     np.testing.assert_allclose(predict_images(model, paths, tta="flip", verbose=0), mirrored, atol=1e-5)
 
 
-def test_tables_keep_their_ids(photos):
+def test_predict_images_keeps_ids_of_tables(photos):
     pandas = pytest.importorskip("pandas")
     model = randomize(build())
     table = pandas.DataFrame({"id": [9, 7]}, index=[3, 4])
@@ -127,10 +122,10 @@ def test_tables_keep_their_ids(photos):
         predict_images(model, photos / "test.csv", **options), frame.rename(index=str), check_index_type=False
     )
     pandas.testing.assert_frame_equal(predict_images(model, {"id": [9, 7]}, **options), frame)
-    # A path that has the extension already.
+    # This path has the extension already.
     (alone,) = predict_images(model, {"id": ["9.png"]}, **options).to_numpy()
     np.testing.assert_allclose(alone, frame.loc[9], atol=1e-6)
-    both = ensemble([frame, predict_images(model, table, tta="ten_crop", **options)])
+    both = ensemble([frame, predict_images(model, table, tta="flip", **options)])
     assert list(both.index) == [9, 7] and both.index.name == "id"
     with pytest.raises(ValueError, match="column 'path' of paths in the table.*'id', 'x'"):
         predict_images(model, {"id": [9], "x": [1]}, directory=photos)
@@ -140,7 +135,7 @@ def test_tables_keep_their_ids(photos):
         predict_images(model, [])
 
 
-def test_crops_come_from_larger_images(photos):
+def test_five_crops_come_from_larger_images(photos):
     pytest.importorskip("pandas")
     model = randomize(build(image_size=14))
     large = build(image_size=16)
@@ -149,7 +144,7 @@ def test_crops_come_from_larger_images(photos):
     np.testing.assert_allclose(predict_images(model, photos, tta="five_crop", verbose=0), expected, atol=1e-5)
 
 
-def test_a_broken_file_has_a_row_without_numbers(photos, caplog):
+def test_broken_file_has_a_row_of_nan(photos, caplog):
     pytest.importorskip("pandas")
     (photos / "8.png").write_text("no image")
     model = randomize(build(num_classes=2, regression=True, class_names=["height", "width"]))
@@ -158,9 +153,3 @@ def test_a_broken_file_has_a_row_without_numbers(photos, caplog):
     assert "8.png" in caplog.text
     image = keras_vit.preprocess_input(keras_vit.read_image(photos / "7.png", model)[None], model)
     np.testing.assert_allclose(frame.iloc[0], model.predict(image, verbose=0)[0], rtol=1e-4)
-
-
-def test_pandas_is_imported_only_for_a_frame():
-    code = "import sys; sys.modules['pandas'] = None; import keras_vit, keras_vit.cli, keras_vit.prediction_files"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERAS_BACKEND": keras.backend.backend()}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

@@ -8,37 +8,27 @@ from keras_vit.models.vit import architecture_of
 from keras_vit.variants import SIZES, STEMS, decode_variant, name_of, num_heads_of
 from tests.golden import GOLDEN_FOLDER
 
-TIMM_NAMES = {
-    "ViTTi16": "vit_tiny_patch16_224",
-    "ViTS16": "vit_small_patch16_224",
-    "ViTS32": "vit_small_patch32_224",
-    "ViTB8": "vit_base_patch8_224",
-    "ViTB16": "vit_base_patch16_224",
-    "ViTB32": "vit_base_patch32_224",
-    "ViTL16": "vit_large_patch16_224",
-    "ViTL32": "vit_large_patch32_224",
-    "ViTH14": "vit_huge_patch14_224",
-    "ViTg14": "vit_giant_patch14_224",
-    "ViTG14": "vit_gigantic_patch14_224",
+# Our name: timm's name and the number of parameters.
+VARIANTS = {
+    "ViTTi16": ("vit_tiny_patch16_224", 5_717_416),
+    "ViTS16": ("vit_small_patch16_224", 22_050_664),
+    "ViTS32": ("vit_small_patch32_224", 22_878_952),
+    "ViTB8": ("vit_base_patch8_224", 86_576_872),
+    "ViTB16": ("vit_base_patch16_224", 86_567_656),
+    "ViTB32": ("vit_base_patch32_224", 88_224_232),
+    "ViTL16": ("vit_large_patch16_224", 304_326_632),
+    "ViTL32": ("vit_large_patch32_224", 306_535_400),
+    "ViTH14": ("vit_huge_patch14_224", 632_045_800),
+    "ViTg14": ("vit_giant_patch14_224", 1_012_611_432),
+    "ViTG14": ("vit_gigantic_patch14_224", 1_844_440_680),
 }
-PARAMETERS = {
-    "ViTTi16": 5_717_416,
-    "ViTS16": 22_050_664,
-    "ViTS32": 22_878_952,
-    "ViTB8": 86_576_872,
-    "ViTB16": 86_567_656,
-    "ViTB32": 88_224_232,
-    "ViTL16": 304_326_632,
-    "ViTL32": 306_535_400,
-    "ViTH14": 632_045_800,
-    "ViTg14": 1_012_611_432,
-    "ViTG14": 1_844_440_680,
-}
+TIMM_COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in TIMM_NAMES if name != "ViTG14"])
-def test_a_variant_spelled_otherwise_is_recognised(name):
-    for spelled in (name, name.lower(), TIMM_NAMES[name], TIMM_NAMES[name].replace("_", "-")):
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "ViTG14"])
+def test_other_spelling_of_a_variant_is_recognised(name):
+    timm = VARIANTS[name][0]
+    for spelled in (name, name.lower(), timm, timm.replace("_", "-")):
         with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
             decode_variant(spelled)
         meant = str(error.value).rsplit("'", 2)[1]
@@ -46,17 +36,18 @@ def test_a_variant_spelled_otherwise_is_recognised(name):
 
 
 @pytest.mark.parametrize("variant", [16, None, "resnet"])
-def test_what_is_like_no_variant_is_no_name(variant):
+def test_value_unlike_any_variant_gets_no_suggestion(variant):
     with pytest.raises(ValueError, match=f"Received: {variant!r}$"):
         keras_vit.ViT(variant)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameter_count(name, count_params):
-    assert count_params(getattr(keras_vit, name)) == PARAMETERS[name]
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameter_count_is_that_of_timm(name, count_params):
+    timm, expected = VARIANTS[name]
+    assert count_params(getattr(keras_vit, name)) == expected == TIMM_COUNTS[timm]
 
 
-# With a classifier of 1,000 classes instead of a projection.
+# All are counted with a classifier of 1,000 classes and without a projection.
 FAMILIES = {
     "DINOv2G14": "vit_giant_patch14_dinov2",
     "DINOv3S16": "vit_small_patch16_dinov3_qkvb",
@@ -82,30 +73,20 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_parameter_counts_of_other_families_are_those_of_timm(name):
+def test_parameter_count_of_other_family_is_that_of_timm(name):
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras_vit, name)(num_classes=1000, projection_dim=None)
     keras.utils.clear_session(free_memory=False)
     config = model.config
-    # timm has no parameters for the biases of the keys, which stay zero here.
+    # timm has no parameters for the biases of the keys. This package has them, and they stay zero.
     zeros = config.num_layers * config.hidden_dim if config.qkv_bias and not config.key_bias else 0
-    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
-    assert model.count_params() - zeros == timm[FAMILIES[name]]
+    assert model.count_params() - zeros == TIMM_COUNTS[FAMILIES[name]]
 
 
 NO_HYBRIDS = ["R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16"]
 
 
-def test_a_whole_model_counts_the_same():
-    assert keras_vit.ViTTi16().count_params() == PARAMETERS["ViTTi16"]
-
-
-def test_parameter_counts_are_those_of_timm():
-    timm = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
-    assert {name: timm[TIMM_NAMES[name]] for name in PARAMETERS} == PARAMETERS
-
-
-def test_the_tutorials_tiny_model():
+def test_parameter_count_of_the_tutorials_model():
     model = keras_vit.ViT(
         "B/16",
         image_size=32,
@@ -121,7 +102,7 @@ def test_the_tutorials_tiny_model():
     assert model.get_layer("block_00").attention.key_dim == 85
 
 
-def test_a_variant_is_parsed():
+def test_decode_variant_returns_size_and_patch_size():
     assert decode_variant("g/14") == (SIZES["g"], 14, None)
     assert decode_variant("SO400M/14") == ((1152, 27, 4304, 16, False), 14, None)
     assert decode_variant("g-opt/16") == (SIZES["g-opt"], 16, None)
@@ -132,7 +113,7 @@ def test_a_variant_is_parsed():
     )
 
 
-def test_a_size_is_found_by_its_dimensions():
+def test_size_is_found_by_its_dimensions():
     assert num_heads_of(768, 12, 3072) == 12 and num_heads_of(768, 12, 3000) is None
     assert [num_heads_of(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
     for size in SIZES:
@@ -141,7 +122,7 @@ def test_a_size_is_found_by_its_dimensions():
     assert [architecture_of(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
 
 
-def test_a_hybrid_is_parsed():
+def test_decode_variant_returns_stages_of_hybrids():
     assert decode_variant("R50+B/16") == (SIZES["B"], 1, (3, 4, 9))
     assert decode_variant("R50+B/32") == (SIZES["B"], 1, (3, 4, 6, 3))
     assert decode_variant("R50+L/32") == (SIZES["L"], 1, (3, 4, 6, 3))
@@ -154,12 +135,12 @@ def test_a_hybrid_is_parsed():
 
 
 @pytest.mark.parametrize("variant", ["B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16, *NO_HYBRIDS])
-def test_a_variant_that_is_none_is_refused(variant):
+def test_wrong_variant_is_refused(variant):
     with pytest.raises(ValueError, match=r"`variant`.*Received"):
         decode_variant(variant)
 
 
-def test_named_builders_explain_themselves():
+def test_named_builder_has_docstring_and_no_variant_argument():
     assert keras_vit.ViTB16.__name__ == "ViTB16" and "B/16" in keras_vit.ViTB16.__doc__
     with pytest.raises(TypeError, match="variant"):
         keras_vit.ViTB16(variant="L/16")
