@@ -143,6 +143,7 @@ def test_changed_block_computes_all_tokens(change):
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == (change is regularized)
 
 
+@pytest.mark.long
 def test_uncalled_model_compiles_as_one_graph():
     import torch
 
