@@ -72,7 +72,11 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Keras infers the shape of attention pooling by computing it, which takes seconds for large images and models.
+HEAVY = ("SigLIPSO400M16", "SigLIPGOpt16")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in HEAVY)) for name in FAMILIES])
 def test_parameter_count_of_other_family_is_that_of_timm(name):
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras_vit, name)(num_classes=1000, projection_dim=None)
