@@ -27,7 +27,7 @@ def saved(folder, steps, slots=3):
     return checkpoints, [checkpoints.save(step, {"step": step}, {**ARRAYS, "step": np.array(step)}) for step in steps]
 
 
-def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
+def test_slots_keep_the_last_files_and_read_the_newest(tmp_path):
     checkpoints, paths = saved(tmp_path / "deep" / "folder", (1, 5, 20, 100))
     assert checkpoints.paths() == paths[1:]
     slot = checkpoints.newest()
@@ -37,7 +37,7 @@ def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", "half", "more", "zeros"])
-def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, capsys, content):
+def test_newest_skips_a_damaged_file(tmp_path, capsys, content):
     checkpoints, paths = saved(tmp_path, (1, 2))
     data = paths[1].read_bytes()
     kinds = {"half": data[: len(data) // 2], "more": data[:-1], "zeros": bytes(len(data))}
@@ -49,7 +49,7 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, capsys, content):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_run_that_starts_anew_after_damage_keeps_its_checkpoints(tmp_path, slots):
+def test_slots_set_damaged_files_aside(tmp_path, slots):
     checkpoints, paths = saved(tmp_path, (1000, 1500, 2000), slots)
     for path in checkpoints.paths():
         path.write_bytes(path.read_bytes()[:100])
@@ -61,36 +61,36 @@ def test_a_run_that_starts_anew_after_damage_keeps_its_checkpoints(tmp_path, slo
     assert len(checkpoints.paths()) == slots
 
 
-def test_the_file_just_written_is_never_removed(tmp_path):
+def test_slots_keep_a_new_file_of_an_earlier_step(tmp_path):
     checkpoints, _ = saved(tmp_path, (1000, 1500, 2000))
     for step in (100, 200):
         assert checkpoints.save(step, {}, ARRAYS) in checkpoints.paths()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_named_pipe_is_no_checkpoint(tmp_path):
+def test_newest_ignores_a_named_pipe(tmp_path):
     checkpoints, paths = saved(tmp_path, (1,))
     os.mkfifo(tmp_path / "step_000000000009.npz")
     assert checkpoints.newest().path == paths[0]
 
 
-def test_no_flipped_bit_goes_unseen(tmp_path):
+def test_newest_detects_flipped_bits(tmp_path):
     checkpoints, paths = saved(tmp_path, (1, 2))
     data = paths[1].read_bytes()
     rng = np.random.default_rng(0)
     fallen = 0
-    for bit in rng.choice(8 * len(data), 300, replace=False):
+    for bit in rng.choice(8 * len(data), 100, replace=False):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         paths[1].write_bytes(flipped)
         slot = checkpoints.newest()
-        # A flip in what the archive holds twice changes nothing that is read.
+        # The archive contains some fields twice, and reads only one of them.
         assert same(slot.arrays, {**ARRAYS, "step": np.array(slot.facts["step"])})
         fallen += slot.facts["step"] == 1
-    assert fallen > 150
+    assert fallen > 50
 
 
-def test_nothing_is_unpickled(tmp_path, capsys):
+def test_newest_unpickles_nothing(tmp_path, capsys):
     class Bomb:
         def __reduce__(self):
             return pytest.fail, ("unpickled",)
@@ -101,7 +101,7 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     assert "allow_pickle=False" in capsys.readouterr().out
 
 
-def test_a_killed_save_is_cleared_away(tmp_path):
+def test_open_removes_the_file_of_a_killed_save(tmp_path):
     checkpoints, paths = saved(tmp_path, (1,))
     with contextlib.suppress(FileNotFoundError), replacing(tmp_path / "step_000000000002.npz") as draft:
         draft.write_bytes(b"half")
@@ -110,7 +110,7 @@ def test_a_killed_save_is_cleared_away(tmp_path):
         assert list(tmp_path.iterdir()) == paths
 
 
-def test_a_failed_save_leaves_the_others(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_other_files(tmp_path, monkeypatch):
     checkpoints, paths = saved(tmp_path, (1,), slots=1)
 
     def full(file, **arrays):
@@ -125,12 +125,12 @@ def test_a_failed_save_leaves_the_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("slots", [0, 1.5, None])
-def test_bad_slots_are_named(tmp_path, slots):
+def test_invalid_slots_are_refused(tmp_path, slots):
     with pytest.raises(ValueError, match="`slots`"):
         CheckpointSlots(tmp_path, slots)
 
 
-def test_an_array_that_the_archive_lost_is_damage(tmp_path, capsys):
+def test_newest_skips_a_file_without_an_array(tmp_path, capsys):
     checkpoints, paths = saved(tmp_path, (1, 2))
     with np.load(paths[1]) as archive:
         members = dict(archive)

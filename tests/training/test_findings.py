@@ -3,6 +3,7 @@ import logging
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_vit
 from keras_vit.training import SAM, LayerDecay, batches, freeze, layer_multipliers, preflight
@@ -19,7 +20,7 @@ MIXED = (0.7 * np.eye(5)[LABELS] + 0.3 * np.eye(5)[LABELS[::-1]]).astype("float3
 
 @pytest.fixture(scope="module")
 def model():
-    """A model, of which each test sets the loss alone: to build one takes longer than to look at it."""
+    """Returns a model that tests may only compile."""
     keras.utils.set_random_seed(0)
     return build()
 
@@ -29,7 +30,7 @@ def look(model, data, loss=SPARSE, **options):
     return preflight(model, data, **{"verbose": 0, "batch_size": 4, **options})
 
 
-def test_what_is_found_fits_on_one_screen(model, capsys, tmp_path):
+def test_preflight_prints_one_screen_and_changes_nothing(model, capsys, tmp_path):
     before = [w.copy() for w in model.get_weights()]
     found = look(model, (IMAGES, LABELS), epochs=4, out=tmp_path / "new" / "run", verbose=1)
     screen = capsys.readouterr().out
@@ -53,14 +54,11 @@ class Batches(keras.utils.PyDataset):
         return IMAGES[4 * i : 4 * i + 4], LABELS[4 * i : 4 * i + 4]
 
 
-def test_any_data_that_fit_takes(model):
+def test_preflight_accepts_all_data_of_fit(model):
     assert look(model, Batches()).steps == 3
-    if keras.backend.backend() == "torch":
-        import torch
-
-        dataset = torch.utils.data.TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
-        assert look(model, torch.utils.data.DataLoader(dataset, 5)).steps == 2
-    tf = pytest.importorskip("tensorflow")
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
+    assert look(model, torch.utils.data.DataLoader(dataset, 5)).steps == 2
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
     found = look(model, dataset, epochs=2)
     assert found.steps == 6 and found.num_images is None and not found.counted_all
@@ -90,36 +88,36 @@ def test_any_data_that_fit_takes(model):
         (LABELS, "sparse_categorical_crossentropy", "from_logits=True, since the model gives logits"),
     ],
 )
-def test_labels_and_loss_that_do_not_fit(model, labels, loss, message):
+def test_preflight_labels_that_do_not_fit_the_loss(model, labels, loss, message):
     with pytest.raises(ValueError, match=message):
         look(model, (IMAGES, labels), loss)
 
 
-def test_labels_of_all_images_are_looked_at(model):
+def test_preflight_checks_the_labels_of_all_images(model):
     labels = np.zeros(10, int)
     labels[-1] = 5
     with pytest.raises(ValueError, match="from 0 to 5"):
         look(model, (IMAGES, labels), batch_size=2)
 
 
-def test_a_loss_of_logits_for_a_model_of_probabilities():
+def test_preflight_loss_of_logits_of_a_softmax_model():
     model = build(classifier_activation="softmax")
     with pytest.raises(ValueError, match="from_logits=False, since the model gives probabilities"):
         look(model, (IMAGES, LABELS))
     assert look(model, (IMAGES, LABELS), "sparse_categorical_crossentropy").steps == 3
-    # An operation of a user's own at the end says nothing; its values do.
+    # If the last operation is unknown, the values of the outputs decide.
     own = keras.layers.Activation(lambda x: keras.ops.exp(x) / keras.ops.sum(keras.ops.exp(x), -1, keepdims=True))
     logits = build()
     model = keras.Model(logits.input, own(logits.output))
     assert look(model, (IMAGES, LABELS), "sparse_categorical_crossentropy").steps == 3
 
 
-def test_losses_and_labels_that_fit(model):
+def test_preflight_labels_that_fit_the_loss(model):
     assert look(model, (IMAGES, MIXED), CATEGORICAL).steps == 3
     assert look(model, (IMAGES, LABELS[:, None])).images_per_class == (2,) * 5
     several = (MIXED > 0).astype("float32")
     assert look(model, (IMAGES, several), keras.losses.BinaryCrossentropy(from_logits=True)).labels
-    # Nothing is known of what a loss of another kind wants: its labels are not of classes.
+    # The labels of other losses are not classes.
     found = look(model, (IMAGES, np.eye(5)[LABELS]), "mse")
     assert found.initial_loss > 0 and found.images_per_class is None and "chance" not in str(found)
     ignoring = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
@@ -139,14 +137,14 @@ def test_losses_and_labels_that_fit(model):
         (np.full_like(IMAGES, np.nan), "finite"),
     ],
 )
-def test_images_that_the_model_does_not_take(model, images, message):
+def test_preflight_images_that_do_not_fit_the_model(model, images, message):
     with pytest.raises(ValueError, match=message):
         look(model, (images, LABELS))
     with pytest.raises(ValueError, match=f"In `validation_data`: .*{message}"):
         look(model, (IMAGES, LABELS), validation_data=(images, LABELS))
 
 
-def test_scaled_images_for_a_model_that_scales():
+def test_preflight_scaled_images_of_a_scaling_model():
     model = build(include_preprocessing=True)
     assert look(SAM(model), (RAW, LABELS)).expected_values == (0, 255)
     for images in (IMAGES, RAW / 255):
@@ -154,26 +152,26 @@ def test_scaled_images_for_a_model_that_scales():
             look(SAM(model), (images, LABELS))
 
 
-def test_all_problems_are_named_at_once(model, tmp_path):
+def test_preflight_names_all_problems_at_once(model, tmp_path):
     (tmp_path / "run").write_text("a file")
     with pytest.raises(ValueError, match="(?s)several mistakes:\n1. Expected images.*\n2. .*labels.*\n3. .*is a file"):
         look(model, (RAW, LABELS + 1), out=tmp_path / "run")
 
 
-def test_a_link_to_a_checkpoint_that_is_gone_does_not_stop_it(model, tmp_path):
+def test_preflight_ignores_broken_links_to_checkpoints(model, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step_000000000001.npz").symlink_to(tmp_path / "gone")
     assert look(model, (IMAGES, LABELS), out=tmp_path).free_disk > 0
 
 
-def test_what_may_be_meant_is_said_once(model, caplog):
+def test_preflight_logs_each_warning_once(model, caplog):
     with caplog.at_level(logging.WARNING, "keras_vit"):
         found = look(model, (RAW / 255, np.minimum(LABELS, 3)))
     assert len(caplog.messages) == len(found.warnings) == 2
     assert "scaled to 0..1" in caplog.messages[0] and "none of 1 classes: 4" in caplog.messages[1]
 
 
-def test_an_optimizer_that_does_not_scale_the_loss_of_float16():
+def test_preflight_warns_of_float16_without_loss_scaling():
     inner = build(dtype="mixed_float16")
     outer = keras.Model(inner.input, keras.layers.Dense(5)(inner.get_layer("pre_logits").output))
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
@@ -186,7 +184,7 @@ def test_an_optimizer_that_does_not_scale_the_loss_of_float16():
     assert not preflight(outer, (IMAGES, LABELS), verbose=0).warnings
 
 
-def test_nothing_to_train():
+def test_preflight_frozen_model_is_refused():
     model = build()
     model.trainable = False
     with pytest.raises(ValueError, match="weights are all frozen"):
@@ -196,8 +194,7 @@ def test_nothing_to_train():
     assert look(model, (IMAGES, LABELS)).trainable == 12 * 5 + 5
 
 
-def test_classes_in_another_order_are_refused():
-    tf = pytest.importorskip("tensorflow")
+def test_preflight_other_class_order_is_refused():
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
     data.class_names = list("abcde")
     model = build(class_names=list("edcba"))
@@ -210,16 +207,15 @@ def test_classes_in_another_order_are_refused():
         look(model, data)
 
 
-def test_a_model_that_is_not_compiled_is_looked_at_too():
+def test_preflight_accepts_a_model_without_loss():
     found = preflight(build(), (IMAGES, LABELS), verbose=0)
     assert found.loss is None and found.initial_loss is None and found.seconds > 0
     with pytest.raises(ValueError, match="counted from 1"):
         preflight(build(), (IMAGES, LABELS + 1), verbose=0)
 
 
-def test_a_batch_that_devices_cannot_share(model):
-    if keras.backend.backend() != "jax":
-        pytest.skip("Keras shares batches on JAX alone")
+@pytest.mark.backends("jax")
+def test_preflight_batch_not_divisible_by_devices_is_refused(model):
     mesh = keras.distribution.DeviceMesh((4,), ["batch"], [f"cpu:{i}" for i in range(4)])
     model.compile("sgd", SPARSE)
     keras.distribution.set_distribution(keras.distribution.DataParallel(mesh))
@@ -232,15 +228,14 @@ def test_a_batch_that_devices_cannot_share(model):
         keras.distribution.set_distribution(None)
 
 
-def test_a_last_batch_that_is_filled_can_be_shared():
-    tf = pytest.importorskip("tensorflow")
+def test_step_problems_ignore_a_dropped_last_batch():
     for full in (False, True):
         data = tf.data.Dataset.from_tensor_slices((IMAGES[:8], LABELS[:8])).batch(4, drop_remainder=full)
         data.num_images = 7
         assert len(list(batches.step_problems(batches.look(data), 2, None, 4))) == (not full)
 
 
-def test_models_around_a_model_and_of_other_kinds():
+def test_preflight_accepts_nested_and_other_models():
     inputs = keras.Input((16, 16, 3))
     around = keras.Model(inputs, keras.layers.Dense(5)(build(num_classes=0)(inputs)))
     assert look(around, (IMAGES, LABELS)).num_classes == 5

@@ -4,21 +4,12 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import training
-from keras_vit.training import recipe
-from keras_vit.training.from_recipe import (
-    Lengths,
-    batch_size_for,
-    build,
-    kind_of_labels,
-    lengths,
-    loss,
-    metrics,
-    optimizer,
-)
+from keras_vit.training import from_recipe, recipe
+from keras_vit.training.from_recipe import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
 from tests.training.test_running import TINY
 
 
-def test_optimizers_follow_the_recipe():
+def test_optimizer_follows_the_recipe():
     recipe = training.recipe("deit_small").replace({**TINY, "accumulate": 2, "ema": 0.9, "clip": 2.0})
     made = optimizer(recipe, None, 100, 10)
     config = made.get_config()
@@ -37,17 +28,17 @@ def test_sigmoid_loss_is_summed_over_the_classes():
     recipe = training.recipe("pretrain_imagenet21k").replace({"loss": "sigmoid"})
     logits, labels = np.array([[1.0, -2.0, 0.5]], "float32"), np.array([[1.0, 0.0, 0.0]], "float32")
     expected = np.sum(np.log1p(np.exp(logits)) - labels * logits)
-    assert float(loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
+    assert float(from_recipe.loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_only_the_head_is_trained():
+def test_build_trains_only_the_head():
     recipe = training.recipe("finetune_pets").replace({**TINY, "train": "head", "dtype": "mixed_bfloat16"})
     model = build(recipe, 2)
     assert {weight.path.split("/")[0] for weight in model.trainable_weights} == {"head"}
     assert model.get_layer("block_00").compute_dtype == "bfloat16" and keras.config.dtype_policy().name == "float32"
 
 
-def test_labels_of_all_kinds():
+def test_kind_of_labels_follows_the_loss():
     softmax, sigmoid = (training.recipe("deit_tiny").replace({"loss": name}) for name in ("softmax", "sigmoid"))
     images = tf.TensorSpec((None, 8, 8, 3))
     assert kind_of_labels(softmax, (images, tf.TensorSpec((None,)))) == "int"
@@ -58,7 +49,7 @@ def test_labels_of_all_kinds():
         kind_of_labels(softmax, images)
 
 
-def test_metrics_of_several_labels_take_logits():
+def test_metrics_of_several_labels_accept_logits():
     accuracy, auc = metrics(3, True, "multi_hot")
     labels, logits = np.array([[1, 0, 1], [0, 1, 0]]), np.array([[2.0, -1, -1], [-2, 1, -3]])
     accuracy.update_state(labels, logits)
@@ -70,21 +61,21 @@ def test_metrics_of_several_labels_take_logits():
     ("images", "batch", "steps", "warmup"),
     [(100, 16, 500, 50), (1_000, 32, 500, 50), (10_000, 64, 1_250, 125), (100_000, 64, 12_500, 1_250)],
 )
-def test_fine_tuning_on_images_of_ones_own(images, batch, steps, warmup):
+def test_finetune_lengths_follow_the_number_of_images(images, batch, steps, warmup):
     assert batch_size_for(images) == batch
     found = lengths(recipe("finetune").replace({"batch_size": batch}), images, images // 4)
     assert (found.total, found.warmup) == (steps, warmup)
     assert found.epoch * (found.epochs - 1) < steps <= found.epoch * found.epochs
 
 
-def test_lengths_in_steps_and_in_epochs():
+def test_lengths_of_steps_and_epochs():
     row = recipe("deit_tiny").replace({"batch_size": 10, "epochs": 2})
     assert lengths(row, 100, 10) == Lengths(20, 2, 10)
     assert lengths(row.replace({"steps": 7, "warmup_epochs": 0.2}), 100, 10) == Lengths(7, 2, 7)
     assert batch_size_for(1) == 16
 
 
-def test_a_warm_up_longer_than_the_run_becomes_a_tenth_and_is_said_once(caplog):
+def test_lengths_warm_up_longer_than_the_run_is_a_tenth(caplog):
     row = recipe("pretrain_imagenet21k").replace({"batch_size": 16, "steps": 40})
     assert lengths(row, 80, 20).warmup == 4
     assert len(caplog.messages) == 1 and "shorter than the run, 40 steps. Received: 10000 steps" in caplog.messages[0]

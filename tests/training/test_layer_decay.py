@@ -8,25 +8,21 @@ from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
 from tests.models import test_vt_resnet as vt_resnet
-from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, fit, twins, values
-
-
-def vit():
-    return tiny.build(num_layers=1)
+from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, built, fit, twins, values
 
 
 def layer_of(variable):
     return variable.path.split("/")[0]
 
 
-def test_multipliers():
+def test_layer_multipliers_of_a_vit():
     factors = layer_multipliers(tiny.build(num_layers=3), decay=0.5)
     names = ("class_token", "patch_embedding", "position_embedding", "block_00", "block_01", "block_02", "norm", "head")
     assert [factors[name] for name in names] == [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_head_of_the_users_own_learns_at_the_full_rate(nested):
+def test_layer_decay_custom_head_has_the_full_rate(nested):
     backbone = tiny.build(num_classes=0, num_layers=1)
     dense = keras.layers.Dense(5, name="mine")
     layers = [backbone, keras.Sequential([dense], name="inner")]
@@ -45,20 +41,17 @@ def test_a_head_of_the_users_own_learns_at_the_full_rate(nested):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_partition_the_variables(name):
-    """Each trainable variable belongs to one layer, and so to one factor; each factor is used."""
-    model = MODELS[name]()
+def test_each_variable_belongs_to_one_multiplier(name):
+    model = built(name)
     factors = layer_multipliers(model, decay=0.5)
     owners = {id(v): layer.name for layer in model.layers for v in layer.trainable_variables}
     assert set(owners) == {id(v) for v in model.trainable_variables}
     assert sum(len(layer.trainable_variables) for layer in model.layers) == len(model.trainable_variables)
     assert all(layer_of(v) == owners[id(v)] for v in model.trainable_variables)
-    used = {factors[layer_of(v)] for v in model.trainable_variables}
-    assert used == set(factors.values())
+    assert {factors[layer_of(v)] for v in model.trainable_variables} == set(factors.values())
 
 
-def test_a_step_equals_numpy():
-    """SGD with momentum and global clipping, three steps, each layer's step scaled."""
+def test_layer_decay_of_sgd_equals_numpy():
     model = tiny.build()
     factors = layer_multipliers(model, decay=0.6)
     optimizer = LayerDecay(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0), factors)
@@ -77,8 +70,7 @@ def test_a_step_equals_numpy():
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])
-def test_a_step_equals_a_learning_rate_for_each_layer(accumulation):
-    """With Adam, weight decay and a schedule."""
+def test_layer_decay_of_adamw_equals_rates_per_layer(accumulation):
     model, reference = twins(lambda: tiny.build(layer_scale_init=0.5))
     factors = layer_multipliers(model, decay=0.5)
 
@@ -100,15 +92,22 @@ def test_a_step_equals_a_learning_rate_for_each_layer(accumulation):
         assert np.abs(a - before).max() > 1e-4
 
 
-def test_decay_of_one_changes_nothing():
-    plain, wrapped = twins(vit)
-    fit(plain, optimizers.sgd(0.1), epochs=2, batch_size=4)
-    fit(wrapped, LayerDecay(optimizers.sgd(0.1), layer_multipliers(wrapped, decay=1.0)), epochs=2, batch_size=4)
-    for a, b in zip(plain.get_weights(), wrapped.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+@pytest.mark.parametrize("with_sam", [pytest.param(False, marks=pytest.mark.every_backend), True])
+def test_layer_decay_scales_the_steps_of_fit(with_sam):
+    plain, decayed = twins()
+    start = plain.get_weights()
+    factors = dict(zip([layer.name for layer in decayed.layers if layer.weights], (0.25, 1.0), strict=True))
+    for model, optimizer in ((plain, optimizers.sgd(0.1)), (decayed, LayerDecay(optimizers.sgd(0.1), factors))):
+        if with_sam:
+            fit(SAM(model), keras.optimizers.LossScaleOptimizer(optimizer))
+        else:
+            fit(model, optimizer)
+    for old, a, b, factor in zip(start, plain.get_weights(), decayed.get_weights(), (0.25, 0.25, 1, 1), strict=True):
+        assert np.abs(a - old).max() > 1e-4
+        np.testing.assert_allclose(b - old, factor * (a - old), atol=1e-6)
 
 
-def test_save_reload_and_go_on(tmp_path):
+def test_reloaded_layer_decay_trains_the_same(tmp_path):
     model = tiny.build(num_layers=1)
     optimizer = LayerDecay(optimizers.adamw(WarmupDecay(0.01, 100)), layer_multipliers(model, decay=0.7))
     fit(model, optimizer, batch_size=4)
@@ -124,8 +123,8 @@ def test_save_reload_and_go_on(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_set_weights():
-    model = vit()
+def test_layer_decay_set_weights():
+    model = tiny.build(num_layers=1)
     both = [LayerDecay(optimizers.adamw(0.01), layer_multipliers(model)) for _ in range(2)]
     for optimizer in both:
         optimizer.build(model.trainable_variables)
@@ -136,7 +135,7 @@ def test_set_weights():
         np.testing.assert_array_equal(a, b)
 
 
-def test_learning_rate_is_the_wrapped_ones():
+def test_layer_decay_has_the_inner_learning_rate():
     model = tiny.build()
     model.compile(LayerDecay(keras.optimizers.SGD(0.1), layer_multipliers(model)), LOSS)
     callback = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
@@ -145,16 +144,7 @@ def test_learning_rate_is_the_wrapped_ones():
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.125
 
 
-def test_frozen_layers():
-    model = tiny.build()
-    model.get_layer("block_00").trainable = False
-    before = values(model.get_layer("block_00").weights)
-    fit(model, LayerDecay(optimizers.sgd(0.1), layer_multipliers(model)))
-    for a, b in zip(before, values(model.get_layer("block_00").weights), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_bad_arguments():
+def test_layer_decay_invalid_arguments_are_refused():
     model = tiny.build()
     for decay, message in ((0, "above 0"), (1.5, r"in \(0, 1\]")):
         with pytest.raises(ValueError, match=f"`decay`.*{message}"):
@@ -170,21 +160,8 @@ def test_bad_arguments():
         LayerDecay(keras.optimizers.SGD(0.1), {"head": 1}).build(model.trainable_variables)
 
 
-def test_under_sam_and_loss_scaling():
-    """Decay of one is no decay there either."""
-    plain, wrapped = twins(vit)
-    for model, decay in ((plain, None), (wrapped, 1.0)):
-        optimizer = optimizers.sgd(0.1)
-        if decay:
-            optimizer = LayerDecay(optimizer, layer_multipliers(model, decay))
-        fit(SAM(model), keras.optimizers.LossScaleOptimizer(optimizer))
-    for a, b in zip(plain.get_weights(), wrapped.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.parametrize("image_size", [16, (None, None)])
-def test_vit(image_size):
-    model = tiny.build(image_size=image_size, num_registers=1, distillation_token=True, dropout_rate=0.1)
+def test_layer_depths_of_a_vit():
+    model = tiny.build(image_size=(None, None), num_registers=1, distillation_token=True, dropout_rate=0.1)
     depths = layer_depths(model)
     assert list(depths) == [layer.name for layer in model.layers]
     assert {name for name, depth in depths.items() if depth == 0} >= {
@@ -194,57 +171,43 @@ def test_vit(image_size):
     assert {depths[name] for name in ("norm", "pooling", "pooling_dist", "head", "head_dist", "mean_of_heads")} == {3}
 
 
-def test_depths_rise_by_number_and_not_by_name():
+def test_layer_depths_follow_the_block_number():
     depths = layer_depths(tiny.build(num_layers=11))
     assert [depths[f"block_{i:02d}"] for i in range(11)] == list(range(1, 12))
 
 
-def test_the_resnet_of_a_hybrid_is_its_embedding():
-    depths = layer_depths(MODELS["hybrid"]())
+def test_layer_depths_of_networks_with_a_resnet():
+    depths = layer_depths(built("hybrid"))
     assert depths["root_conv"] == depths["stage_1_unit_01"] == depths["patch_embedding"] == 0
     assert depths["block_00"] == 1 and depths["head"] == 2
-
-
-def test_the_units_of_a_bit_are_its_blocks():
-    depths = layer_depths(MODELS["bit"]())
+    depths = layer_depths(built("bit"))
     assert [depths[n] for n in ("root_conv", "stage_1_unit_01", "stage_2_unit_01", "norm", "head")] == [0, 1, 2, 3, 3]
-
-
-def test_the_units_and_modules_of_a_vt_resnet_are_its_blocks():
     depths = layer_depths(vt_resnet.build())
     names = ["root_norm", "stage_1_unit_01", "stage_2_unit_01", "vt_1", "vt_2", "pooling", "head"]
     assert [depths[name] for name in names] == [0, 1, 2, 3, 4, 5, 5]
 
 
-def test_a_reloaded_model_is_as_deep(tmp_path):
+def test_layer_depths_of_a_reloaded_model(tmp_path):
     model = tiny.build(distillation_token=True)
     model.save(tmp_path / "m.keras")
     assert layer_depths(keras.models.load_model(tmp_path / "m.keras")) == layer_depths(model)
 
 
-def test_a_head_of_the_users_own():
-    backbone = tiny.build(num_classes=0)
+def test_layer_depths_of_custom_heads_and_nested_models():
+    backbone = tiny.build(num_classes=0, name="backbone")
     model = keras.Model(backbone.input, keras.layers.Dense(2, name="mine")(backbone.output))
     assert layer_depths(model) == layer_depths(backbone) | {"mine": 3}
-
-
-def test_layers_around_a_nested_model_are_at_the_top():
-    backbone = tiny.build(num_classes=0, name="backbone")
     inputs = keras.Input((16, 16, 3), name="images")
     x = keras.layers.Normalization(name="normalization")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(2, name="mine")(backbone(x)))
-    # Keras' own layer has weights, and so the name.
+    # The layer of Keras has weights, so its depth replaces the depth of the backbone's layer of this name.
     assert layer_depths(model) == layer_depths(backbone) | {"mine": 3, "normalization": 3}
 
 
-def test_one_name_twice_is_refused():
-    backbone = tiny.build(num_classes=0)
-    model = keras.Sequential([backbone, keras.layers.Dense(2, name="norm")], name="mine")
+def test_layer_depths_refuse_repeated_names_and_other_models():
+    model = keras.Sequential([tiny.build(num_classes=0), keras.layers.Dense(2, name="norm")], name="mine")
     with pytest.raises(ValueError, match="Expected names.*'mine' with two layers named 'norm'"):
         layer_depths(model)
-
-
-def test_other_models():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense")], name="mine")
     with pytest.raises(ValueError, match="Expected a model of this package's builders.*'mine' with layers dense"):
         layer_depths(model)

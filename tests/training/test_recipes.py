@@ -38,11 +38,11 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_settings_are_the_published_ones(name):
+def test_recipe_has_the_published_settings(name):
     assert {key: getattr(RECIPES[name], key) for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
-def test_each_says_where_it_comes_from_and_can_be_built():
+def test_recipes_describe_their_source():
     for name, row in RECIPES.items():
         assert name == row.name and row.source and row.cost and row.expected and row.policy in POLICIES
         lines = [line.split()[0] for line in row.describe().splitlines()]
@@ -51,7 +51,7 @@ def test_each_says_where_it_comes_from_and_can_be_built():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_model_can_be_built(name):
+def test_recipe_model_can_be_built(name):
     row = RECIPES[name]
     small = {"num_layers": 1} if row.family == "vit" else {"depths": (1, 1, 1, 1), "widths": (32, 32, 32, 32)}
     model = BUILDERS[row.family](row.variant, image_size=row.image_size, num_classes=2, **{**row.model, **small})
@@ -59,16 +59,15 @@ def test_each_model_can_be_built(name):
 
 
 @pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.weights])
-def test_each_names_weights_that_are_published(name):
+def test_recipe_weights_are_published(name):
     row = RECIPES[name]
     published = resolve(architecture_of(row.variant), row.weights)
-    # As its cost says.
     assert name not in ("finetune_flowers17", "lora_flowers17") or published.url.endswith("/ViT-B_16-224.npz")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """40 photos in four folders, as a user has them."""
+    """Returns 40 photos in four folders."""
     path = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for name in "abcd":
@@ -83,21 +82,13 @@ SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
 SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": (4, 8), "head_dim": 4}
 
 
-# One of each kind: the others differ in numbers, whose schedules and models are tried above and below.
-STARTED = [
-    "pretrain_imagenet21k",
-    "coatnet_0",
-    "finetune",
-    "finetune_vtab",
-    "deit_tiny",
-    "scratch_cifar10",
-    "scratch_fashion_mnist",
-]
+# The other recipes differ from these only in numbers.
+STARTED = ["pretrain_imagenet21k", "coatnet_0", "finetune", "deit_tiny", "lora_flowers17"]
+STARTED += [pytest.param(name, marks=pytest.mark.long) for name in ("finetune_vtab", "scratch_cifar10")]
 
 
-# PyTorch traces no graph, which is most of the time on the others.
-@pytest.mark.parametrize("name", [*STARTED, "lora_flowers17"])
-def test_each_kind_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
+@pytest.mark.parametrize("name", [*STARTED, pytest.param("scratch_fashion_mnist", marks=pytest.mark.long)])
+def test_recipe_runs_on_a_folder_of_images(name, photos, tmp_path, caplog):
     row = RECIPES[name]
     small = SMALL if row.family == "vit" else SMALL_COATNET
     changes = {f"model.{key}": value for key, value in small.items()} | {"steps": 2, "dtype": "float32"}
@@ -105,7 +96,7 @@ def test_each_kind_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
         changes |= {"image_size": 32}
     elif not row.variant.startswith("R"):
         changes |= {"variant": "Ti/8", "image_size": 16}
-    # As the source has it, and so longer than the run.
+    # The warm-up of the source is longer than this run.
     changes |= {key: getattr(row, key) for key in ("warmup_steps", "warmup_epochs", "warmup_percent")}
     tried = row.replace({**changes, "batch_size": 8 if row.batch_size else None})
     ran = run(tried, splits(photos, holdout=row.holdout), tmp_path / "run", weights="none", verbose=0)
@@ -113,15 +104,13 @@ def test_each_kind_starts_on_a_users_own_images(name, photos, tmp_path, caplog):
     assert sum("a warm-up shorter than the run" in text for text in caplog.messages) == (not row.warmup_percent)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_each_has_a_schedule_for_80_images(name):
-    row = RECIPES[name].replace({"batch_size": 16})
-    length = lengths(row, 64, 16)
-    assert 0 <= length.warmup < length.total and optimizer(
-        dataclasses.replace(row, layer_decay=None), None, *length[:2]
-    )
+def test_recipes_have_a_schedule_for_80_images():
+    for row in RECIPES.values():
+        length = lengths(row.replace({"batch_size": 16}), 64, 16)
+        assert 0 <= length.warmup < length.total
+        assert optimizer(dataclasses.replace(row, batch_size=16, layer_decay=None), None, *length[:2])
 
 
-def test_unknown_recipe():
+def test_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="Expected a recipe: finetune, pretrain_imagenet21k.*'nothing'"):
         recipe("nothing")

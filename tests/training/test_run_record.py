@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.sparse
+import tensorflow as tf
 
 from keras_vit.data import from_dataframe
 from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
@@ -17,11 +18,11 @@ def record(model=None, optimizer=None, data=None):
     return record_of(model, data)
 
 
-def test_a_model_built_again_has_the_same_record():
+def test_record_of_a_rebuilt_model_is_equal():
     def layers():
         return [keras.Input((4, 4, 3)), keras.layers.RandomCrop(2, 2), keras.layers.Flatten(), keras.layers.Dense(2)]
 
-    # Its layers have other names by default, and other seeds.
+    # The default names and seeds of the layers differ.
     first, second = (record(keras.Sequential(layers())) for _ in range(2))
     assert difference(json.loads(json.dumps(first)), second) is None
     assert difference(json.loads(json.dumps(record())), record()) is None
@@ -37,12 +38,12 @@ def test_a_model_built_again_has_the_same_record():
         ({"num_layers": 2}, "num_layers 1 and not 2"),
     ],
 )
-def test_what_a_vit_is_built_with_is_compared(changes, place):
+def test_record_difference_names_changed_arguments(changes, place):
     found = difference(record(), record(build(**{"num_layers": 1, **changes})))
     assert found.startswith("model.layers") and found.endswith(place), found
 
 
-def test_what_an_optimizer_is_made_with_is_compared():
+def test_record_difference_names_changed_optimizers():
     def schedule(steps):
         return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, steps))
 
@@ -53,12 +54,11 @@ def test_what_an_optimizer_is_made_with_is_compared():
     assert plain_rate(schedule(3)) is None
 
 
-def test_data_is_known_by_its_sizes_and_a_sample():
+def test_data_record_has_sizes_and_a_sample():
     x, y = np.arange(300.0).reshape(100, 3), np.zeros(100)
     assert data_of(x, y) == data_of(x.copy(), y, batch_size=32)
     for other in (data_of(x + 1, y), data_of(x[:99], y[:99]), data_of(x, y, batch_size=5), data_of(x)):
         assert difference(data_of(x, y), other)
-    tf = pytest.importorskip("tensorflow")
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     assert data_of(dataset.batch(4), steps=25) == data_of(dataset.batch(4), steps=25)
     assert difference(data_of(dataset.batch(4), steps=25), data_of(dataset.batch(5), steps=20)) == "steps 25 and not 20"
@@ -72,8 +72,7 @@ def test_data_is_known_by_its_sizes_and_a_sample():
     assert not goes_on(x, batch_size=10, steps_per_epoch=10)
 
 
-def test_one_process_knows_the_data_of_several(tmp_path):
-    pytest.importorskip("tensorflow")
+def test_data_record_of_a_shard_equals_the_whole(tmp_path):
     keras.utils.save_img(tmp_path / "0.png", np.zeros((8, 8, 3)))
     table = {"path": [tmp_path / "0.png"] * 4, "label": [0, 1, 0, 1]}
     options = {"image_size": 8, "batch_size": 4, "drop_remainder": True}
@@ -82,7 +81,7 @@ def test_one_process_knows_the_data_of_several(tmp_path):
     assert data_of(part) == data_of(one) and "(4, 8, 8, 3)" in data_of(one)["spec"]
 
 
-def test_what_has_no_config_does_not_stop_a_run():
+def test_record_of_objects_without_config():
     def loss(weight, y, prediction):
         return weight * keras.ops.mean(keras.ops.square(y - prediction))
 
@@ -92,11 +91,11 @@ def test_what_has_no_config_does_not_stop_a_run():
     strange = scipy.sparse.csr_matrix(np.eye(3)), np.array(["a", None, 3], object)
     assert difference(data_of(*strange), data_of(*strange)) is None
     json.dumps(data_of(*strange))
-    ragged = pytest.importorskip("tensorflow").ragged.constant([[1], [2, 3]])
+    ragged = tf.ragged.constant([[1], [2, 3]])
     assert data_of(ragged) == data_of(ragged)
 
 
-def test_only_what_both_records_have_is_compared():
+def test_difference_ignores_keys_of_one_record():
     assert difference({"a": 1, "old": 2}, {"a": 1, "new": 3}) is None
     assert difference({"a": [{"name": "b", "c": float("nan")}]}, {"a": [{"name": "b", "c": float("nan")}]}) is None
     assert difference([1, 2], [1]) == "length 2 and not 1"

@@ -9,21 +9,13 @@ from keras_vit import data, training
 from keras_vit.preprocessing import carrier_of
 from tests.tiny import Kill
 
-TINY = {
-    "variant": "Ti/4",
-    "image_size": 8,
-    "model.num_layers": 1,
-    "model.hidden_dim": 12,
-    "model.num_heads": 3,
-    "model.mlp_dim": 16,
-    "batch_size": 4,
-    "warmup_steps": 2,
-}
+TINY = {"variant": "Ti/4", "image_size": 8, "batch_size": 4, "warmup_steps": 2}
+TINY |= {"model.num_layers": 1, "model.hidden_dim": 12, "model.num_heads": 3, "model.mlp_dim": 16}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of dark cats and bright dogs."""
+    """Returns a folder of dark cats and bright dogs."""
     path = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for name, low in (("cat", 0), ("dog", 128)):
@@ -39,7 +31,7 @@ def images(folder):
     return data.splits(folder, holdout=0.4)
 
 
-def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_path):
+def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
         {**TINY, "steps": 7, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
     )
@@ -49,7 +41,8 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
     assert not (tmp_path / "run" / "results.json").exists()
     ran = training.run(recipe, images, tmp_path / "run", **options)
     assert ran.results["test"]["accuracy"] == 1.0 and ran.results["steps"] == 7 and ran.results["first_step"] >= 3
-    assert len(ran.history.history["loss"]) == 3  # of 3 steps, the last of 1
+    # The last of three epochs has one step.
+    assert len(ran.history.history["loss"]) == 3
     saved = json.loads((tmp_path / "run" / "results.json").read_text())
     assert saved["test"] == ran.results["test"] and saved["recipe"]["learning_rate"] == 0.5
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
@@ -59,7 +52,7 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
     assert int(np.argmax(reloaded.predict(bright, verbose=0))) == 1
     assert reloaded.get_layer("normalization").class_names == ["cat", "dog"]
 
-    # Again: there is nothing left to do, and another run is refused there.
+    # A complete run trains no more, and the folder refuses other runs.
     again = training.run(recipe, images, tmp_path / "run", **options)
     assert again.results["test"] == ran.results["test"] and len(again.history.history["loss"]) == 3
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == saved
@@ -71,7 +64,7 @@ def test_a_run_goes_on_after_a_kill_and_writes_what_it_says(images, folder, tmp_
         training.run(recipe, data.splits(folder, holdout=0.2), tmp_path / "run", **options)
 
 
-def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(images, tmp_path):
+def test_run_with_lora_and_ema_saves_a_merged_model(images, tmp_path):
     changes = {**TINY, "steps": 3, "lora_rank": 2, "ema": 0.5, "dtype": "float32", "learning_rate": 0.1}
     recipe = training.recipe("lora_flowers17").replace({**changes, "label_smoothing": 0.1})
     ran = training.run(recipe, images, tmp_path / "run", weights="none", verbose=0)
@@ -82,7 +75,7 @@ def test_lora_with_a_moving_average_is_merged_into_the_model_that_is_saved(image
     assert ran.results["test"]["loss"] < 0.66  # 0.69 before
 
 
-def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
+def test_run_results_name_broken_images(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
     recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 3, "train": "head"})
@@ -91,7 +84,7 @@ def test_images_that_do_not_decode_are_named_in_the_results(folder, tmp_path):
     assert ran.results["broken_images"] == [str(tmp_path / "images" / "cat" / "5.png")]
 
 
-def test_a_run_that_diverges_is_no_result(images, tmp_path):
+def test_diverged_run_writes_no_results(images, tmp_path):
     recipe = training.recipe("finetune_pets").replace(
         {**TINY, "steps": 9, "learning_rate": 1e30, "clip": None, "warmup_steps": 0, "sam": 0.1}
     )
@@ -100,20 +93,24 @@ def test_a_run_that_diverges_is_no_result(images, tmp_path):
     assert not (tmp_path / "run" / "model.keras").exists() and not (tmp_path / "run" / "results.json").exists()
 
 
-def test_other_classes_in_the_test_images_are_refused_and_leave_no_run(images, tmp_path):
-    def make(part, **options):
+def test_run_refuses_other_classes_and_scaled_images(images, tmp_path):
+    def reordered(part, **options):
         dataset = images(part, **options)
         if part == "test":
             dataset.class_names = ["dog", "cat"]
         return dataset
 
-    with pytest.raises(ValueError, match="in the test images as well"):
-        training.run(training.recipe("finetune_pets").replace(TINY), make, tmp_path / "run", weights="none")
-    assert not (tmp_path / "run").exists()
+    def scaled(part, **options):
+        return images(part, **{**options, "normalize": True})
+
+    message = "images of 0 to 255, as the model takes them. Received: values from -0.9"
+    for make, match in ((reordered, "in the test images as well"), (scaled, message)):
+        with pytest.raises(ValueError, match=match):
+            training.run(training.recipe("finetune_pets").replace(TINY), make, tmp_path / "run", weights="none")
+        assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.backends("jax")
-def test_both_parts_come_as_the_model_was_trained(images, tmp_path):
+def test_run_requests_data_with_the_model_preprocessing(images, tmp_path):
     asked = []
 
     def make(part, **options):
@@ -127,15 +124,6 @@ def test_both_parts_come_as_the_model_was_trained(images, tmp_path):
         found = carrier_of(options["preprocessing"]).preprocessing
         assert (found.interpolation, found.antialias, found.crop_fraction) == ("bicubic", True, 0.8)
         assert found.mean == (0.4, 0.5, 0.6)
-        # The model scales them itself.
+        # The model scales the images.
         assert options["normalize"] is False
     assert {part for part, _ in asked[1:]} == {"train", "test"}
-
-
-def test_a_run_that_cannot_be_right_is_stopped_before_it_begins(images, tmp_path):
-    def scaled(part, **options):
-        return images(part, **{**options, "normalize": True})
-
-    with pytest.raises(ValueError, match="images of 0 to 255, as the model takes them. Received: values from -0.9"):
-        training.run(training.recipe("finetune_pets").replace(TINY), scaled, tmp_path / "run", weights="none")
-    assert not (tmp_path / "run").exists()

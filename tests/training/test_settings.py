@@ -3,7 +3,7 @@ import pytest
 from keras_vit.training import recipe
 
 
-def test_settings_can_be_changed_from_text():
+def test_recipe_replace_parses_text():
     changed = recipe("finetune_cifar").replace(
         {"learning_rate": "0.01", "image_size": "(32, 48)", "variant": "S/4", "model.dropout_rate": "0.1", "epochs": 3}
     )
@@ -45,6 +45,6 @@ def test_settings_can_be_changed_from_text():
         ({"model.num_layers": "{[]:1}", "sweep": "{[]:1}"}, "Expected `sweep` to be"),
     ],
 )
-def test_wrong_settings_are_refused(changes, message):
+def test_recipe_replace_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         recipe("finetune_cifar").replace(changes)
