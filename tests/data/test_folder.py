@@ -26,7 +26,7 @@ def values(data):
     return sorted((round(value), label) for value, label in found)
 
 
-def test_from_directory_images_and_labels(folder):
+def test_from_directory_images_and_labels(folder, caplog):
     data = from_directory(folder, image_size=(12, 8), batch_size=16, training=False, normalize=False)
     images, labels = next(iter(data))
     assert (images.shape, images.dtype, labels.dtype) == ((16, 12, 8, 3), "float32", "int32")
@@ -39,6 +39,7 @@ def test_from_directory_images_and_labels(folder):
     numbers = sorted(range(40), key=lambda i: (np.round(picture(i).mean()), i % 4))
     np.testing.assert_allclose([v for v, _ in found], [picture(i).mean() for i in numbers], atol=2.5)
     assert sorted(label for _, label in found) == sorted(i % 4 for i in range(40))
+    assert not data.broken and not caplog.records and "no broken images so far" in repr(data.broken)
 
 
 def test_normalization_of_values(folder):
@@ -219,12 +220,6 @@ def test_train_and_test_folders_are_not_classes(tmp_path, names):
     # With a folder "car" beside it, "train" is a class.
     (tmp_path / names[1]).rename(tmp_path / "car")
     assert "car" in from_directory(tmp_path, image_size=8).class_names
-
-
-def test_no_warning_without_broken_images(folder, caplog):
-    data = from_directory(folder, image_size=8)
-    batches(data)
-    assert not data.broken and not caplog.records and "no broken images so far" in repr(data.broken)
 
 
 def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):

@@ -364,8 +364,8 @@ def test_preprocessing_from_model(tmp_path):
     ]
     scaled = (np.array(expected) / 255 - DEIT["mean"]) / DEIT["std"]
 
-    def images(preprocessing, **options):
-        data = from_directory(tmp_path, preprocessing=preprocessing, training=False, **options)
+    def images(preprocessing, training=False, **options):
+        data = from_directory(tmp_path, preprocessing=preprocessing, training=training, **options)
         return next(iter(data))[0].numpy()
 
     # The tolerance covers Pillow's rounding to whole numbers.
@@ -381,11 +381,8 @@ def test_preprocessing_from_model(tmp_path):
     np.testing.assert_array_equal(
         given, images(None, image_size=8, mean=0.0, std=1.0, interpolation="bilinear", antialias=False)
     )
-    crops = [
-        next(iter(from_directory(tmp_path, preprocessing=p, **size, **options)))[0].numpy()
-        for p, options in ((tiny.build(**DEIT), {}), (None, {**DEIT, "antialias": True}))
-    ]
-    np.testing.assert_array_equal(*crops)
+    crops = images(tiny.build(**DEIT), training=True)
+    np.testing.assert_array_equal(crops, images(None, training=True, **size, **DEIT, antialias=True))
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="mine")
     with pytest.raises(ValueError, match="Received: 'mine', of Sequential, which carries none"):
         images(other)
