@@ -5,21 +5,17 @@ import pytest
 from keras_vit.layers import PositionEmbedding
 from keras_vit.pretraining import MAE
 from tests import tiny
+from tests.pretraining.images import numpy_patches, raw_images
 
 RNG = np.random.default_rng(0)
-
-
-def numpy_patches(images, patch=4):
-    batch, height, width, channels = images.shape
-    cut = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, patch * patch * channels)
+IMAGES = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
 
 
 @pytest.mark.parametrize("norm_pixels", [True, False])
 def test_loss_equals_numpy(norm_pixels):
     backbone = tiny.build(mean=0.4, std=0.3, include_preprocessing=True)
     model = MAE(backbone, decoder_num_layers=1, norm_pixels=norm_pixels)
-    raw = RNG.integers(0, 256, (2, 16, 16, 3)).astype("uint8")
+    raw = raw_images(2)
     raw[0, :4, :4] = 9
     prediction = RNG.normal(size=(2, 16, 48)).astype("float32")
     mask = RNG.random((2, 16)) < 0.75
@@ -37,67 +33,63 @@ def test_loss_equals_numpy(norm_pixels):
 def test_encoder_sees_visible_patches_only(changes):
     backbone = tiny.build(**changes)
     model = MAE(backbone, decoder_num_layers=1)
-    images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
     hidden = model.draw(2, 0)
     mask = keras.ops.convert_to_numpy(hidden["mask"])
     assert (mask.sum(axis=1) == 12).all()
     pixels = np.kron(mask.reshape(2, 4, 4), np.ones((4, 4))).astype(bool)[..., None]
-    noise = RNG.normal(size=images.shape).astype("float32")
-    same, other = np.where(pixels, noise, images), np.where(pixels, images, noise)
-    tokens = [keras.ops.convert_to_numpy(model.encode(x, hidden)) for x in (images, same, other)]
+    noise = RNG.normal(size=IMAGES.shape).astype("float32")
+    same, other = np.where(pixels, noise, IMAGES), np.where(pixels, IMAGES, noise)
+    tokens = [keras.ops.convert_to_numpy(model.encode(x, hidden)) for x in (IMAGES, same, other)]
     assert tokens[0].shape == (2, model.encoder.num_prefix_tokens + 4, 12)
     np.testing.assert_array_equal(tokens[0], tokens[1])
     assert np.abs(tokens[0] - tokens[2]).max() > 1e-3
-    # And what is drawn follows from nothing else.
-    drawn = [keras.ops.convert_to_numpy(model(x, hidden=hidden)["prediction"]) for x in (images, same)]
+    # The prediction depends on nothing else.
+    drawn = [keras.ops.convert_to_numpy(model(x, hidden=hidden)["prediction"]) for x in (IMAGES, same)]
     np.testing.assert_array_equal(*drawn)
 
 
-def test_visible_tokens_are_those_of_the_backbone_in_their_places():
-    """Where all but one patch stay, positions count: compare with the blocks run on chosen tokens by hand."""
+def test_visible_tokens_keep_their_positions():
+    """The backbone's layers, run one by one on the visible tokens, give the same result."""
     backbone = tiny.build()
     model = MAE(backbone, mask_ratio=0.05, decoder_num_layers=1)
-    images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
     hidden = model.draw(2, 0)
     kept = keras.ops.convert_to_numpy(hidden["kept"])
     tap = keras.Model(backbone.input, backbone.get_layer("position_embedding").output)
-    tokens = keras.ops.convert_to_numpy(tap(images))
+    tokens = keras.ops.convert_to_numpy(tap(IMAGES))
     chosen = np.stack([np.concatenate([t[:1], t[1:][k]]) for t, k in zip(tokens, kept, strict=True)])
     for name in ("block_00", "block_01", "norm"):
         chosen = backbone.get_layer(name)(chosen)
-    found = model.encode(images, hidden)
+    found = model.encode(IMAGES, hidden)
     np.testing.assert_allclose(*(keras.ops.convert_to_numpy(x) for x in (found, chosen)), atol=1e-5)
 
 
-def test_decoder_puts_tokens_back_and_masks_the_rest():
+def test_decoder_restores_order_and_adds_mask_tokens():
     model = MAE(tiny.build(), decoder_num_layers=1, decoder_hidden_dim=8)
-    images = RNG.normal(size=(1, 16, 16, 3)).astype("float32")
-    hidden = model.draw(1, 0)
+    hidden = model.draw(2, 0)
     mask = keras.ops.convert_to_numpy(hidden["mask"])[0]
     seen = []
     model.decoder_blocks[0].call = lambda tokens, training=None: seen.append(tokens) or tokens
-    model(images, hidden=hidden)
+    model(IMAGES, hidden=hidden)
     tokens = keras.ops.convert_to_numpy(seen[0])[0]
     positions = PositionEmbedding((4, 4), method="sincos2d", num_prefix_tokens=1)
     tokens = tokens - keras.ops.convert_to_numpy(positions(np.zeros((1, 17, 8), "float32")))[0]
     token = keras.ops.convert_to_numpy(model.mask_token)[0, 0]
     is_token = np.abs(tokens[1:] - token).max(axis=-1) < 1e-5
     np.testing.assert_array_equal(is_token, mask)
-    embedded = keras.ops.convert_to_numpy(model.decoder_embedding(model.encode(images, hidden)))[0]
+    embedded = keras.ops.convert_to_numpy(model.decoder_embedding(model.encode(IMAGES, hidden)))[0]
     kept = keras.ops.convert_to_numpy(hidden["kept"])[0]
     np.testing.assert_allclose(tokens[0], embedded[0], atol=1e-5)
     np.testing.assert_allclose(tokens[1:][kept], embedded[1:], atol=1e-5)
 
 
-def test_reconstruction_gives_patches_their_mean_and_spread_back():
+def test_reconstruction_undoes_pixel_normalization():
     model = MAE(tiny.build(mean=(0.2, 0.4, 0.5), std=(0.1, 0.3, 0.2)), decoder_num_layers=1)
-    images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
-    raw = images * (25.5, 76.5, 51) + (51, 102, 127.5)
+    raw = IMAGES * (25.5, 76.5, 51) + (51, 102, 127.5)
     pattern = RNG.normal(size=48)
     model.head.set_weights([np.zeros(model.head.kernel.shape), pattern])
-    original, masked, prediction = model.reconstruct(images, seed=0)
+    original, masked, prediction = model.reconstruct(IMAGES, seed=0)
     np.testing.assert_allclose(original, np.clip(raw, 0, 255), atol=1e-3)
-    patches = numpy_patches(images)
+    patches = numpy_patches(IMAGES)
     expected = pattern * patches.std(axis=-1, ddof=1, keepdims=True) + patches.mean(axis=-1, keepdims=True)
     expected = np.clip(expected * np.tile((25.5, 76.5, 51), 16) + np.tile((51, 102, 127.5), 16), 0, 255)
     mask = keras.ops.convert_to_numpy(model.draw(2, 0)["mask"])
@@ -106,16 +98,17 @@ def test_reconstruction_gives_patches_their_mean_and_spread_back():
     assert (numpy_patches(masked)[mask] == 127.5).all()
 
 
-def test_decoder_follows_the_encoder_by_default():
+def test_decoder_size_follows_the_encoder_by_default():
     model = MAE(tiny.build(hidden_dim=96, num_heads=3))
     blocks = [block.get_config() for block in model.decoder_blocks]
     assert [(block["num_heads"], block["mlp_dim"]) for block in blocks] == [(2, 256)] * 4
     assert model.decoder_embedding.units == 64
 
 
-def test_refuses_what_breaks_its_promise():
-    with pytest.raises(ValueError, match="without relative or rotary positions"):
-        MAE(tiny.build(position_embedding="relative"))
+def test_unsupported_backbones_and_ratios():
+    for changes in ({"position_embedding": "relative"}, {"rotary_embedding": "axial"}):
+        with pytest.raises(ValueError, match="without relative or rotary positions"):
+            MAE(tiny.build(**changes))
     with pytest.raises(ValueError, match="without a ResNet below"):
         MAE(tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
     with pytest.raises(ValueError, match="at least one visible patch of 16. Received: 0.95"):

@@ -4,25 +4,25 @@ import pytest
 
 from keras_vit.pretraining import SimMIM
 from tests import tiny
+from tests.pretraining.images import numpy_patches, raw_images
 
 RNG = np.random.default_rng(0)
 
 
 def test_loss_equals_numpy():
     model = SimMIM(tiny.build(image_size=(17, 24), mean=0.4, std=0.3, include_preprocessing=True), mask_unit=8)
-    raw = RNG.integers(0, 256, (2, 17, 24, 3)).astype("uint8")
+    raw = raw_images(2, 17, 24)
     prediction = RNG.normal(size=(2, 24, 48)).astype("float32")
     mask = RNG.random((2, 24)) < 0.5
     found = model.compute_loss(raw, None, {"prediction": keras.ops.convert_to_tensor(prediction), "mask": mask})
-    pixels = ((raw[:, :16] / 255 - 0.4) / 0.3).reshape(2, 4, 4, 6, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 24, 48)
-    # As in the official code: over the image of all pixels, the mask repeated to pixels and not to channels.
+    pixels = numpy_patches((raw / 255 - 0.4) / 0.3)
+    # The official code repeats the mask to pixels, but not to channels.
     pixel_mask = np.repeat(mask[..., None], 16, axis=-1)
     expected = (np.abs(prediction - pixels) * mask[..., None]).sum() / (pixel_mask.sum() + 1e-5) / 3
     np.testing.assert_allclose(float(found), expected, rtol=1e-5)
 
 
-def test_masked_patches_become_the_token_before_positions():
-    """A model that sees nothing of masked patches gives the same for other pixels there."""
+def test_masked_pixels_do_not_change_the_prediction():
     model = SimMIM(tiny.randomize(tiny.build()), mask_unit=4)
     images = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
     hidden = model.draw(2, 0)
@@ -33,26 +33,26 @@ def test_masked_patches_become_the_token_before_positions():
     results = [keras.ops.convert_to_numpy(model(x, hidden=hidden)["prediction"]) for x in (images, other, visible)]
     np.testing.assert_array_equal(results[0], results[1])
     assert np.abs(results[0] - results[2]).max() > 1e-3
-    # Their places tell them apart.
+    # Masked patches differ by their positions.
     first = results[0][0][mask[0]]
     assert np.abs(first - first[0]).max() > 1e-3
 
 
-def test_reconstruction_shows_pixels():
+def test_reconstruction_shows_predicted_pixels():
     model = SimMIM(tiny.build(mean=(0.2, 0.4, 0.5), std=(0.1, 0.3, 0.2), include_preprocessing=True), mask_unit=8)
     model.head.set_weights([np.zeros((12, 48)), np.tile([1.0, 0.5, -0.5], 16)])
-    images = RNG.integers(0, 256, (3, 16, 16, 3)).astype("uint8")
+    images = raw_images(3)
     original, masked, prediction = model.reconstruct(images, seed=0)
     np.testing.assert_array_equal(original, images)
     mask = keras.ops.convert_to_numpy(model.draw(3, 0)["mask"]).reshape(3, 4, 4)
-    # 60% of four squares of 8 x 8, rounded up, are 3, each of four patches.
+    # 60% of four squares, rounded up, are three squares of four patches each.
     assert (mask.sum(axis=(1, 2)) == 12).all()
     pixels = np.kron(mask, np.ones((4, 4))).astype(bool)[..., None]
     np.testing.assert_array_equal(masked, np.where(pixels, 127.5, images))
     np.testing.assert_allclose(prediction, np.where(pixels, [0.3 * 255, 0.55 * 255, 0.4 * 255], images), atol=1e-3)
 
 
-def test_units_are_whole_patches():
+def test_mask_unit_is_whole_patches():
     with pytest.raises(ValueError, match=r"`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"):
         SimMIM(tiny.build(), mask_unit=6)
     assert SimMIM(tiny.build(), mask_unit=(4, 8)).mask_unit == (4, 8)
