@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.distillation import losses
+from tests.distillation.models import numpy
 from tests.golden import GOLDEN_FOLDER
 
 RNG = np.random.default_rng(0)
@@ -15,10 +16,6 @@ FUNCTIONS = (losses.hard_distillation, losses.soft_distillation)
 def log_softmax(x):
     x = x.astype("float64") - x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-
-
-def numpy(x):
-    return keras.ops.convert_to_numpy(x)
 
 
 def test_losses_equal_the_golden_file():

@@ -5,14 +5,10 @@ import pytest
 import keras_vit
 from keras_vit.distillation.teacher import FrozenTeacher, raw_images
 from tests import tiny
-from tests.distillation.models import IMAGES, assert_equal, conv_teacher, linear_student, weights
+from tests.distillation.models import IMAGES, assert_equal, conv_teacher, linear_student, numpy, weights
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 RAW = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3)).astype("float32")
-
-
-def numpy(x):
-    return keras.ops.convert_to_numpy(x)
 
 
 def vit(**changes):
