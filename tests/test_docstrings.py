@@ -1,4 +1,4 @@
-"""The examples in the docstrings run, and show what they say."""
+"""Runs the examples of all docstrings and compares their output."""
 
 import doctest
 import importlib
@@ -12,14 +12,14 @@ import keras_vit
 from keras_vit.models import builders
 
 MODULES = ["keras_vit", *(m.name for m in pkgutil.walk_packages(keras_vit.__path__, "keras_vit."))]
-# One template makes the examples of the named builders: three of them show as much as all.
+# All named builders share one template of docstrings, so that three of them are enough.
 LEFT_OUT = set(builders.__all__) - {"ViTTi16", "DeiTTi16Distilled", "RViTTi16"}
-# How TensorFlow and PyTorch write a shape.
+# TensorFlow and PyTorch print shapes in this form.
 SHAPE = re.compile(r"(?:TensorShape|torch\.Size)\(\[([\d, ]*)\]\)")
 
 
 class ShapeChecker(doctest.OutputChecker):
-    """Takes a shape for what it is, whichever class the backend writes it as."""
+    """Compares shapes as tuples, whichever class the backend prints."""
 
     def check_output(self, want, got, optionflags):
         return super().check_output(want, SHAPE.sub(as_tuple, got), optionflags)
@@ -30,7 +30,7 @@ def as_tuple(match):
 
 
 def examples(name):
-    """The docstrings of a module that hold examples."""
+    """Returns the docstrings of a module that contain examples."""
     module = importlib.import_module(name)
     globs = {**vars(module), "np": np, "keras_vit": keras_vit}
     found = doctest.DocTestFinder(exclude_empty=True).find(module, name, globs=globs)
@@ -38,21 +38,21 @@ def examples(name):
 
 
 @pytest.mark.parametrize("test", [t for name in MODULES for t in examples(name)], ids=lambda test: test.name)
-def test_examples(test):
+def test_docstring_example_prints_its_output(test):
     report = []
     runner = doctest.DocTestRunner(checker=ShapeChecker(), optionflags=doctest.NORMALIZE_WHITESPACE)
     results = runner.run(test, out=report.append, clear_globs=False)
     assert not results.failed, "".join(report)
 
 
-def test_every_layer_and_builder_has_an_example():
+def test_public_layers_and_builders_have_an_example():
     public = {name: getattr(keras_vit, name) for name in keras_vit.__all__}
     public |= {name: getattr(keras_vit.layers, name) for name in keras_vit.layers.__all__}
     missing = [name for name, value in public.items() if callable(value) and ">>> " not in (value.__doc__ or "")]
     assert not missing
 
 
-def test_shapes_are_compared_and_not_waved_through():
+def test_shape_checker_compares_shapes_of_all_backends():
     checker = ShapeChecker()
     for written in ("(1, 197, 768)", "TensorShape([1, 197, 768])", "torch.Size([1, 197, 768])"):
         assert checker.check_output("(1, 197, 768)\n", written + "\n", 0)

@@ -1,10 +1,11 @@
-"""The README's Python, run as it stands and in its order, its commands, and its table of models."""
+"""Runs the Python of README.md, and checks its commands, its links and its table of models."""
 
 import re
 import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from keras_vit import cli
 from keras_vit.models import builders
@@ -13,11 +14,12 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
+@pytest.mark.long
+def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
     Path("cats.png").symlink_to(shared / "data" / "coco_cats.png")
-    # Two images of each class, where a user has a folder of them.
+    # Two images of each class replace the user's folder.
     for folder in (shared / "data" / "flowers17").iterdir():
         for image in sorted(folder.iterdir())[:2]:
             link = Path("flowers17", folder.name, image.name)
@@ -35,19 +37,19 @@ def test_the_snippets_run_in_their_order(shared, tmp_path, monkeypatch, capsys):
     assert "hidden_dim=192" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 
-def test_its_links_to_files_lead_somewhere():
+def test_readme_links_lead_to_files():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_every_command_shown_is_one():
+def test_readme_commands_parse():
     lines = [line for line in README.splitlines() if line.startswith("keras-vit ")]
     assert len(lines) >= 3
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
 
 
-def test_the_table_of_models_names_every_builder():
+def test_readme_table_names_every_builder():
     table = README.partition("| Family | Builders |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"`(\w+)`", table)) == sorted(builders.__all__)
