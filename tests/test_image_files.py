@@ -10,10 +10,17 @@ from keras_vit.image_files import num_scans, read_image
 from tests import hostile_images
 from tests.pictures import write_jpegs
 
-tf = pytest.importorskip("tensorflow", reason="it is counted in TensorFlow too")
+pytestmark = pytest.mark.backends("tensorflow")
 
 
-# Nothing here depends on the backend.
+@pytest.fixture(scope="module")
+def scans_in_graph():
+    """Counts scans in a compiled TensorFlow graph, as pipelines do."""
+    import tensorflow as tf
+
+    return tf.function(image_files._scans, input_signature=[tf.TensorSpec((), "string"), tf.TensorSpec((), "int64")])
+
+
 def encoded(size=(40, 30), kind="JPEG", mode="RGB", **options):
     file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), "uint8")
@@ -21,7 +28,7 @@ def encoded(size=(40, 30), kind="JPEG", mode="RGB", **options):
     return file.getvalue()
 
 
-def test_an_image_is_read_from_a_path_or_bytes(tmp_path):
+def test_read_image_from_path_or_bytes_matches_pillow(tmp_path):
     for file in write_jpegs(tmp_path, 3):
         color, gray = read_image(file), read_image(file.read_bytes(), channels=1)
         with Image.open(file) as picture:
@@ -34,7 +41,7 @@ def test_an_image_is_read_from_a_path_or_bytes(tmp_path):
         read_image(file, channels=2)
 
 
-def test_sixteen_bits_keep_their_upper_byte():
+def test_images_of_16_bits_keep_their_upper_byte():
     file = io.BytesIO()
     Image.fromarray(np.array([[0, 257, 65535]], "uint16")).save(file, "PNG")
     for channels in (1, 3):
@@ -42,7 +49,7 @@ def test_sixteen_bits_keep_their_upper_byte():
     assert read_image(b"P5 3 1 65535\n\0\0\1\1\xff\xff", 1).tolist() == [[[0], [1], [255]]]
 
 
-def test_numbers_of_unknown_range_are_no_pixels():
+def test_pixels_of_unknown_range_are_refused():
     def tiff(values, dtype):
         file = io.BytesIO()
         Image.fromarray(np.array([values], dtype)).save(file, "TIFF")
@@ -59,7 +66,7 @@ def test_numbers_of_unknown_range_are_no_pixels():
 
 
 thumbnail = encoded((16, 12), progressive=True)
-# With a thumbnail in it and, as of a camera that films too, bytes of any kind behind it.
+# The file contains a thumbnail and, like files of cameras that film too, other bytes at its end.
 photo = encoded(progressive=True, exif=b"Exif\0\0" + thumbnail) + np.random.default_rng(0).bytes(2_000_000)
 JPEGS = {
     "baseline": (encoded(), 1),
@@ -74,15 +81,15 @@ JPEGS = {
 
 
 @pytest.mark.parametrize("name", JPEGS)
-def test_scans_are_counted_segment_by_segment(name):
+def test_scans_are_counted_in_numpy_and_tensorflow(name, scans_in_graph):
     data, expected = JPEGS[name]
     assert num_scans(data) == expected
-    assert int(image_files._scans(tf.constant(data), tf.constant(1000, tf.int64))) == expected
+    assert int(scans_in_graph(data, 1000)) == expected
 
 
-def test_many_segments_are_not_visited_one_by_one():
+def test_scan_count_stops_after_too_many_segments(scans_in_graph):
     data = b"\xff\xd8" + hostile_images.segment(0xFE, b"") * 5000 + encoded()[2:]
-    assert int(image_files._scans(tf.constant(data), tf.constant(7, tf.int64))) == 8
+    assert int(scans_in_graph(data, 7)) == 8
     with pytest.raises(ValueError, match="at most .* segments"):
         read_image(data)
 
@@ -105,7 +112,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_by_name(tmp_path, name):
+def test_hostile_file_is_refused_by_name(tmp_path, name):
     data, reason = HOSTILE[name]
     (tmp_path / "x.img").write_bytes(data)
     most = {"side": 70_000, "more than Pillow allows": 300_000_000}.get(name, 4096)
@@ -113,22 +120,19 @@ def test_a_hostile_file_is_refused_by_name(tmp_path, name):
         read_image(tmp_path / "x.img", max_pixels=most)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_a_black_picture_is_whole(mode):
-    file = io.BytesIO()
-    Image.new(mode, (13, 7)).save(file, "PNG")
-    assert read_image(file.getvalue()).shape == (7, 13, 3)
-
-
-def test_an_interlaced_picture_is_whole():
+def test_black_png_of_any_mode_is_complete():
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        file = io.BytesIO()
+        Image.new(mode, (13, 7)).save(file, "PNG")
+        assert read_image(file.getvalue()).shape == (7, 13, 3)
     assert not read_image(hostile_images.png(13, 7, interlace=1)).any()
     assert not read_image(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
 
 
 @pytest.mark.parametrize("level", [0, 9])
-def test_the_rows_of_a_long_part_are_counted(level):
+def test_rows_of_a_long_chunk_are_counted(level):
     rows = np.random.default_rng(0).integers(1, 256, (300, 1 + 300 * 3), "uint8")
-    # The filter of each row is 0; the last row, which Pillow would fill in, is black.
+    # The filter of each row is 0. The last row is black, so that Pillow would fill it in without an error.
     rows[:, 0] = rows[-1] = 0
     whole, short = (
         hostile_images.png(300, 300, data=hostile_images.chunk(b"IDAT", zlib.compress(part.tobytes(), level)))
@@ -139,7 +143,7 @@ def test_the_rows_of_a_long_part_are_counted(level):
         read_image(short)
 
 
-def test_each_hostile_file_is_read_or_refused():
+def test_small_hostile_files_are_read_or_refused():
     read = set()
     for name, data in hostile_images.pictures(64).items():
         try:
