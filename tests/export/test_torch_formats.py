@@ -32,7 +32,7 @@ def long(*case):
 
 
 def images_of(count, size=(16, 16)):
-    return np.random.default_rng(count).uniform(-1, 1, (count, *size, 3)).astype("float32")
+    return np.random.default_rng(0).uniform(-1, 1, (count, *size, 3)).astype("float32")
 
 
 def run_onnx(path, images):
