@@ -2,14 +2,11 @@ import errno
 import functools
 import hashlib
 import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 import traceback
 import urllib.request
-from pathlib import Path
+from concurrent import futures
 
 import keras
 import pytest
@@ -17,16 +14,17 @@ import pytest
 from keras_vit import progress
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, confirm
-from tests.weights.http_server import Answer, running
+from tests.weights.read.damage import flipped
+from tests.weights.servers import Answer, Server, running
 
-# As patient as the tests can be.
+# Short waits keep the tests fast.
 download = functools.partial(module.download, timeout=0.3, delay=0.01)
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with running() as server:
+    with running(Server) as server:
         yield server
 
 
@@ -44,7 +42,7 @@ def pin_of(path):
 
 
 def check_whole(server, path):
-    """The right file is there, with its hash, and nothing else but the lock."""
+    """Checks that the folder contains the right file, its hash and the lock only."""
     assert path.read_bytes() == server.body
     assert pin_of(path).read_text() == f"{sha256(server.body)}  weights.npz\n"
     assert {p.name for p in path.parent.iterdir()} == {path.name, pin_of(path).name, f".{path.name}.lock"}
@@ -54,16 +52,11 @@ def check_nothing(path):
     assert {p.name for p in path.parent.iterdir()} <= {f".{path.name}.lock"}
 
 
-def test_a_good_server(server, path):
-    download(server.url, path)
-    check_whole(server, path)
-    assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize("marks", [{}, {"ETag": None, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
-def test_a_dropped_connection_is_resumed(server, path, marks):
+def test_dropped_or_stalled_connection_is_resumed(server, path, marks):
     server.etag = marks.get("Last-Modified", server.etag)
-    server.answers = [Answer(stop=50_000, headers=marks), Answer(stop=70_000, headers=marks), Answer(headers=marks)]
+    stalled = Answer(stop=50_000, stall=0 if marks else 1, headers=marks)
+    server.answers = [stalled, Answer(stop=70_000, headers=marks), Answer(headers=marks)]
     download(server.url, path)
     check_whole(server, path)
     assert [r.get("Range") for r in server.requests] == [None, "bytes=50000-", "bytes=120000-"]
@@ -72,29 +65,24 @@ def test_a_dropped_connection_is_resumed(server, path, marks):
 
 
 @pytest.mark.parametrize(
-    "second",
+    "second, requests",
     [
-        Answer(ranges=False),
-        Answer(status=416, body=b""),
-        Answer(shift=1),
-        Answer(headers={"ETag": '"2"'}, body=bytes(200_000)),
-        Answer(headers={"Content-Range": "nonsense"}, status=206),
+        (Answer(ranges=False), 2),
+        (Answer(status=416, body=b""), 3),
+        (Answer(shift=1), 3),
+        (Answer(headers={"ETag": '"2"'}, body=bytes(200_000)), 3),
+        (Answer(headers={"Content-Range": "nonsense"}, status=206), 3),
     ],
     ids=["whole", "416", "wrong part", "another file", "no part"],
 )
-def test_it_starts_again_where_it_cannot_go_on(server, path, second):
+def test_download_that_cannot_resume_starts_again(server, path, second, requests):
     server.answers = [Answer(stop=50_000), second, Answer()]
     download(server.url, path)
     check_whole(server, path)
+    assert [r.get("Range") for r in server.requests] == [None, "bytes=50000-", None][:requests]
 
 
-def test_a_part_that_is_not_there_is_not_asked_for_again(server, path):
-    server.answers = [Answer(stop=50_000), Answer(status=416), Answer()]
-    download(server.url, path)
-    assert [r.get("Range") for r in server.requests] == [None, "bytes=50000-", None]
-
-
-def test_a_file_that_changed_meanwhile_is_not_mixed(server, path):
+def test_file_changed_during_download_is_not_mixed(server, path):
     old = bytes(len(server.body))
     server.answers = [Answer(stop=50_000, body=old, headers={"ETag": '"0"'}), Answer()]
     download(server.url, path)
@@ -102,7 +90,7 @@ def test_a_file_that_changed_meanwhile_is_not_mixed(server, path):
     assert server.requests[1]["If-Range"] == '"0"'
 
 
-def test_without_a_mark_or_a_hash_nothing_is_resumed(server, path):
+def test_resume_without_strong_etag_needs_date(server, path):
     nameless = {"ETag": None}
     server.answers = [Answer(stop=50_000, headers=nameless), Answer(headers=nameless)]
     download(server.url, path)
@@ -117,13 +105,6 @@ def test_without_a_mark_or_a_hash_nothing_is_resumed(server, path):
     assert "If-Range" not in server.requests[3]
 
 
-def test_a_stalled_connection_is_resumed(server, path):
-    server.answers = [Answer(stop=50_000, stall=1), Answer()]
-    download(server.url, path)
-    check_whole(server, path)
-    assert server.requests[1]["Range"] == "bytes=50000-"
-
-
 @pytest.mark.parametrize(
     "answer, reason",
     [
@@ -135,7 +116,7 @@ def test_a_stalled_connection_is_resumed(server, path):
     ],
     ids=["drops", "truncates", "stalls", "500", "empty"],
 )
-def test_a_server_that_stays_broken_ends_in_an_error(server, path, answer, reason):
+def test_persistent_failure_raises_after_attempts(server, path, answer, reason):
     server.answers = [answer]
     with pytest.raises(DownloadError, match=reason) as error:
         download(server.url, path, attempts=3, timeout=0.1)
@@ -144,7 +125,7 @@ def test_a_server_that_stays_broken_ends_in_an_error(server, path, answer, reaso
     check_nothing(path)
 
 
-def test_a_connection_that_brings_much_is_no_failure(server, path, monkeypatch):
+def test_progress_resets_attempts(server, path, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 10_000)
     server.answers = [Answer(stop=20_000) for _ in range(9)] + [Answer()]
     download(server.url, path, attempts=2)
@@ -153,24 +134,35 @@ def test_a_connection_that_brings_much_is_no_failure(server, path, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_a_passing_error_is_tried_again(server, path, status):
+def test_temporary_error_is_tried_again(server, path, status):
     server.answers = [Answer(status=status), Answer()]
     download(server.url, path)
     check_whole(server, path)
 
 
-@pytest.mark.parametrize("status", [404, 403, 410])
-def test_a_lasting_error_is_not_tried_again(server, path, status):
-    server.answers = [Answer(status=status)]
-    with pytest.raises(DownloadError, match=f"{server.url}: the server answered {status}") as error:
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        *((Answer(status=status), f": the server answered {status}") for status in (404, 403, 410)),
+        (
+            Answer(body=b"<html>Please log in</html>", headers={"Content-Type": "text/html; charset=utf-8"}),
+            ": the server sent a web page instead of the file",
+        ),
+        (Answer(length=False), "neither how long the file is nor what its hash is"),
+    ],
+    ids=["404", "403", "410", "web page", "unknown length"],
+)
+def test_lasting_error_is_not_tried_again(server, path, answer, message):
+    server.answers = [answer]
+    with pytest.raises(DownloadError, match=message) as error:
         download(server.url, path)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 1 and server.url in str(error.value)
     assert "".join(traceback.format_exception(error.value)).count("Traceback") == 1
     check_nothing(path)
 
 
 def damaged(body):
-    return body[:100] + bytes([body[100] ^ 1]) + body[101:]
+    return flipped(body, 100, 0)
 
 
 def known(server, what):
@@ -179,51 +171,33 @@ def known(server, what):
 
 
 @pytest.mark.parametrize("what", ["sha256", "sha256_prefix"])
-def test_damage_on_the_way_is_seen_and_the_file_had_anew(server, path, what):
-    arguments = known(server, what)
-    server.answers = [Answer(body=damaged(server.body)), Answer()]
-    download(server.url, path, **arguments)
-    assert path.read_bytes() == server.body
-    assert len(server.requests) == 2
-    # A hash that is known in full needs no pin.
-    assert pin_of(path).exists() == (what != "sha256")
-
-
-@pytest.mark.parametrize("what", ["sha256", "sha256_prefix"])
-def test_a_file_that_stays_damaged_is_refused(server, path, what):
+def test_damaged_download_is_repeated_once(server, path, what):
     arguments = known(server, what)
     server.answers = [Answer(body=damaged(server.body))]
     with pytest.raises(DownloadError, match=f"Refused {server.url} after two downloads: the file has the"):
         download(server.url, path, **arguments)
     assert len(server.requests) == 2
     check_nothing(path)
+    server.answers += [Answer()]
+    download(server.url, path, **arguments)
+    assert path.read_bytes() == server.body
+    assert len(server.requests) == 4
+    # A hash that is known in full needs no pin.
+    assert pin_of(path).exists() == (what != "sha256")
 
 
-def test_a_length_that_is_too_short(server, path):
+def test_wrong_or_unknown_length_is_checked_by_hash(server, path):
     server.answers = [Answer(length=150_000)]
     with pytest.raises(DownloadError, match="Refused"):
         download(server.url, path, sha256=sha256(server.body))
     check_nothing(path)
-
-
-def test_a_file_of_unknown_length_needs_a_hash(server, path):
     server.answers = [Answer(length=False)]
-    with pytest.raises(DownloadError, match="neither how long the file is nor what its hash is"):
-        download(server.url, path)
-    check_nothing(path)
     download(server.url, path, sha256_prefix=sha256(server.body)[:8])
     check_whole(server, path)
 
 
-def test_a_web_page_is_no_file(server, path):
-    server.answers = [Answer(body=b"<html>Please log in</html>", headers={"Content-Type": "text/html; charset=utf-8"})]
-    with pytest.raises(DownloadError, match="the server sent a web page instead of the file"):
-        download(server.url, path)
-    check_nothing(path)
-
-
 @pytest.mark.parametrize("length", [None, False])
-def test_a_file_that_is_too_large_is_refused_before_the_disk_is_full(server, path, length):
+def test_too_large_file_is_refused_early(server, path, length):
     server.body, server.answers = bytes(5 << 20), [Answer(length=length)]
     with pytest.raises(DownloadError, match="larger than 1,000,000 bytes"):
         download(server.url, path, sha256_prefix="00", most=1_000_000)
@@ -233,7 +207,7 @@ def test_a_file_that_is_too_large_is_refused_before_the_disk_is_full(server, pat
 
 
 @pytest.mark.long
-def test_a_server_that_is_too_slow_is_left(server, path):
+def test_too_slow_server_is_refused(server, path):
     server.body, server.answers = bytes(40_000), [Answer(pause=0.5), Answer()]
     with pytest.raises(DownloadError, match="fewer than 10,000 bytes per second"):
         download(server.url, path, attempts=1, timeout=1)
@@ -243,14 +217,14 @@ def test_a_server_that_is_too_slow_is_left(server, path):
 
 
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="Windows cannot refuse links")
-def test_a_lock_that_leads_elsewhere_is_refused(server, path):
+def test_symlink_as_lock_is_refused(server, path):
     path.with_name(f".{path.name}.lock").symlink_to(path.parent / "victim")
     with pytest.raises(OSError, match="lock"):
         download(server.url, path)
     assert not (path.parent / "victim").exists() and not server.requests
 
 
-def test_no_connection(path):
+def test_refused_connection_raises(path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/weights.npz"
@@ -259,7 +233,7 @@ def test_no_connection(path):
     check_nothing(path)
 
 
-def test_redirects(server, path):
+def test_redirect_is_followed_only_to_safe_schemes(server, path):
     moved = Answer(status=302, headers={"Location": server.url})
     server.answers = [moved, Answer()]
     download(server.url, path)
@@ -270,9 +244,6 @@ def test_redirects(server, path):
         with pytest.raises(DownloadError, match=place):
             download(server.url, path)
         assert not path.exists()
-
-
-def test_a_redirect_from_https_to_http_is_refused():
     redirects = next(h for h in module._opener().handlers if isinstance(h, urllib.request.HTTPRedirectHandler))
     request = urllib.request.Request("https://example.com/a")
     with pytest.raises(DownloadError, match="leads to http://example.com/b, which is not https"):
@@ -281,20 +252,16 @@ def test_a_redirect_from_https_to_http_is_refused():
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/a", "weights.npz"])
-def test_other_schemes_are_refused(path, url):
+def test_other_schemes_and_missing_folder_are_refused(path, url):
     with pytest.raises(ValueError, match="`url`. Expected an http or https address. Received: "):
         download(url, path)
     check_nothing(path)
-
-
-def test_no_folder(server, path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        download(server.url, path.parent / "nowhere" / "weights.npz")
-    assert not server.requests
+        download("http://127.0.0.1:9/weights.npz", path.parent / "nowhere" / "weights.npz")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_a_disk_that_takes_no_more(server, path):
+def test_failed_write_names_file_and_leaves_nothing(server, path):
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -308,27 +275,25 @@ def test_a_disk_that_takes_no_more(server, path):
     assert len(server.requests) == 1
 
 
-def test_a_full_disk_is_called_one(server, path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    "error, expected, message",
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError, "no space left on device.*weights.npz"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    ],
+    ids=["full disk", "interrupt"],
+)
+def test_interrupted_write_leaves_nothing(server, path, monkeypatch, error, expected, message):
+    def fail(*_):
+        raise error
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space left on device.*weights.npz"):
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(expected, match=message):
         download(server.url, path)
     check_nothing(path)
 
 
-def test_an_interrupt_leaves_nothing(server, path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        download(server.url, path)
-    check_nothing(path)
-
-
-def test_a_file_that_is_there_is_pinned_and_checked(server, path):
+def test_existing_file_is_pinned_and_checked(server, path):
     path.write_bytes(server.body)
     download(server.url, path)
     check_whole(server, path)
@@ -340,7 +305,7 @@ def test_a_file_that_is_there_is_pinned_and_checked(server, path):
     assert not server.requests
 
 
-def test_a_file_that_changed_at_its_source_is_refused(server, path):
+def test_file_changed_at_source_is_refused(server, path):
     download(server.url, path)
     path.unlink()
     pinned = pin_of(path).read_text()
@@ -353,8 +318,12 @@ def test_a_file_that_changed_at_its_source_is_refused(server, path):
     check_whole(server, path)
 
 
-def test_a_pin_of_another_folder(server, path):
+def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
     path.write_bytes(server.body)
+    confirm(path, pin=path.parent / "nowhere" / "weights.npz.sha256")
+    with pytest.raises(ValueError, match="and 00000000 is in its published name"):
+        confirm(path, sha256_prefix="00000000", pin=path.parent / "nowhere" / "weights.npz.sha256")
+    assert list(path.parent.iterdir()) == [path]
     cache = path.parent / "cache"
     cache.mkdir()
     confirm(path, pin=cache / "weights.npz.sha256")
@@ -364,30 +333,23 @@ def test_a_pin_of_another_folder(server, path):
         confirm(path, pin=cache / "weights.npz.sha256")
 
 
-def test_where_nothing_can_be_written_nothing_is_pinned(server, path):
-    path.write_bytes(server.body)
-    confirm(path, pin=path.parent / "nowhere" / "weights.npz.sha256")
-    with pytest.raises(ValueError, match="and 00000000 is in its published name"):
-        confirm(path, sha256_prefix="00000000", pin=path.parent / "nowhere" / "weights.npz.sha256")
-    assert list(path.parent.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("text", ["", "abc  weights.npz\n", "g" * 64, "a" * 65])
-def test_a_pin_that_is_none(server, path, text):
+def test_invalid_pin_is_refused(server, path, text):
     pin_of(path).write_text(text)
     with pytest.raises(ValueError, match="weights.npz.sha256'.*does not give one SHA-256"):
         download(server.url, path)
     assert not path.exists() and not server.requests
 
 
-def test_what_a_killed_process_left_is_swept_up(server, path):
+def test_draft_of_killed_process_is_removed(server, path):
     (path.parent / f".{path.name}.abc.draft").mkdir()
     (path.parent / f".{path.name}.abc.draft" / path.name).write_bytes(b"half")
+    path.with_name(f".{path.name}.lock").touch()
     download(server.url, path)
     check_whole(server, path)
 
 
-def test_without_locks_it_goes_on(server, path, monkeypatch):
+def test_download_works_without_file_locks(server, path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
 
     def flock(*_):
@@ -398,11 +360,11 @@ def test_without_locks_it_goes_on(server, path, monkeypatch):
     other.mkdir()
     download(server.url, path)
     assert path.read_bytes() == server.body
-    # Nobody can tell whether its process is alive.
+    # Without locks, the process that owns this draft may still be running.
     assert other.exists()
 
 
-def test_progress_is_shown_when_keras_shows_things(server, path, capsys, monkeypatch):
+def test_progress_follows_keras_logging(server, path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "DELAY", 0)
     server.body, server.answers = bytes(5_000_000), [Answer(stop=2_000_000), Answer()]
     keras.config.enable_interactive_logging()
@@ -418,52 +380,9 @@ def test_progress_is_shown_when_keras_shows_things(server, path, capsys, monkeyp
     assert not capsys.readouterr().out
 
 
-# The module alone, in a process of its own: with Keras it would take seconds to start.
-CHILD = """
-import sys, types
-root = sys.argv[1]
-for name in ("keras_vit", "keras_vit.weights", "keras_vit.weights.read"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [root + name.removeprefix("keras_vit").replace(".", "/")]
-keras = sys.modules["keras"] = types.ModuleType("keras")
-keras.config = types.SimpleNamespace(is_interactive_logging_enabled=lambda: False)
-keras.utils = types.SimpleNamespace(Progbar=lambda *_, **__: types.SimpleNamespace())
-from keras_vit.weights.download import download
-download(sys.argv[2], sys.argv[3])
-"""
-
-
-def start(server, path):
-    root = Path(module.__file__).parents[1]
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(root), server.url, str(path)])
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@pytest.mark.long
-def test_two_processes_at_once(server, path):
-    server.answers = [Answer(pause=0.01)]
-    processes = [start(server, path) for _ in range(2)]
-    assert [process.wait(20) for process in processes] == [0, 0]
+def test_two_downloads_at_once_make_one_request(server, path):
+    server.answers = [Answer(pause=0.002)]
+    with futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda _: download(server.url, path), range(2)))
     check_whole(server, path)
     assert len(server.requests) == 1
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
-def test_the_second_process_goes_on_when_the_first_is_killed(server, path):
-    server.answers = [Answer(pause=0.05), Answer()]
-    first = start(server, path)
-    wait_for(lambda: server.sent > 10_000)
-    second = start(server, path)
-    time.sleep(0.2)
-    first.send_signal(signal.SIGKILL)
-    assert first.wait(20) == -signal.SIGKILL
-    assert second.wait(20) == 0
-    check_whole(server, path)
-    assert len(server.requests) == 2

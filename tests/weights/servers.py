@@ -1,13 +1,93 @@
-"""A server on this machine that speaks as much of the protocols of Hugging Face and Kaggle as is tested."""
+"""Local servers: one of a file, which fails as servers fail, and one with the tested protocols of two hubs."""
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import http.server
 import json
+import random
 import re
 import threading
+import time
 from urllib.parse import unquote, urlsplit
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def running(kind):
+    """Starts a server of a kind, and stops it at the end."""
+    with kind() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@dataclasses.dataclass
+class Answer:
+    """How one request is answered."""
+
+    stop: int | None = None  # Bytes of the body before the connection is cut; None sends all.
+    stall: float = 0  # Seconds of silence before the connection is cut.
+    status: int = 200
+    length: int | bool | None = None  # Content-Length; None announces the right one, False none.
+    body: bytes | None = None  # Replaces the server's own.
+    ranges: bool = True  # Whether a Range request is answered by that part.
+    shift: int = 0  # Bytes between the start of that part and the start that was requested.
+    headers: dict = dataclasses.field(default_factory=dict)
+    pause: float = 0  # Seconds after each 4 KiB.
+
+    def __call__(self, handler):
+        server = handler.server
+        body, status = server.body if self.body is None else self.body, self.status
+        headers = {"ETag": server.etag, "Content-Type": "application/octet-stream", **self.headers}
+        start = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
+        if start and self.ranges and status == 200 and handler.headers.get("If-Range") in (None, server.etag):
+            start = int(start[1]) + self.shift
+            status, headers["Content-Range"] = 206, f"bytes {start}-{len(body) - 1}/{len(body)}"
+            body = body[start:]
+        if self.length is not False:
+            headers["Content-Length"] = len(body) if self.length is None else self.length
+        handler.send_response(status)
+        for name, value in headers.items():
+            if value is not None:
+                handler.send_header(name, value)
+        handler.end_headers()
+        body = body if self.stop is None else body[: self.stop]
+        for at in range(0, len(body), 4096):
+            handler.wfile.write(body[at : at + 4096])
+            server.sent += len(body[at : at + 4096])
+            time.sleep(self.pause)
+        handler.wfile.flush()
+        time.sleep(self.stall)
+
+
+class _FileHandler(_Handler):
+    def do_GET(self):
+        self.server.requests.append(dict(self.headers))
+        answers = self.server.answers
+        # Some clients close the connection early.
+        with contextlib.suppress(ConnectionError):
+            (answers.pop(0) if len(answers) > 1 else answers[0])(self)
+        self.close_connection = True
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `body` at `url`. Each request gets the next of `answers`; the last answer repeats."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _FileHandler)
+        self.url = f"http://127.0.0.1:{self.server_port}/folder/weights.npz"
+        self.body = random.Random(0).randbytes(200_000)
+        self.etag = '"1"'
+        self.answers, self.requests, self.sent = [Answer()], [], 0
+
 
 LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
 
@@ -16,7 +96,7 @@ def git_hash(content):
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _HubHandler(_Handler):
     def _handle(self):
         path = unquote(urlsplit(self.path).path)
         hub = self.server
@@ -142,23 +222,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(200, {"Content-Type": "application/octet-stream"}, files[wanted["path"]])
 
-    def log_message(self, *arguments):
-        pass
-
 
 _REPO, _REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+|refs/pr/\d+)"
 _ROUTES = [
-    ("GET", f"/api/models/{_REPO}", _Handler._info),
-    ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", _Handler._info),
-    ("GET", f"/api/models/{_REPO}/tree/{_REVISION}", _Handler._tree),
-    ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", _Handler._file),
-    ("POST", "/api/repos/create", _Handler._create),
-    ("POST", "/api/validate-yaml", _Handler._check_yaml),
-    ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", _Handler._preupload),
-    ("POST", f"/{_REPO}.git/info/lfs/objects/batch", _Handler._batch),
-    ("PUT", "/large/(?P<digest>[0-9a-f]+)", _Handler._put),
-    ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", _Handler._commit),
-    ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _Handler._of_kaggle),
+    ("GET", f"/api/models/{_REPO}", _HubHandler._info),
+    ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", _HubHandler._info),
+    ("GET", f"/api/models/{_REPO}/tree/{_REVISION}", _HubHandler._tree),
+    ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", _HubHandler._file),
+    ("POST", "/api/repos/create", _HubHandler._create),
+    ("POST", "/api/validate-yaml", _HubHandler._check_yaml),
+    ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", _HubHandler._preupload),
+    ("POST", f"/{_REPO}.git/info/lfs/objects/batch", _HubHandler._batch),
+    ("PUT", "/large/(?P<digest>[0-9a-f]+)", _HubHandler._put),
+    ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", _HubHandler._commit),
+    ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _HubHandler._of_kaggle),
 ]
 
 
@@ -170,7 +247,7 @@ class HubServer(http.server.ThreadingHTTPServer):
     """
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _HubHandler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.branches, self.commits, self.large = {}, {}, {}
         self.requests, self.tokens, self.refusals, self.cuts, self.ranges = [], [], [], [], []
@@ -194,20 +271,10 @@ class HubServer(http.server.ThreadingHTTPServer):
         return self.commits[self.branches[repo][branch]]
 
     def downloads(self):
-        """The files that were downloaded since the last call, without requests for information."""
+        """Returns the files that were downloaded since the last call."""
         found = [request for request in self.requests if re.match("GET /[^/]+/[^/]+/resolve/", request)]
         self.requests.clear()
         return found
 
     def pointer(self, content):
         return {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-
-
-@contextlib.contextmanager
-def running():
-    with HubServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()

@@ -1,0 +1,49 @@
+"""Helpers of the tests of weights: outputs of models, and folders of timm."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.golden import GOLDEN_FOLDER
+
+
+def images(model, batch=2):
+    """Returns random images of the size that a model takes."""
+    shape = (batch, *(side or 16 for side in model.input_shape[1:]))
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def outputs(model, x=None):
+    """Returns the output of a model, by default for random images."""
+    return keras.ops.convert_to_numpy(model(images(model) if x is None else x))
+
+
+def check_refused(message, path, into=None, error=ValueError, **options):
+    """Checks that `from_pretrained`, or `load_weights` into a model, raises an error with this message."""
+    with pytest.raises(error, match=message):
+        if into is None:
+            keras_vit.from_pretrained(path, **options)
+        else:
+            keras_vit.load_weights(into, path, **options)
+
+
+def check_same(model, other):
+    """Checks that two models compute the same."""
+    np.testing.assert_array_equal(outputs(model), outputs(other, images(model)))
+
+
+def unchanged(model, before):
+    """Returns whether the weights of a model are those of a list."""
+    return all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def timm_folder(path, arrays, **config):
+    """Writes golden arrays as a folder of timm with a config, and returns the path of the folder."""
+    path.mkdir(exist_ok=True)
+    shutil.copy(GOLDEN_FOLDER / f"{arrays}.safetensors", path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
