@@ -7,10 +7,10 @@ import pytest
 
 from keras_vit.weights.read import WeightsFile, open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
-from tests.weights.read.damage import write_sidecar
+from tests.weights.read.damage import check_unreadable, write_sidecar
 
 
-def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
+def test_format_is_found_by_contents_not_name(tmp_path, arrays):
     write_npz(tmp_path / "npz.safetensors", arrays, {"a": 1})
     write_safetensors(tmp_path / "safetensors.npz", arrays, {"a": 1})
     for name, facts in {
@@ -41,7 +41,7 @@ def test_the_contents_decide_and_not_the_name(tmp_path, arrays):
         (b"x", "is not an .npz archive"),
     ],
 )
-def test_other_files_are_refused(tmp_path, data, expected):
+def test_files_of_other_formats_are_refused(tmp_path, data, expected):
     path = tmp_path / "file.npz"
     path.write_bytes(data)
     with pytest.raises(ValueError, match="file.npz") as error:
@@ -50,28 +50,24 @@ def test_other_files_are_refused(tmp_path, data, expected):
 
 
 @pytest.mark.parametrize("name", ["file.npz", "file.safetensors", "file.pth", "file.weights.h5"])
-def test_what_stands_for_a_file_is_named_whatever_its_name(tmp_path, name):
+def test_lfs_pointers_and_web_pages_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     (tmp_path / "config.json").write_bytes(b"<!doctype html>")
-    with pytest.raises(ValueError, match=f"{name}.*Git LFS pointer"):
-        open_checkpoint(tmp_path / name)
-    with pytest.raises(ValueError, match="config.json.*web page"):
-        open_checkpoint(tmp_path)
+    check_unreadable(f"{name}.*Git LFS pointer", tmp_path / name)
+    check_unreadable("config.json.*web page", tmp_path)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_missing_file_and_pipe_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.npz"):
         open_checkpoint(tmp_path / "nowhere.npz")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="not a regular file"):
-        open_checkpoint(tmp_path / "pipe")
+    check_unreadable("not a regular file", tmp_path / "pipe")
 
 
-def test_the_sidecar_is_checked_before_the_file_is_looked_at(tmp_path):
+def test_sidecar_is_checked_before_contents(tmp_path):
     path = tmp_path / "file.npz"
     np.savez(path, a=np.ones(3, "float32"))
     write_sidecar(path)
     open_checkpoint(path)
     path.write_bytes(b"another file")
-    with pytest.raises(ValueError, match="file.npz.*its SHA-256 is"):
-        open_checkpoint(path)
+    check_unreadable("file.npz.*its SHA-256 is", path)

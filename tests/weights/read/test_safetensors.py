@@ -9,7 +9,7 @@ from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.read.damage import check_damage, contents, flipped, write_sidecar
+from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped, write_sidecar
 
 TWO = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
@@ -18,7 +18,7 @@ TWO = {
 
 
 def write(path, header, size=20, tail=b""):
-    """A file by its header alone, of another code's making; its data are zeros."""
+    """Writes a file with the given header and zeros as data, without our digest."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size) + tail)
     return path
@@ -29,42 +29,38 @@ def path(tmp_path):
     return tmp_path / "file.safetensors"
 
 
-def test_arrays_of_all_float_types_are_read_as_float32(path, arrays):
-    for dtype in ("float16", "float32", "float64", ml_dtypes.bfloat16):
-        stored = {key: array.astype(dtype) for key, array in arrays.items()}
-        write_safetensors(path, stored, {})
-        checkpoint = open_checkpoint(path)
-        assert checkpoint.container == "safetensors"
-        assert {key: entry.shape for key, entry in checkpoint.entries.items()} == {
-            k: a.shape for k, a in arrays.items()
-        }
-        read = dict(checkpoint.read(arrays))
-        for key, array in stored.items():
-            assert read[key].dtype == "float32" and read[key].flags.writeable
-            np.testing.assert_array_equal(read[key], array.astype("float32"))
+@pytest.mark.parametrize(
+    "dtype, name",
+    [("float16", "F16"), ("float32", "F32"), (">f4", "F32"), ("float64", "F64"), (ml_dtypes.bfloat16, "BF16")],
+)
+def test_arrays_of_each_float_type_are_read_as_float32(path, arrays, dtype, name):
+    stored = {key: array.astype(dtype) for key, array in arrays.items()}
+    write_safetensors(path, stored, {})
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.container == "safetensors"
+    assert {key: entry.shape for key, entry in checkpoint.entries.items()} == {k: a.shape for k, a in arrays.items()}
+    assert {entry.dtype for entry in checkpoint.entries.values()} == {name}
+    read = dict(checkpoint.read(arrays))
+    for key, array in stored.items():
+        assert read[key].dtype == "float32" and read[key].flags.writeable
+        np.testing.assert_array_equal(read[key], array.astype("float32"))
 
 
-def test_keys_come_in_the_order_asked_for(path, arrays):
+def test_keys_are_read_in_requested_order(path, arrays):
     write_safetensors(path, arrays, {})
     assert [key for key, _ in open_checkpoint(path).read(["scale", "a/bias", "scale"])] == ["scale", "a/bias", "scale"]
     with pytest.raises(KeyError, match="nothing"):
         list(open_checkpoint(path).read(["nothing"]))
 
 
-def test_files_of_the_format_s_own_package_are_read(path, arrays):
+def test_files_of_safetensors_package_are_read(path, arrays):
     safetensors.numpy.save_file(arrays, path, metadata={"format": "pt", "by": "another"})
-    facts, read = contents(path)
-    assert facts == {"format": "pt", "by": "another"}
-    for key, array in arrays.items():
-        np.testing.assert_array_equal(read[key], array)
-
-
-def test_golden_files_have_the_shapes_that_their_package_reads():
-    for file in sorted(GOLDEN_FOLDER.glob("*.safetensors")):
+    assert open_checkpoint(path).facts == {"format": "pt", "by": "another"}
+    for file in (path, *GOLDEN_FOLDER.glob("*.safetensors")):
         expected = safetensors.numpy.load_file(file)
         found = SafetensorsFile(file)
         assert found.entries.keys() == expected.keys()
-        # timm counts the batches of its norms.
+        # Files of timm also contain integers, the batch counters of norms.
         floats = [key for key, array in expected.items() if array.dtype.kind == "f"]
         assert all(np.array_equal(array, expected[key]) for key, array in found.read(floats))
 
@@ -73,7 +69,7 @@ def entry(**changes):
     return {**TWO, "a": {**TWO["a"], **changes}}
 
 
-def test_integers_are_listed_and_not_read(path):
+def test_integers_are_listed_and_refused_when_read(path):
     file = SafetensorsFile(write(path, entry(dtype="I64", shape=[1]), 20))
     assert set(file.entries) == {"a", "b"} and dict(file.read(["b"]))
     with pytest.raises(ValueError, match="'a' is of dtype I64, expected floats"):
@@ -114,23 +110,23 @@ def test_integers_are_listed_and_not_read(path):
         ({**TWO, "a": [1, 2]}, 20, "invalid JSON in header"),
     ],
 )
-def test_a_wrong_header_is_refused(path, header, size, expected):
+def test_invalid_header_is_refused(path, header, size, expected):
     with pytest.raises(ValueError, match="file.safetensors") as error:
         SafetensorsFile(write(path, header, size))
     assert expected in str(error.value)
 
 
-def test_a_header_longer_than_the_file_is_refused(path):
+def test_header_longer_than_file_is_refused(path):
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}" + bytes(20))
-    with pytest.raises(ValueError, match="header too large"):
-        open_checkpoint(path)
+    check_unreadable("header too large", path)
     path.write_bytes(b"1234")
     with pytest.raises(ValueError, match="truncated"):
         SafetensorsFile(path)
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_nan_and_infinity_are_refused_by_key(path, arrays, wrong):
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e300])
+def test_array_with_nan_or_infinity_is_refused(path, arrays, wrong):
+    arrays["c/kernel"] = arrays["c/kernel"].astype("float64" if wrong == 1e300 else "float32")
     arrays["c/kernel"][1, 1, 1, 1] = wrong
     write_safetensors(path, arrays, {})
     with pytest.raises(ValueError, match="'c/kernel' holds 1 NaN or infinite"):
@@ -138,24 +134,18 @@ def test_nan_and_infinity_are_refused_by_key(path, arrays, wrong):
     assert len(dict(open_checkpoint(path).read(["a/bias"]))) == 1
 
 
-def test_a_double_beyond_float32_is_refused(path):
-    write_safetensors(path, {"a": np.array([1e300])}, {})
-    with pytest.raises(ValueError, match="'a' holds 1 NaN or infinite"):
-        contents(path)
-
-
-def test_any_damage_to_our_own_file_is_refused(path, arrays):
+def test_damage_to_own_file_is_refused(path, arrays):
     write_safetensors(path, arrays, {"grid": [4, 6]})
     check_damage(path, refused_at_least=80)
 
 
-def test_damage_to_another_s_file_is_refused_by_its_sidecar(path, arrays):
+def test_damage_to_foreign_file_is_refused_by_sidecar(path, arrays):
     write(path, TWO)
     write_sidecar(path)
     check_damage(path, refused_at_least=80)
 
 
-def test_any_flip_in_our_own_header_is_refused_whichever_arrays_are_read(path, arrays):
+def test_bit_flip_in_own_header_is_refused(path, arrays):
     write_safetensors(path, arrays, {"grid": [4, 6]})
     data = path.read_bytes()
     for place in range(8 + int.from_bytes(data[:8], "little")):
@@ -164,7 +154,7 @@ def test_any_flip_in_our_own_header_is_refused_whichever_arrays_are_read(path, a
             list(open_checkpoint(path).read(["a/bias"]))
 
 
-def test_damage_in_one_array_is_found_when_another_is_read(path, arrays):
+def test_damage_in_array_is_found_when_another_is_read(path, arrays):
     write_safetensors(path, arrays, {})
     data = path.read_bytes()
     path.write_bytes(flipped(data, len(data) - 1, 0))
@@ -172,7 +162,6 @@ def test_damage_in_one_array_is_found_when_another_is_read(path, arrays):
         next(open_checkpoint(path).read(["b/kernel"]))
 
 
-def test_facts_of_a_foreign_file_without_a_digest_are_not_taken_for_ours(path):
+def test_own_facts_without_digest_are_refused(path):
     write(path, {**TWO, "__metadata__": {"keras_vit": "{}"}})
-    with pytest.raises(ValueError, match=DIGEST):
-        open_checkpoint(path)
+    check_unreadable(DIGEST, path)
