@@ -1,6 +1,5 @@
-"""CoAtNets of timm: what their files tell, against the logits of timm's own code."""
+"""Reads CoAtNets of timm and compares their logits with those of timm."""
 
-import json
 import shutil
 
 import keras
@@ -15,10 +14,11 @@ from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.models.test_coatnet import build, images, randomize
 from tests.peers import peer
+from tests.weights.helpers import check_refused, outputs, timm_folder
 
 SMALL = {"embed_dim": [8, 8, 16, 16], "depths": [1, 1, 2, 1], "stem_width": [4, 8], "img_size": [32, 64]}
 HEADS = {"transformer_dim_head": 8}
-# What the arguments of timm's models in the golden files were.
+# Arguments of the timm models in the golden files.
 GOLDEN = {
     "coatnet_0": {"head_hidden_size": 12, **HEADS},
     "coatnet_0_rw": {"transformer_init_values": 0.5, **HEADS},
@@ -29,51 +29,55 @@ CFG = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95
 
 
 def folder(path, name="coatnet_0_rw", architecture=None, args=None, **config):
-    """A folder as timm writes it."""
-    path.mkdir(exist_ok=True)
-    shutil.copy(GOLDEN_FOLDER / f"timm_{name}.safetensors", path / "model.safetensors")
-    args = {**SMALL, **GOLDEN[name], **(args or {})}
-    told = {"architecture": architecture or f"{name}_224", "num_classes": 10, "global_pool": "avg"}
-    (path / "config.json").write_text(json.dumps({**told, "model_args": args, "pretrained_cfg": CFG, **config}))
-    return path
+    """Writes a folder as timm does, and returns its path."""
+    config = {"num_classes": 10, "global_pool": "avg", "pretrained_cfg": CFG, **config}
+    config["model_args"] = {**SMALL, **GOLDEN[name], **(args or {})}
+    return timm_folder(path, f"timm_{name}", architecture=architecture or f"{name}_224", **config)
 
 
-def logits(model, x):
-    return keras.ops.convert_to_numpy(model(x, training=False))
-
-
-@pytest.mark.every_backend
-@pytest.mark.parametrize("name", GOLDEN)
-def test_folders_give_the_logits_of_timm_and_come_back(name, tmp_path):
+def check_golden(model, name):
     io = np.load(GOLDEN_FOLDER / f"timm_{name}.io.npz")
+    np.testing.assert_allclose(outputs(model, io["images"]), io["logits"], atol=1e-5 * np.abs(io["logits"]).max())
+
+
+# These models have the arithmetic of Keras' code and of timm's.
+@pytest.mark.every_backend
+@pytest.mark.parametrize("name", ["coatnet_0", "coatnet_rmlp_1_rw"])
+def test_timm_folder_gives_logits_of_timm(name, tmp_path):
+    check_golden(keras_vit.from_pretrained(folder(tmp_path, name)), name)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_timm_folder_round_trip_keeps_arrays_and_config(name, tmp_path):
     model = keras_vit.from_pretrained(folder(tmp_path / "timm", name))
     assert model.name == name and model.config.image_size == (32, 64)
-    np.testing.assert_allclose(logits(model, io["images"]), io["logits"], atol=1e-5 * np.abs(io["logits"]).max())
+    check_golden(model, name)
     keras_vit.save_weights(model, tmp_path / "back", "timm")
-    before = safetensors.numpy.load_file(tmp_path / "timm" / "model.safetensors")
-    after = safetensors.numpy.load_file(tmp_path / "back" / "model.safetensors")
+    files = [tmp_path / place / "model.safetensors" for place in ("timm", "back")]
+    before, after = map(safetensors.numpy.load_file, files)
     assert {key: value.tobytes() for key, value in before.items()} == {k: v.tobytes() for k, v in after.items()}
-    again = keras_vit.from_pretrained(tmp_path / "back")
-    assert again.config == model.config
-    # Without our own record too.
-    (tmp_path / "back" / "model.safetensors").write_bytes((tmp_path / "timm" / "model.safetensors").read_bytes())
+    assert keras_vit.from_pretrained(tmp_path / "back").config == model.config
+    # The file of timm does not contain this package's record.
+    shutil.copy(*files)
     assert keras_vit.from_pretrained(tmp_path / "back").config == model.config
 
 
-def test_a_builder_takes_the_file_and_other_settings_are_refused(tmp_path):
+def test_builder_takes_file_and_refuses_other_settings(tmp_path):
     path = folder(tmp_path / "timm")
     sizes = {"depths": (1, 1, 2, 1), "widths": (8, 8, 16, 16), "stem_widths": (4, 8), "head_dim": 8}
     sizes |= {"image_size": (32, 64), "num_classes": 10, "layer_scale_init": 1.0, "weights": path}
-    io = np.load(GOLDEN_FOLDER / "timm_coatnet_0_rw.io.npz")
     model = keras_vit.CoAtNet("coatnet_0_rw", **sizes)
-    np.testing.assert_allclose(logits(model, io["images"]), io["logits"], rtol=1e-4, atol=1e-4)
+    check_golden(model, "coatnet_0_rw")
     for name, value in {"downsampling": "depthwise", "se_activation": "silu", "batch_norm_epsilon": 1e-3}.items():
         other = keras_vit.CoAtNet("coatnet_0_rw", **{**sizes, "weights": None, name: value})
-        with pytest.raises(ValueError, match=f"was trained with {name}="):
-            keras_vit.load_weights(other, path)
+        check_refused(f"was trained with {name}=", path, into=other)
         keras_vit.load_weights(other, path, allow=name)
     changed = keras_vit.from_pretrained(path, downsampling="depthwise")
     assert changed.config.downsampling == "depthwise"
+    # A new head keeps the hidden layer.
+    model = keras_vit.from_pretrained(folder(tmp_path / "timm", "coatnet_0"), num_classes=3)
+    assert model.output_shape == (None, 3) and model.config.representation_size == 12
+    assert not keras.ops.convert_to_numpy(model.get_layer("head").kernel).any()
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,8 @@ def test_a_builder_takes_the_file_and_other_settings_are_refused(tmp_path):
         ({"global_pool": "max"}, "model_args of global_pool='max' are not supported"),
     ],
 )
-def test_what_is_not_supported_is_named(changes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(folder(tmp_path / "timm", **changes))
+def test_unsupported_timm_config_is_refused(changes, message, tmp_path):
+    check_refused(message, folder(tmp_path / "timm", **changes))
 
 
 @pytest.mark.parametrize(
@@ -105,27 +108,24 @@ def test_what_is_not_supported_is_named(changes, message, tmp_path):
         ("stem.conv1.bias", "convolutions of the stem with a bias"),
     ],
 )
-def test_other_models_of_its_code_are_refused(key, message, tmp_path):
+def test_arrays_of_other_timm_models_are_refused(key, message, tmp_path):
     arrays = safetensors.numpy.load_file(GOLDEN_FOLDER / "timm_coatnet_0_rw.safetensors")
     write_safetensors(tmp_path / "model.safetensors", {**arrays, key: np.zeros(4, "float32")}, {})
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(tmp_path / "model.safetensors")
+    check_refused(message, tmp_path / "model.safetensors")
 
 
-def test_a_state_dict_of_other_sizes_asks_for_its_variant():
+def test_state_dict_of_unknown_size_needs_variant():
     path = GOLDEN_FOLDER / "timm_coatnet_0_rw.safetensors"
-    with pytest.raises(ValueError, match="Pass preprocessing=, variant= to from_pretrained"):
-        keras_vit.from_pretrained(path)
-    io = np.load(GOLDEN_FOLDER / "timm_coatnet_0_rw.io.npz")
+    check_refused("Pass preprocessing=, variant= to from_pretrained", path)
     given = {"variant": "coatnet_0_rw", "image_size": (32, 64), "preprocessing": keras_vit.Preprocessing()}
     model = keras_vit.from_pretrained(path, **given)
-    np.testing.assert_allclose(logits(model, io["images"]), io["logits"], rtol=1e-4, atol=1e-4)
+    check_golden(model, "coatnet_0_rw")
 
 
 @pytest.mark.parametrize(
     "name", ["pico_rw", "0_rw", "bn_0_rw", "2_rw", "3_rw", "rmlp_1_rw", "rmlp_1_rw2", "nano_cc", "0"]
 )
-def test_the_arrays_of_published_sizes_show_the_variant(name):
+def test_arrays_of_published_sizes_show_variant(name):
     from keras_vit.weights.timm_coatnet import of_arrays, variant_of
 
     with keras.StatelessScope(initialize_variables=False):
@@ -139,38 +139,16 @@ def test_the_arrays_of_published_sizes_show_the_variant(name):
     keras.utils.clear_session(free_memory=False)
 
 
-def test_every_weight_has_its_own_key():
-    for model in (build("0"), build("bn_0_rw", layer_scale_init=0.1), build("rmlp_1_rw", conv_depths=(1, 1, 1, 1))):
-        source = names.TIMM_COATNET.spelled_for(model.config)
-        keys = [key for weight in weights_of(model) for key in source.find(weight).keys]
-        assert len(set(keys)) == len(keys) == len(model.weights)
-        layers = {key: source.layer_of(key) for key in keys}
-        assert all(layers[key] == weight.split("/")[0] for key, weight in zip(keys, weights_of(model), strict=True))
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"pool_type": "max3"}, "a coatnet of a size or with options"),
-        ({"image_size": (48, 64)}, "a coatnet of a size or with options"),
-        ({"norm_after_pooling": False}, "a coatnet of a size or with options"),
-    ],
-)
-def test_what_timm_cannot_compute_is_not_written(changes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        keras_vit.save_weights(build(**{"image_size": 64, **changes}), tmp_path / "folder", "timm")
+@pytest.mark.parametrize("changes", [{"pool_type": "max3"}, {"image_size": (48, 64)}, {"norm_after_pooling": False}])
+def test_model_beyond_timm_is_not_written(changes, tmp_path):
+    model = build(**{"image_size": 64, **changes})
+    with pytest.raises(ValueError, match="a coatnet of a size or with options"):
+        keras_vit.save_weights(model, tmp_path / "folder", "timm")
     with pytest.raises(ValueError, match="`format`. Expected 'timm', the only format of coatnet models"):
-        keras_vit.save_weights(build(), tmp_path / "model.npz")
+        keras_vit.save_weights(model, tmp_path / "model.npz")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_head_keeps_the_hidden_layer(tmp_path):
-    model = keras_vit.from_pretrained(folder(tmp_path / "timm", "coatnet_0"), num_classes=3)
-    assert model.output_shape == (None, 3) and model.config.representation_size == 12
-    assert not keras.ops.convert_to_numpy(model.get_layer("head").kernel).any()
-
-
-# By timm's names, of its smallest sizes, and what it computes otherwise.
 @pytest.mark.long
 @pytest.mark.parametrize(
     "variant, changes",
@@ -183,7 +161,7 @@ def test_a_new_head_keeps_the_hidden_layer(tmp_path):
         ("coatnet_0_rw", {"image_size": 64, "num_classes": 0, "in_channels": 1, "se_ratio": 0.5}),
     ],
 )
-def test_timm_reads_our_folders(variant, changes, tmp_path):
+def test_timm_computes_same_from_saved_folder(variant, changes, tmp_path):
     timm, torch = peer("timm"), peer("torch")
     model = build(variant, **changes)
     randomize(model, np.random.default_rng(0))
@@ -192,13 +170,13 @@ def test_timm_reads_our_folders(variant, changes, tmp_path):
     x = images(2, *model.input_shape[1:])
     with torch.no_grad():
         expected = module(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
-    np.testing.assert_allclose(logits(model, x), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-3, atol=1e-4)
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["coatnet_0_224", "coatnet_1_rw_224", "coatnet_rmlp_nano_rw_224", "test_coatnet"])
-def test_a_larger_image_size_is_that_of_timm(name, tmp_path):
+def test_larger_image_size_computes_same_as_timm(name, tmp_path):
     timm, torch = peer("timm"), peer("torch")
     from timm.models import save_for_hf
 
@@ -214,4 +192,4 @@ def test_a_larger_image_size_is_that_of_timm(name, tmp_path):
     x = images(2, 96, 160, 3)
     with torch.no_grad():
         expected = module(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
-    np.testing.assert_allclose(logits(model, x), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())

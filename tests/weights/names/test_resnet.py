@@ -7,23 +7,22 @@ import pytest
 import keras_vit
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
+from tests.weights.helpers import check_refused, timm_folder
 
 HYBRID = {"patch_embed.proj.weight": (8, 64, 1, 1)}
 BIT = {"stages.0.blocks.0.conv1.weight": (64, 64, 1, 1)}
 CFG = {"input_size": [3, 64, 96], "interpolation": "bicubic", "crop_pct": 0.9, "mean": [0.1] * 3, "std": [0.2] * 3}
 
 
-def timm_folder(tmp_path, name, **config):
-    shutil.copy(GOLDEN_FOLDER / f"{name}.safetensors", tmp_path / "model.safetensors")
+def folder(tmp_path, name, **config):
     config = {"architecture": "resnetv2_50x1_bit", "num_classes": 10, "pretrained_cfg": CFG, **config}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
+    return timm_folder(tmp_path, name, **config)
 
 
 @pytest.mark.parametrize("name", ["timm_hybrid", "timm_hybrid_stem", "timm_bit"])
-def test_a_folder_of_timm_tells_all(tmp_path, name):
+def test_timm_folder_gives_config_and_logits(tmp_path, name):
     told = {} if name == "timm_bit" else {"architecture": "vit_tiny_r_s16_p8_224", "model_args": {"num_heads": 4}}
-    model = keras_vit.from_pretrained(timm_folder(tmp_path, name, **told))
+    model = keras_vit.from_pretrained(folder(tmp_path, name, **told))
     io = np.load(GOLDEN_FOLDER / f"{name}.io.npz")
     np.testing.assert_allclose(model.predict_on_batch(io["images"]), io["logits"], atol=1e-4)
     record = model.config
@@ -37,19 +36,19 @@ def test_a_folder_of_timm_tells_all(tmp_path, name):
 @pytest.mark.parametrize(
     "preprocessor", [{"crop_size": {"height": 64, "width": 64}, "do_center_crop": True}, {"size": 64}]
 )
-def test_a_folder_of_transformers_tells_the_size_of_bits_images(tmp_path, preprocessor):
+def test_transformers_folder_gives_image_size_of_bit(tmp_path, preprocessor):
     shutil.copytree(GOLDEN_FOLDER / "hf_bit", tmp_path / "bit")
     (tmp_path / "bit" / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     assert keras_vit.from_pretrained(tmp_path / "bit").config.image_size == (64, 64)
 
 
 @pytest.mark.parametrize("name", ["timm_hybrid", "timm_bit"])
-def test_a_bare_state_dict_of_timm_asks_for_the_preprocessing(name):
+def test_timm_state_dict_needs_preprocessing(name):
     with pytest.raises(ValueError, match="(?s)Pass .*preprocessing= .*timm.* models differ in it"):
         keras_vit.from_pretrained(GOLDEN_FOLDER / f"{name}.safetensors", grid_size=(8, 12), num_heads=4)
 
 
-def test_a_model_with_other_epsilons_or_padding_is_not_loaded():
+def test_other_epsilons_or_padding_are_refused():
     sizes = {"stages": (2, 1), "width_factor": 0.5, "num_classes": 10, "image_size": 64}
     for settings in ({"resnet_epsilons": "timm"}, {"pool_padding": "zeros"}):
         with pytest.raises(ValueError, match="was trained with (pool_padding='zeros'|resnet_epsilons='timm')"):
@@ -70,7 +69,7 @@ def test_a_model_with_other_epsilons_or_padding_is_not_loaded():
         ({"embedder.convolution.weight": (64, 3, 7, 7), "embedder.norm.weight": (64,)}, "the type 'bottleneck'"),
     ],
 )
-def test_other_resnets_are_refused_by_what_is_missing(tmp_path, shapes, message):
+def test_arrays_of_other_resnets_are_refused(tmp_path, shapes, message):
     arrays = {key: np.zeros(shape, "float32") for key, shape in shapes.items()}
     write_safetensors(tmp_path / "model.safetensors", arrays, {})
     with pytest.raises(ValueError, match=f"it is a model of .* with .*{message}.* does not have. Received: the key"):
@@ -89,12 +88,25 @@ def test_other_resnets_are_refused_by_what_is_missing(tmp_path, shapes, message)
         ("timm_bit", {"model_args": {"stem_type": "same"}}, "stem_type='same'"),
     ],
 )
-def test_a_config_of_another_resnet_is_refused(tmp_path, name, changes, message):
+def test_config_of_other_resnet_is_refused(tmp_path, name, changes, message):
     if name == "hf_bit":
         shutil.copytree(GOLDEN_FOLDER / name, tmp_path, dirs_exist_ok=True)
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     else:
-        timm_folder(tmp_path, name, **changes)
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(tmp_path)
+        folder(tmp_path, name, **changes)
+    check_refused(message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, args, part",
+    [
+        ("vit_base_patch16_rope_mixed_224", {}, "learned frequencies"),
+        ("vit_x_224", {}, "num_heads="),
+        ("eva02_base_patch14_224", {"global_pool": "map"}, "pools all tokens"),
+        ("vit_small_patch16_dinov3", {"global_pool": "map", "use_rot_pos_emb": False}, "pools all tokens"),
+    ],
+)
+def test_timm_config_beyond_this_package_is_refused(tmp_path, name, args, part):
+    timm_folder(tmp_path, "timm_vit", architecture=name, pretrained_cfg={}, model_args=args)
+    check_refused(part, tmp_path)

@@ -1,12 +1,17 @@
+import functools
+
 import keras
 import pytest
 
 import keras_vit
 from keras_vit.weights import names
 from keras_vit.weights.model import weights_of
+from keras_vit.weights.read.file import Entry
+from tests.models import test_coatnet as coatnet
+from tests.models import test_efficientnet as efficientnet
 from tests.tiny import build
 
-# Models that between them have every weight that a source knows.
+# For each source: models that together have every weight of its table.
 MODELS = {
     "official": [
         {"representation_size": 8},
@@ -35,25 +40,31 @@ MODELS = {
 }
 
 
-# The sources of BiT, and how their keys begin.
+# Sources of EfficientNet and BiT, with the prefix of their keys.
+EFFICIENTNET = {"timm_efficientnet": "", "efficientnet": "efficientnet-b0/", "keras_applications": ""}
 BIT = {"bit": "resnet/", "timm_bit": "", "huggingface_bit": "bit."}
+STAGES = "patch_embed.backbone.stages"
+SOURCES = [*MODELS, *BIT, *EFFICIENTNET]
 
 
+@functools.cache
 def weights(name):
+    """Returns the paths of the weights of each model that a source is tried with."""
+    models = [build(**arguments) for arguments in MODELS.get(name, [])]
     if name in BIT:
-        models = [keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3)]
-    else:
-        models = [build(**arguments) for arguments in MODELS[name]]
+        models.append(keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3))
+    if name in EFFICIENTNET or name == "keras":
+        models.append(efficientnet.build())
     return [set(weights_of(model)) for model in models]
 
 
-@pytest.mark.parametrize("name", [*MODELS, *BIT])
-def test_each_weight_has_its_own_key_and_is_found_by_it(name):
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_weight_has_its_own_key(name):
     source = names.SOURCES[name]
     for found in weights(name):
         keys = {weight: source.find(weight).keys for weight in found}
         if name not in ("timm", "siglip"):
-            # Their attention pooling keeps several weights in one array.
+            # timm and SigLIP store several weights of the attention pooling in one array.
             assert len({key for own in keys.values() for key in own}) == sum(len(own) for own in keys.values())
         for weight, own in keys.items():
             assert {source.layer_of(key) for key in own} == {weight.split("/")[0]}
@@ -61,8 +72,8 @@ def test_each_weight_has_its_own_key_and_is_found_by_it(name):
                 assert {source.weight_of(key) for key in own} == {weight}
 
 
-@pytest.mark.parametrize("name", [name for name in [*MODELS, *BIT] if name != "keras"])
-def test_no_row_is_without_a_weight(name):
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "keras"])
+def test_each_row_has_a_weight(name):
     found = set().union(*weights(name))
     source = names.SOURCES[name]
     for row in source.names:
@@ -70,51 +81,43 @@ def test_no_row_is_without_a_weight(name):
         assert paths & found, row
 
 
-@pytest.mark.parametrize("name", [*MODELS, *BIT])
-def test_a_source_is_recognised_by_its_keys(name):
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_is_recognised_by_its_keys(name):
     source = names.SOURCES[name]
+    prefix = {"big_vision": "params/", **BIT, **EFFICIENTNET}.get(name, "")
     for found in weights(name):
-        keys = {key for weight in found for key in source.find(weight).keys}
-        prefix = {"big_vision": "params/", **BIT}.get(name, "")
-        assert names.recognise({prefix + key for key in keys}, "npz", {}) is source
+        keys = {prefix + key for weight in found for key in source.find(weight).keys}
+        if name == "keras_applications":
+            keys = {key.replace("_1_", "a_").replace("_2_", "b_") for key in keys}
+        assert names.recognise(dict.fromkeys(keys, Entry((1,), None)), "npz", {}) is source
+    if name == "keras":
+        assert source.spelled(keys).family == "efficientnet" and source.spelled({"block_00/norm_1/0"}).family is None
 
 
-def test_deit_is_timm_in_a_wrapper():
-    keys = {"patch_embed.proj.weight", "head.weight"}
-    assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.DEIT
-    assert names.recognise(keys, "pth", {"wrapper": None}) is names.TIMM
+@pytest.mark.parametrize(
+    "source, weight, key",
+    [
+        (names.TIMM, "block_117/norm_1/gamma", "blocks.117.norm1.weight"),
+        (names.TIMM, "stage_1_unit_03/conv_proj/kernel", f"{STAGES}.0.blocks.2.downsample.conv.weight"),
+        (names.BIT, "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
+    ],
+)
+def test_numbers_in_keys_are_converted(source, weight, key):
+    assert source.find(weight).keys == (key,) and source.weight_of(key) == weight
 
 
-def test_unknown_keys_are_of_no_source():
-    assert names.recognise({"encoder.weight", "bias"}, "npz", {}) is None
-    assert names.OFFICIAL.weight_of("encoder.weight") is None and names.OFFICIAL.find("block_00/nothing") is None
-
-
-def test_numbers_above_the_padding_are_understood():
-    name = names.TIMM.find("block_117/norm_1/gamma")
-    assert name.keys == ("blocks.117.norm1.weight",)
-    assert names.TIMM.weight_of("blocks.117.norm1.weight") == "block_117/norm_1/gamma"
-    assert names.BIT.find("stage_3_unit_36/conv_2/kernel").keys == ("block3/unit36/b/standardized_conv2d/kernel",)
-
-
-def test_numbered_modules_of_a_bit_file_are_known():
+def test_numbered_modules_of_bit_are_canonical():
     canonical, _ = names.BIT.canonical_keys(["resnet/block2/unit03/b/standardized_conv2d_14/kernel"])
     assert list(canonical) == ["block2/unit03/b/standardized_conv2d/kernel"]
 
 
-def test_keras_keys_follow_the_order_of_the_variables():
+def test_keras_keys_follow_order_of_variables():
     for arguments in MODELS["keras"]:
         for layer in build(**arguments)._flatten_layers(include_self=False):
             own = [v for v in layer._trainable_variables if v.path.rpartition("/")[0].endswith(layer.name)]
             if isinstance(layer, keras.layers.Layer) and own:
                 numbers = [names.KERAS.find(f"{layer.name}/{v.path.rpartition('/')[2]}").keys[0] for v in own]
                 assert numbers == [f"{layer.name}/{i}" for i in range(len(own))]
-
-
-def test_keys_may_count_from_0():
-    name = names.TIMM.find("stage_1_unit_03/conv_proj/kernel")
-    assert name.keys == ("patch_embed.backbone.stages.0.blocks.2.downsample.conv.weight",)
-    assert names.TIMM.weight_of(name.keys[0]) == "stage_1_unit_03/conv_proj/kernel"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,42 @@ def test_keys_may_count_from_0():
         {"stem.conv.weight", "stages.0.0.conv1.weight"},
         {"resnet.embedder.embedder.convolution.weight"},
         {"conv1.weight", "layer1.0.conv1.weight"},
+        {"encoder.weight", "bias"},
     ],
 )
-def test_other_resnets_are_not_taken_for_bit(keys):
-    assert names.recognise(keys, "safetensors", {}) is None
+def test_keys_of_other_models_have_no_source(keys):
+    assert names.recognise(keys, "safetensors", {}) is None and names.recognise(keys, "npz", {}) is None
+    assert names.OFFICIAL.weight_of("encoder.weight") is None and names.OFFICIAL.find("block_00/nothing") is None
+
+
+@pytest.mark.parametrize(
+    "variant, changes", [("0", {}), ("bn_0_rw", {"layer_scale_init": 0.1}), ("rmlp_1_rw", {"conv_depths": (1,) * 4})]
+)
+def test_each_weight_of_coatnet_has_its_own_key(variant, changes):
+    model = coatnet.build(variant, **changes)
+    source = names.TIMM_COATNET.spelled_for(model.config)
+    keys = {key: weight for weight in weights_of(model) for key in source.find(weight).keys}
+    assert len(keys) == len(model.weights)
+    assert all(source.layer_of(key) == weight.split("/")[0] for key, weight in keys.items())
+
+
+def test_deit_is_recognised_by_wrapper():
+    keys = {"patch_embed.proj.weight", "head.weight"}
+    assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.DEIT
+    assert names.recognise(keys, "pth", {"wrapper": None}) is names.TIMM
+
+
+def test_official_efficientnet_blocks_are_found_by_shape():
+    def block(number, kernel, width, expands):
+        start = f"efficientnet-b1/blocks_{number}/"
+        project = f"{start}conv2d_1/kernel" if expands else f"{start}conv2d/kernel"
+        arrays = {f"{start}depthwise_conv2d/depthwise_kernel": (kernel, kernel, 6, 1), project: (1, 1, 6, width)}
+        return arrays | ({f"{start}conv2d/kernel": (1, 1, 1, 6)} if expands else {})
+
+    # With 10 or more blocks, the names are not in numerical order. The first two blocks have no expansion.
+    kinds = [(3, 8, False), (3, 8, False), (3, 8, True), *[(5, 8, True)] * 8, (5, 16, True)]
+    shapes = {key: Entry(shape, None) for i, kind in enumerate(kinds) for key, shape in block(i, *kind).items()}
+    canonical, ignored = names.SOURCES["efficientnet"].canonical_keys(dict(sorted(shapes.items())))
+    kernels = {key.split("/")[1]: name.split("/")[0] for name, key in canonical.items() if "depthwise" in name}
+    places = ["0_0", "0_1", "1_0", *[f"2_{i}" for i in range(8)], "3_0"]
+    assert kernels == {f"blocks_{i}": f"blocks_{place}" for i, place in enumerate(places)} and not ignored
