@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keras_vit.weights import codecs
 
-# The shape of the model's weight that each codec is for, from the numbers of heads, their width, and the hidden width.
+# For each codec: the shape of a model weight, by number of heads, width of a head and hidden width.
 SHAPES = {
     codecs.Same(): lambda h, d, n: (n, h),
     codecs.Ones(): lambda h, d, n: (n + 1,),
@@ -40,7 +40,7 @@ def name(codec):
 
 @pytest.mark.parametrize("codec", SHAPES, ids=name)
 @given(h=st.integers(1, 4), d=st.integers(1, 5), n=st.integers(1, 6))
-def test_what_is_written_is_read_back(codec, h, d, n):
+def test_codec_round_trip_keeps_values(codec, h, d, n):
     shape, heads = SHAPES[codec](h, d, n), (h, d)
     value = np.random.default_rng(0).normal(size=shape).astype("float32")
     if codec.without_keys:
@@ -53,21 +53,17 @@ def test_what_is_written_is_read_back(codec, h, d, n):
     np.testing.assert_array_equal(codec.to_model(arrays, shape), value)
 
 
-@pytest.mark.parametrize("codec", SHAPES, ids=name)
-def test_another_shape_does_not_fit(codec):
-    shape, heads = SHAPES[codec](2, 3, 5), (2, 3)
-    shapes = codec.file_shapes(shape, heads)
-    longer = tuple((*s[:-1], s[-1] + 1) for s in shapes)
-    assert not codec.fits(longer, shape, heads)
-
-
-def test_every_codec_is_tried():
+def test_other_shapes_do_not_fit_any_codec():
     classes = {c for _, c in inspect.getmembers(codecs, inspect.isclass)}
     assert classes - {type(codec) for codec in SHAPES} == {codecs.Part}
+    for codec in SHAPES:
+        shape, heads = SHAPES[codec](2, 3, 5), (2, 3)
+        longer = tuple((*s[:-1], s[-1] + 1) for s in codec.file_shapes(shape, heads))
+        assert not codec.fits(longer, shape, heads), codec
 
 
 @given(count=st.integers(1, 4), h=st.integers(1, 3), d=st.integers(1, 4))
-def test_parts_of_one_array_are_told_apart(count, h, d):
+def test_parts_of_one_array_keep_their_order(count, h, d):
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(5, h, d)).astype("float32") for _ in range(count)]
     parts = [codecs.Part(codecs.Transposed(), i, count) for i in range(count)]
@@ -77,7 +73,7 @@ def test_parts_of_one_array_are_told_apart(count, h, d):
         np.testing.assert_array_equal(part.to_model((whole,), value.shape), value)
 
 
-def test_the_layouts_of_pytorch_are_the_same_functions():
+def test_pytorch_layouts_compute_the_same():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4,))
     weight = rng.normal(size=(3, 4))
@@ -89,16 +85,13 @@ def test_the_layouts_of_pytorch_are_the_same_functions():
     )
 
 
-def test_a_bias_without_keys_is_zero_for_them():
+def test_bias_of_keys_is_zero():
     query, value = np.arange(1.0, 5), np.arange(5.0, 9)
     codec = codecs.QueryValue()
     whole = codec.to_model((query, value), (12,))
     np.testing.assert_array_equal(whole, [*query, 0, 0, 0, 0, *value])
     assert codec.model_shape(((4,), (4,))) == (12,) and codec.fits(((4,), (4,)), (12,), None)
     np.testing.assert_array_equal(codec.to_file(whole, None), [query, value])
-
-
-def test_a_mask_of_anything_but_the_keys_is_refused():
     bias, mask = np.ones(6, "float32"), np.array([1, 1, 0, 0, 1, 1], "float32")
     np.testing.assert_array_equal(codecs.Masked().to_model((bias, mask), (6,)), mask)
     with pytest.raises(ValueError, match="bias_mask of 0 for the keys"):

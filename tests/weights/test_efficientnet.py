@@ -10,22 +10,19 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import keras_vit
 from tests.contract import randomize
 from tests.golden import GOLDEN_FOLDER
 from tests.models.test_efficientnet import REPEATS, WIDTHS, build
+from tests.weights.helpers import check_refused, outputs, timm_folder
 
 FOLDER = "timm_efficientnet"
 
 
-def outputs(model, x):
-    return ops.convert_to_numpy(model(x))
-
-
 def settle(model, scale=1):
-    """Gives the norms the statistics of images, as trained ones have them: else outputs hardly depend on the images."""
+    """Sets the statistics of the norms, without which outputs hardly depend on the images."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
@@ -40,35 +37,24 @@ def drawn(**changes):
     return model
 
 
-def random(**changes):
-    return settle(drawn(**changes))
-
-
 def values(model):
     return {w.path: ops.convert_to_numpy(w) for w in model.weights}
 
 
-# timm: what its own code computed, at odd and even sizes
-
-
 @pytest.fixture
 def golden(tmp_path):
-    """Writes the golden weights as a folder of timm's architecture `name`, and returns it."""
+    """Returns a function that writes the golden weights as a folder of a timm architecture."""
 
     def write(name, **config):
-        folder = tmp_path / name
-        folder.mkdir()
-        shutil.copy(GOLDEN_FOLDER / f"{FOLDER}.safetensors", folder / "model.safetensors")
-        config = {"architecture": name, "num_classes": 5, "pretrained_cfg": {"input_size": [3, 64, 96]}, **config}
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        config = {"num_classes": 5, "pretrained_cfg": {"input_size": [3, 64, 96]}, **config}
+        return timm_folder(tmp_path / name, FOLDER, architecture=name, **config)
 
     return write
 
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("name, prefix", [("tf_efficientnet_b0", "official/"), ("efficientnet_b0", "own/")])
-def test_timm_computes_the_same(golden, name, prefix):
+def test_timm_folder_gives_logits_of_timm(golden, name, prefix):
     io = np.load(GOLDEN_FOLDER / f"{FOLDER}.io.npz")
     model = keras_vit.from_pretrained(golden(name), image_size=(None, None))
     x = io["images"]
@@ -76,13 +62,18 @@ def test_timm_computes_the_same(golden, name, prefix):
     np.testing.assert_allclose(outputs(model, x[:, :37, :70]), io[f"{prefix}cut/logits"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_folder_says_what_its_arrays_do_not(golden):
+def test_timm_folder_gives_settings_and_short_report(golden, caplog):
     model = keras_vit.from_pretrained(golden("tf_efficientnet_b0"))
     assert (model.config.padding, model.config.batch_norm_epsilon, model.config.image_size) == ("same", 1e-3, (64, 96))
     args = {"pad_type": "same", "bn_eps": 1e-4, "drop_path_rate": 0.2}
     config = keras_vit.from_pretrained(golden("efficientnet_b1", model_args=args)).config
     assert (config.padding, config.batch_norm_epsilon) == ("same", 1e-4)
     assert keras_vit.from_pretrained(golden("tf_efficientnet_l2_ns_475")).config.padding == "same"
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "keras_vit"):
+        keras_vit.from_pretrained(golden("efficientnet_b0"))
+    (line,) = [line for line in caplog.text.splitlines() if "num_batches_tracked" in line]
+    assert "such as" in line and "holds no weights of the model" in line
 
 
 @pytest.mark.parametrize(
@@ -99,28 +90,20 @@ def test_a_folder_says_what_its_arrays_do_not(golden):
     ],
 )
 def test_other_networks_of_timm_are_refused(golden, name, config, message):
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(golden(name, **config))
+    check_refused(message, golden(name, **config))
 
 
-def test_a_state_dict_asks_for_its_padding(tmp_path):
-    path = tmp_path / "model.safetensors"
-    shutil.copy(GOLDEN_FOLDER / f"{FOLDER}.safetensors", path)
-    with pytest.raises(ValueError, match="Pass preprocessing=, padding=, batch_norm_epsilon= to from_pretrained"):
-        keras_vit.from_pretrained(path)
-    sizes = {"widths": widths_of(path), "repeats": (1, 1, 1, 1, 1, 2, 1), "num_classes": 5}
+def test_state_dict_needs_padding_and_epsilon():
+    path = GOLDEN_FOLDER / f"{FOLDER}.safetensors"
+    check_refused("Pass preprocessing=, padding=, batch_norm_epsilon= to from_pretrained", path)
+    settings = {"padding": "symmetric", "batch_norm_epsilon": 1e-5, "image_size": (64, 96)}
+    model = keras_vit.from_pretrained(path, preprocessing=keras_vit.Preprocessing(), **settings)
+    sizes = {"widths": model.config.widths, "repeats": (1, 1, 1, 1, 1, 2, 1), "num_classes": 5}
     with pytest.raises(ValueError, match="does not state padding and batch_norm_epsilon, which change its outputs"):
         keras_vit.EfficientNet("B0", weights=path, **sizes)
-    settings = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
-    model = keras_vit.EfficientNet("B0", weights=path, image_size=(64, 96), **settings, **sizes)
+    model = keras_vit.EfficientNet("B0", weights=path, **settings, **sizes)
     io = np.load(GOLDEN_FOLDER / f"{FOLDER}.io.npz")
     np.testing.assert_allclose(outputs(model, io["images"]), io["own/logits"], rtol=1e-4, atol=1e-5)
-
-
-def widths_of(path):
-    arrays = load_file(path)
-    last = [arrays[f"blocks.{s}.0.{'conv_pwl' if s else 'conv_pw'}.weight"] for s in range(7)]
-    return tuple(len(kernel) for kernel in (arrays["conv_stem.weight"], *last, arrays["conv_head.weight"]))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +115,7 @@ def widths_of(path):
         ("efficientnet_b0_ra-3dd342df.pth", 224, "symmetric", 0.485),
     ],
 )
-def test_the_name_of_a_published_file_says_what_its_arrays_do_not(tmp_path, name, size, padding, mean):
+def test_published_file_name_gives_settings(tmp_path, name, size, padding, mean):
     torch = pytest.importorskip("torch")
     arrays = load_file(GOLDEN_FOLDER / f"{FOLDER}.safetensors")
     torch.save({key: torch.from_numpy(array) for key, array in arrays.items()}, tmp_path / name)
@@ -142,7 +125,7 @@ def test_the_name_of_a_published_file_says_what_its_arrays_do_not(tmp_path, name
     assert model.config.batch_norm_epsilon == {"same": 1e-3, "symmetric": 1e-5}[padding]
 
 
-def test_files_of_another_padding_are_refused(tmp_path):
+def test_file_of_other_padding_is_refused(tmp_path):
     model = drawn(padding="symmetric")
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     with pytest.raises(ValueError, match="was trained with padding='symmetric', and model .* padding='same'"):
@@ -154,8 +137,8 @@ def test_files_of_another_padding_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, {"padding": "symmetric", "batch_norm_epsilon": 0.01, "num_classes": 0}])
-def test_saved_files_give_the_same_model(tmp_path, changes):
-    model = random(mean=0.5, **changes)
+def test_saved_files_give_same_model(tmp_path, changes):
+    model = settle(drawn(mean=0.5, **changes))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     model.save_weights(tmp_path / "model.weights.h5")
     x = np.random.default_rng(0).normal(size=(2, 33, 48, 3)).astype("float32")
@@ -166,16 +149,12 @@ def test_saved_files_give_the_same_model(tmp_path, changes):
     report = keras_vit.load_weights(again, tmp_path / "model.weights.h5")
     assert len(report.loaded) == len(model.weights) and not report.skipped
     np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
-    again = keras_vit.from_pretrained(
-        tmp_path / "model.weights.h5", image_size=(33, 48), preprocessing=model.preprocessing, **{**SETTINGS, **changes}
-    )
+    settings = {"padding": "same", "batch_norm_epsilon": 1e-3, "preprocessing": model.preprocessing, **changes}
+    again = keras_vit.from_pretrained(tmp_path / "model.weights.h5", image_size=(33, 48), **settings)
     assert again.config == model.config
 
 
-SETTINGS = {"padding": "same", "batch_norm_epsilon": 1e-3}
-
-
-def test_a_folder_for_timm_has_the_name_of_the_variant(tmp_path):
+def test_saved_timm_folder_names_variant(tmp_path):
     own = {"padding": "symmetric", "batch_norm_epsilon": 1e-5, "in_channels": 1}
     for variant, changes, name, args in (
         ("B1", {}, "tf_efficientnet_b1", {}),
@@ -195,32 +174,11 @@ def test_a_folder_for_timm_has_the_name_of_the_variant(tmp_path):
         keras_vit.save_weights(build(), tmp_path / "tiny.npz")
 
 
-def test_counters_of_batches_are_one_line_of_the_report(golden, caplog):
-    with caplog.at_level(logging.INFO, "keras_vit"):
-        keras_vit.from_pretrained(golden("efficientnet_b0"))
-    (line,) = [line for line in caplog.text.splitlines() if "num_batches_tracked" in line]
-    assert "such as" in line and "holds no weights of the model" in line
-
-
-def test_missing_and_unknown_weights_are_listed(tmp_path):
-    keras_vit.save_weights(drawn(), tmp_path / "model.safetensors", "timm")
-    arrays = load_file(tmp_path / "model.safetensors")
-    del arrays["blocks.1.0.bn2.running_var"]
-    arrays["blocks.1.0.gamma"] = np.ones(3, "float32")
-    save_file(arrays, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="does not fit") as caught:
-        keras_vit.load_weights(build(), tmp_path / "model.safetensors")
-    assert "stage_2_block_01/depthwise_norm/moving_variance" in str(caught.value)
-    assert "blocks.1.0.gamma" in str(caught.value)
-
-
-# The official code: a checkpoint as its training writes it
-
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def official_names(model):
-    """{weight: the name in the official code}, written as the code makes them: layer by layer."""
+    """Returns {weight: name in the official code}, independently of the table in the package."""
     found = {"stem_conv/kernel": "stem/conv2d/kernel", "top_conv/kernel": "head/conv2d/kernel"}
     for name in _NORM:
         found[f"stem_norm/{name}"] = f"stem/tpu_batch_normalization/{name}"
@@ -271,7 +229,7 @@ def write_official(folder, model, averages=True):
 
 
 @pytest.mark.parametrize("place", ["", "model.ckpt.index", "model.ckpt.data-00000-of-00001"])
-def test_the_averages_of_an_official_checkpoint_are_loaded(tmp_path, place, caplog):
+def test_averages_of_official_checkpoint_are_loaded(tmp_path, place, caplog):
     model = drawn()
     folder = write_official(tmp_path / "noisy_student_efficientnet-l2_475", model)
     with caplog.at_level(logging.INFO, "keras_vit"):
@@ -286,7 +244,7 @@ def test_the_averages_of_an_official_checkpoint_are_loaded(tmp_path, place, capl
     assert "variables of the optimizer" in caplog.text and "assumed" not in caplog.text
 
 
-def test_an_official_checkpoint_without_averages_is_loaded_and_reported(tmp_path):
+def test_official_checkpoint_without_averages_is_reported(tmp_path):
     model, again = drawn(), build()
     folder = write_official(tmp_path / "efficientnet-b0", model, averages=False)
     report = keras_vit.load_weights(again, folder)
@@ -296,38 +254,28 @@ def test_an_official_checkpoint_without_averages_is_loaded_and_reported(tmp_path
     assert report.assumed == {"ExponentialMovingAverage": expected}
     x = np.random.default_rng(0).normal(size=(2, 33, 48, 3)).astype("float32")
     np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
-    # Only the folders of Noisy Student tell how images are scaled.
-    with pytest.raises(ValueError, match="Pass preprocessing= to from_pretrained"):
-        keras_vit.from_pretrained(folder)
+    # Only the names of Noisy Student folders imply the scaling of images.
+    check_refused("Pass preprocessing= to from_pretrained", folder)
 
 
-def test_damage_to_a_checkpoint_is_noticed(tmp_path):
+def test_damage_and_missing_tensorflow_are_named(tmp_path, monkeypatch):
     folder = write_official(tmp_path / "efficientnet-b0", drawn())
     data = folder / "model.ckpt.data-00000-of-00001"
     content = bytearray(data.read_bytes())
-    # A bit in each of its arrays but the smallest.
+    # Every array of more than 50 bytes gets a flipped bit.
     for i in range(0, len(content), 50):
         content[i] ^= 1
     data.write_bytes(content)
-    with pytest.raises(ValueError, match="Cannot read weights from"):
-        keras_vit.load_weights(build(), folder)
+    check_refused("Cannot read weights from", folder, into=build())
     data.unlink()
-    with pytest.raises(ValueError, match="Cannot read weights from"):
-        keras_vit.load_weights(build(), folder)
+    check_refused("Cannot read weights from", folder, into=build())
     shutil.copy(folder / "model.ckpt.index", folder / "other.index")
-    with pytest.raises(ValueError, match="holds 2 checkpoints; pass the path of one"):
-        keras_vit.load_weights(build(), folder)
-
-
-def test_without_tensorflow_the_error_says_what_to_install(tmp_path, monkeypatch):
-    folder = write_official(tmp_path / "efficientnet-b0", drawn())
+    check_refused("holds 2 checkpoints; pass the path of one", folder, into=build())
+    folder = write_official(tmp_path / "whole", drawn())
     model = build()
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ImportError, match="needs TensorFlow, which cannot be imported. Install tensorflow"):
         keras_vit.load_weights(model, folder)
-
-
-# keras.applications
 
 
 def application(**changes):
@@ -364,7 +312,7 @@ def test_keras_applications_compute_the_same(app):
     expected = outputs(theirs, raw_images())
     assert np.abs(expected[0] - expected[1]).max() > 0.01
     np.testing.assert_allclose(outputs(model, raw_images()), expected, atol=1e-5, rtol=1e-4)
-    # Logits, unless asked for probabilities.
+    # By default, the model returns logits.
     theirs.layers[-1].activation = keras.activations.linear
     expected = outputs(theirs, raw_images())
     theirs.layers[-1].activation = keras.activations.softmax
@@ -376,7 +324,7 @@ def test_keras_applications_compute_the_same(app):
 
 
 def write_published(path, theirs):
-    """Writes the layout of the published files, Keras 2's: groups of layers that list the names of their arrays."""
+    """Writes the Keras 2 layout of the published files: groups of layers that list the names of their arrays."""
     names = {
         "Conv2D": ("kernel", "bias"),
         "DepthwiseConv2D": ("depthwise_kernel",),
@@ -397,17 +345,17 @@ def write_published(path, theirs):
                 group[name] = array
 
 
-def test_the_published_files_of_keras_applications_are_read(app, tmp_path):
+def test_published_keras_applications_file_is_read(app, tmp_path):
     theirs, _ = app
     write_published(tmp_path / "efficientnetb0.h5", theirs)
-    # Keras reads it as its own.
+    # Keras can read the file.
     twin = application()
     twin.load_weights(tmp_path / "efficientnetb0.h5")
     model = keras_vit.from_pretrained(
         tmp_path / "efficientnetb0.h5", image_size=(65, 96), include_preprocessing=True, classifier_activation="softmax"
     )
     assert (model.preprocessing.mean, model.preprocessing.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    # As weights="imagenet" builds it: scaled by the roots of the file's variances, and by a layer of its own again.
+    # weights="imagenet" scales by the file's statistics and by a second layer.
     scaled = (raw_images() / 255 - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
     expected = outputs(theirs, scaled * 255)
     np.testing.assert_allclose(outputs(model, raw_images()), expected, atol=1e-4, rtol=1e-3)

@@ -3,7 +3,6 @@ KERAS_VIT_PEERS=1 makes that a failure (`pip install -e ".[peers]"`, then `pip i
 
 import functools
 import json
-import shutil
 
 import keras
 import numpy as np
@@ -11,13 +10,12 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit.models.vision_transformer import vision_transformer
 from keras_vit.weights import timm_models
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
-from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.tiny import build, randomize
+from tests.weights.helpers import images
 
 pytestmark = pytest.mark.long
 
@@ -28,15 +26,11 @@ def torch():
 
 
 def small(model):
-    """Gives every weight random numbers, of a size that logits of other norms or activations differ visibly."""
+    """Randomizes weights so that other norms or activations change the logits visibly."""
     randomize(model)
     for weight in model.weights:
         weight.assign(weight * 0.3 + float(weight.path.endswith("gamma")))
     return model
-
-
-def images(model):
-    return np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
 
 
 def outputs(model):
@@ -48,26 +42,7 @@ def run(torch, module, model):
         return module.eval()(torch.from_numpy(images(model)).permute(0, 3, 1, 2).contiguous())
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"image_size": (16, 24)}, {"activation": "gelu", "layer_norm_epsilon": 1e-12}]
-)
-def test_transformers_reads_a_classifier(torch, tmp_path, arguments):
-    transformers = peer("transformers")
-    model = randomize(build(**arguments))
-    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
-    module = transformers.ViTForImageClassification.from_pretrained(tmp_path / "folder")
-    np.testing.assert_allclose(run(torch, module, model).logits.numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
-
-
-def test_transformers_reads_features(torch, tmp_path):
-    transformers = peer("transformers")
-    model = randomize(build(num_classes=0, representation_size=12))
-    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
-    module = transformers.ViTModel.from_pretrained(tmp_path / "folder")
-    np.testing.assert_allclose(run(torch, module, model).pooler_output.numpy(), outputs(model)[0], atol=1e-4)
-
-
-def test_transformers_reads_both_heads_of_a_distilled_model(torch, tmp_path):
+def test_transformers_reads_both_heads_of_distilled_model(torch, tmp_path):
     transformers = peer("transformers")
     model = randomize(build(distillation_token=True, return_both_heads=True, activation="gelu"))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
@@ -77,33 +52,13 @@ def test_transformers_reads_both_heads_of_a_distilled_model(torch, tmp_path):
         np.testing.assert_allclose(y.numpy(), ours, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "arguments, theirs",
-    [
-        ({}, {}),
-        ({"image_size": (16, 24)}, {"img_size": (16, 24)}),
-        ({"pooling": "gap", "norm_after_pooling": True}, {"global_pool": "avg", "class_token": False}),
-        ({"num_registers": 2, "class_token_position": False}, {"reg_tokens": 2, "no_embed_class": True}),
-        ({"pooling": "map", "qk_norm": True}, {"global_pool": "map", "class_token": False, "qk_norm": True}),
-    ],
-)
-def test_timm_reads_a_state_dict(torch, tmp_path, arguments, theirs):
-    transformer = peer("timm.models.vision_transformer")
-    model = randomize(build(activation="gelu", **arguments))
-    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
-    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
-    module = transformer.VisionTransformer(**{**sizes, "mlp_ratio": 20 / 12, **theirs})
-    _load(torch, module, tmp_path / "model.safetensors")
-    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-4, rtol=1e-5)
-
-
 @pytest.mark.parametrize("stages, patch_size", [((2, 1), 1), ((), 3)])
-def test_timm_reads_a_hybrid(torch, tmp_path, stages, patch_size):
+def test_timm_computes_same_from_hybrid(torch, tmp_path, stages, patch_size):
     hybrid, resnetv2 = peer("timm.models.vision_transformer_hybrid"), peer("timm.models.resnetv2")
     sizes = {"image_size": (33, 47), "stages": stages, "patch_size": patch_size}
     model = randomize(build(activation="gelu", resnet_epsilons="timm", **sizes), scale=0.1)
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
-    # As `_resnetv2` of timm.
+    # timm's `_resnetv2` sets the same options.
     options = {"stem_type": "same", "preact": False, "conv_layer": functools.partial(hybrid.StdConv2dSame, eps=1e-8)}
     if stages:
         backbone = resnetv2.ResNetV2(stages, num_classes=0, global_pool="", **options)
@@ -123,7 +78,7 @@ def bit(**changes):
 
 
 @pytest.mark.parametrize("num_classes", [5, 0])
-def test_timm_reads_bit(torch, tmp_path, num_classes):
+def test_timm_computes_same_from_bit(torch, tmp_path, num_classes):
     resnetv2, model = peer("timm.models.resnetv2"), bit(num_classes=num_classes)
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     conv = functools.partial(resnetv2.StdConv2d, eps=1e-8)
@@ -132,7 +87,7 @@ def test_timm_reads_bit(torch, tmp_path, num_classes):
     np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_transformers_reads_bit(torch, tmp_path):
+def test_transformers_computes_same_from_bit(torch, tmp_path):
     transformers, model = peer("transformers"), bit()
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     module = transformers.BitForImageClassification.from_pretrained(tmp_path / "folder")
@@ -145,7 +100,7 @@ def test_transformers_reads_bit(torch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224", "resnetv2_50x1_bit"])
-def test_published_models_of_timm_are_read(torch, tmp_path, name):
+def test_published_resnets_of_timm_compute_the_same(torch, tmp_path, name):
     timm = peer("timm")
     module = timm.create_model(name, num_classes=7).eval()
     for key, parameter in module.named_parameters():
@@ -162,7 +117,7 @@ def test_published_models_of_timm_are_read(torch, tmp_path, name):
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
-# One name of each kind of timm's models.
+# One name for each kind of timm model.
 TIMM = (
     *("vit_base_patch16_clip_quickgelu_224", "vit_large_patch14_clip_224", "vit_giant_patch14_reg4_dinov2"),
     *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_giant_patch16_lingbot"),
@@ -174,7 +129,7 @@ TIMM = (
 
 
 def timm_model(torch, name, **arguments):
-    """A tiny model of timm with random weights, in which the epsilon of the norms and the activation matter."""
+    """Returns a tiny timm model whose random weights make the epsilon and the activation matter."""
     timm = peer("timm")
     module = timm.create_model(name, embed_dim=24, depth=2, num_heads=3, num_classes=5, **arguments)
     for key, parameter in module.named_parameters():
@@ -185,7 +140,7 @@ def timm_model(torch, name, **arguments):
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_a_folder_of_timm_is_read(torch, tmp_path, name):
+def test_timm_folder_computes_the_same(torch, tmp_path, name):
     module = timm_model(torch, name, img_size=(48, 64))
     peer("timm.models").save_for_hf(module, tmp_path, safe_serialization=True)
     model = keras_vit.from_pretrained(tmp_path)
@@ -194,36 +149,8 @@ def test_a_folder_of_timm_is_read(torch, tmp_path, name):
     np.testing.assert_allclose(outputs(model)[0], theirs, atol=1e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize(
-    "name, args, part",
-    [
-        ("vit_base_patch16_rope_mixed_224", {}, "learned frequencies"),
-        ("vit_x_224", {}, "num_heads="),
-        ("eva02_base_patch14_224", {"global_pool": "map"}, "pools all tokens"),
-        ("vit_small_patch16_dinov3", {"global_pool": "map", "use_rot_pos_emb": False}, "pools all tokens"),
-    ],
-)
-def test_what_timm_sets_otherwise_is_named(tmp_path, name, args, part):
-    config = {"architecture": name, "pretrained_cfg": {}, "model_args": args}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=part):
-        keras_vit.from_pretrained(tmp_path)
-
-
-def test_a_model_of_other_rotary_positions_is_refused(torch, tmp_path):
-    module = timm_model(torch, "vit_medium_patch16_rope_reg1_gap_256", img_size=64)
-    peer("timm.models").save_for_hf(module, tmp_path, safe_serialization=True)
-    config = keras_vit.from_pretrained(tmp_path).config
-    for changes in ({"rotary_embedding": None, "rotary_grid": None}, {"rotary_grid": (4, 4)}):
-        model = vision_transformer(config.replace(**changes))
-        with pytest.raises(ValueError, match=next(iter(changes))):
-            keras_vit.load_weights(model, tmp_path)
-        keras_vit.load_weights(model, tmp_path, allow=list(changes))
-
-
-def test_timms_table_is_that_of_timm(torch):
-    """Builds each model that is known by its name, without memory for its weights."""
+def test_table_of_timm_models_equals_timm(torch):
+    """Builds each model of the table on the meta device, without memory for its weights."""
     timm = peer("timm")
     for name, fields in timm_models.MODELS.items():
         with torch.device("meta"):
@@ -242,25 +169,21 @@ def test_timms_table_is_that_of_timm(torch):
 
 
 EVA = {"hidden_dim": 24, "key_bias": False, "rotary_embedding": "eva02", "rotary_grid": (4, 4)}
+GAP = {"pooling": "gap", "norm_after_pooling": True}
 GATED = {"gated_mlp": True, "activation": "silu"}
 DINOV3 = {"hidden_dim": 24, "rotary_embedding": "dinov3", "position_embedding": "none", "layer_norm_epsilon": 1e-5}
 WRITTEN = (
     {"activation": "gelu_tanh", "image_size": (16, 24), "preprocessing": keras_vit.Preprocessing(mean=0.4, std=0.2)},
+    {"activation": "gelu"},
     {"distillation_token": True, "activation": "gelu"},
     {"pooling": "map", "qk_norm": True, "activation": "quick_gelu", "in_channels": 1},
-    {
-        "pooling": "gap",
-        "norm_after_pooling": True,
-        "num_registers": 2,
-        "class_token_position": False,
-        "qkv_bias": False,
-    },
+    {**GAP, "num_registers": 2, "class_token_position": False, "qkv_bias": False},
     {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"},
     {"attention_norm": True, "mlp_norm": True, "layer_scale_init": 0.1, "num_classes": 0, "activation": "silu"},
     {**GATED, "num_registers": 2, "class_token": True, "pooling": "gap"},
     {**EVA, **GATED},
     {**EVA, **GATED, "mlp_norm": True, "attention_norm": True, "image_size": (24, 16)},
-    {**EVA, "pooling": "gap", "norm_after_pooling": True, "num_registers": 1, "position_embedding": "none"},
+    {**EVA, **GAP, "num_registers": 1, "position_embedding": "none"},
     {**DINOV3, "class_token": True, "num_registers": 2, "pooling": "gap", "layer_scale_init": 0.1, "qkv_bias": False},
     {**DINOV3, **GATED, "key_bias": False, "num_registers": 2},
     {"hidden_dim": 24, "rotary_embedding": "axial", "layer_scale_init": 0.1, "activation": "gelu"},
@@ -270,13 +193,13 @@ WRITTEN = (
 
 
 @pytest.mark.parametrize("arguments", WRITTEN)
-def test_timm_loads_a_folder(torch, tmp_path, arguments):
+def test_timm_computes_same_from_folder(torch, tmp_path, arguments):
     timm = peer("timm")
-    # Plain MLPs of timm's Eva have the exact GELU.
+    # Plain MLPs of timm's Eva use the exact GELU.
     plain = {} if "activation" in arguments else {"activation": "gelu"}
     model = small(build(**plain, **arguments))
     keras_vit.save_weights(model, tmp_path / "folder", "timm")
-    # Its loader takes other channel counts for those of another file.
+    # timm builds the model with the settings of the folder.
     module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
     expected = outputs(model)[0]
     np.testing.assert_allclose(run(torch, module, model).numpy(), expected, atol=1e-5 * np.abs(expected).max())
@@ -285,14 +208,14 @@ def test_timm_loads_a_folder(torch, tmp_path, arguments):
     assert data["input_size"][1:] == model.config.image_size and data["interpolation"] == config.interpolation
     low, high = config.value_range
     np.testing.assert_allclose(data["mean"], (np.array(config.mean) - low) / (high - low) * np.ones(len(data["mean"])))
-    # The same, if our record is not in the file.
+    # The folder gives the same model without the record of this package.
     arrays = open_checkpoint(tmp_path / "folder")
     write_safetensors(tmp_path / "folder" / "model.safetensors", dict(arrays.read(arrays.entries)), {})
     again = keras_vit.from_pretrained(tmp_path / "folder")
     np.testing.assert_allclose(outputs(again)[0], expected, atol=1e-6 * np.abs(expected).max())
 
 
-def test_timm_loads_a_folder_of_bit(torch, tmp_path):
+def test_timm_computes_same_from_bit_folder(torch, tmp_path):
     timm, options = peer("timm"), {"resnet_epsilons": "timm", "pool_padding": "zeros"}
     model = keras_vit.BiTR50x1(image_size=33, num_classes=5, **options)
     keras_vit.save_weights(randomize(model, scale=0.05), tmp_path / "folder", "timm")
@@ -303,22 +226,23 @@ def test_timm_loads_a_folder_of_bit(torch, tmp_path):
 
 
 _BACKBONE = {"num_classes": 0, "activation": "gelu"}
+_DISTILLED = {"distillation_token": True, "distillation_head": False}
 _DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24}
 _GATED = {"gated_mlp": True, "activation": "silu", "mlp_dim": 16}
 _DINOV3_HF = {"layer_scale_init": 0.1, "position_embedding": "none", "rotary_embedding": "dinov3", "num_classes": 0}
 _CLIP = {"norm_before_blocks": True, "patch_bias": False, "num_classes": 0, "activation": "quick_gelu"}
-# (the class, the model that is written, the name of its output there)
+# (class of transformers, arguments of the model that is saved, output of the class)
 TRANSFORMERS = [
+    ("ViTForImageClassification", {}, "logits"),
+    ("ViTForImageClassification", {"image_size": (16, 24)}, "logits"),
+    ("ViTForImageClassification", {"activation": "gelu", "layer_norm_epsilon": 1e-12}, "logits"),
+    ("ViTModel", {"num_classes": 0, "representation_size": 12}, "pooler_output"),
     ("ViTForImageClassification", {"qkv_bias": False}, "logits"),
     ("ViTForImageClassification", {"key_bias": False}, "logits"),
-    ("DeiTForImageClassification", {"distillation_token": True, "distillation_head": False}, "logits"),
-    (
-        "DeiTModel",
-        {**_BACKBONE, "distillation_token": True, "distillation_head": False, "representation_size": 12},
-        "pooler_output",
-    ),
+    ("DeiTForImageClassification", _DISTILLED, "logits"),
+    ("DeiTModel", {**_BACKBONE, **_DISTILLED, "representation_size": 12}, "pooler_output"),
     ("IJepaForImageClassification", {"pooling": "gap", "image_size": (16, 24)}, "logits"),
-    ("IJepaModel", {**_BACKBONE, "pooling": "gap"}, None),
+    ("IJepaModel", {**_BACKBONE, "pooling": "gap"}, "mean"),
     ("Dinov2Model", {**_BACKBONE, **_DINOV2}, "pooler_output"),
     ("Dinov2Model", {**_BACKBONE, **_DINOV2, **_GATED}, "pooler_output"),
     ("Dinov2ForImageClassification", {**_DINOV2, **_GATED, "pooling": "token_gap"}, "logits"),
@@ -334,20 +258,18 @@ TRANSFORMERS = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "output"), TRANSFORMERS)
-def test_each_class_of_transformers_reads_its_folder(torch, tmp_path, name, arguments, output):
-    # Heads of 4 channels, as rotary positions need.
+def test_each_transformers_class_computes_same_from_folder(torch, tmp_path, name, arguments, output):
     model = randomize(build(**arguments))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     kind = getattr(peer("transformers"), name)
     module, told = kind.from_pretrained(tmp_path / "folder", output_loading_info=True)
     assert module.config.architectures == [name]
-    # Of pre-training, and none of 0 registers.
+    # The mask token belongs to pre-training; 0 registers have no tokens.
     assert {key.rpartition(".")[2] for key in told["missing_keys"]} <= {"mask_token", "register_tokens"}
     assert not told["unexpected_keys"] and not told["mismatched_keys"]
-    x = np.random.default_rng(0).normal(size=(2, *(n or 16 for n in model.input_shape[1:3]), 3)).astype("float32")
+    x = images(model)
     with torch.no_grad():
-        found = module.eval()(torch.from_numpy(x).permute(0, 3, 1, 2).contiguous())
-    theirs = found.last_hidden_state.mean(1) if output is None else found[output]
+        theirs = their_output(module.eval(), output, torch.from_numpy(x).permute(0, 3, 1, 2).contiguous())
     ours = keras.ops.convert_to_numpy(model(x))
     assert np.abs(theirs.numpy() - ours).max() / np.abs(ours).max() < 1e-5
     again = keras_vit.from_pretrained(tmp_path / "folder")
@@ -362,66 +284,55 @@ _TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 _TEXT |= {"bos_token_id": 0, "eos_token_id": 1}
 
 
-def pooled(module, images, **options):
-    return module(images, **options).pooler_output
-
-
 def _load(torch, module, path):
     file = open_checkpoint(path)
     module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
 
 
-def logits(module, images, **options):
-    return module(images, **options).logits
+def their_output(module, output, x, **options):
+    """Returns an output of a model of transformers."""
+    if output == "image_features":
+        found = module.get_image_features(x, **options)
+        return getattr(found, "pooler_output", found)
+    if output not in ("class_token", "mean"):
+        return module(x, **options)[output]
+    # Some classes do not return the tokens of their backbone.
+    tokens = getattr(module, module.base_model_prefix, module)(x, **options).last_hidden_state
+    return tokens[:, 0] if output == "class_token" else tokens.mean(1)
 
 
-def class_token(module, images, **options):
-    """That of the backbone, which has no other name in some classes."""
-    backbone = getattr(module, module.base_model_prefix, module)
-    return backbone(images, **options).last_hidden_state[:, 0]
-
-
-def mean(module, images, **options):
-    return module(images, **options).last_hidden_state.mean(1)
-
-
-def image_features(module, images, **options):
-    found = module.get_image_features(images, **options)
-    return getattr(found, "pooler_output", found)
-
-
-# (the class, its configuration, the output that a model here computes)
+# (class of transformers, its configuration, the output that our model computes)
 READ = [
-    ("ViTForImageClassification", {**_SIZES, "qkv_bias": False, "num_labels": 5}, logits),
-    ("ViTForImageClassification", {**_SIZES, "hidden_act": "quick_gelu", "num_labels": 5}, logits),
-    ("ViTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, class_token),
-    ("ViTMAEModel", {**_SIZES, "mask_ratio": 0.0}, class_token),
-    ("ViTMAEForPreTraining", {**_SIZES, "mask_ratio": 0.0, "decoder_num_hidden_layers": 1}, class_token),
-    ("ViTMSNModel", _SIZES, class_token),
-    ("IJepaModel", _SIZES, mean),
-    ("IJepaForImageClassification", {**_SIZES, "num_labels": 5}, logits),
-    ("DeiTModel", _SIZES, pooled),
-    ("DeiTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, class_token),
-    ("DeiTForImageClassification", {**_SIZES, "num_labels": 5}, logits),
-    ("Dinov2Model", _RATIO, pooled),
-    ("Dinov2Model", {**_RATIO, "use_swiglu_ffn": True}, pooled),
-    ("Dinov2WithRegistersModel", {**_RATIO, "num_register_tokens": 2}, pooled),
-    ("Dinov2ForImageClassification", {**_RATIO, "use_swiglu_ffn": True, "num_labels": 5}, logits),
-    ("Dinov2WithRegistersForImageClassification", {**_RATIO, "num_labels": 5}, logits),
-    ("DINOv3ViTModel", {**_SIZES, "num_register_tokens": 4}, pooled),
-    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "hidden_act": "silu", "key_bias": True}, pooled),
-    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "query_bias": False, "value_bias": False}, pooled),
-    ("SiglipVisionModel", _SIZES, pooled),
-    ("SiglipModel", {"vision_config": _SIZES, "text_config": _TEXT}, image_features),
-    ("SiglipForImageClassification", {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}, logits),
-    ("CLIPVisionModel", _SIZES, pooled),
-    ("CLIPVisionModelWithProjection", {**_SIZES, "hidden_act": "gelu"}, lambda *a, **k: a[0](a[1], **k).image_embeds),
-    ("CLIPModel", {"vision_config": _SIZES, "text_config": _TEXT, "projection_dim": 10}, image_features),
+    ("ViTForImageClassification", {**_SIZES, "qkv_bias": False, "num_labels": 5}, "logits"),
+    ("ViTForImageClassification", {**_SIZES, "hidden_act": "quick_gelu", "num_labels": 5}, "logits"),
+    ("ViTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, "class_token"),
+    ("ViTMAEModel", {**_SIZES, "mask_ratio": 0.0}, "class_token"),
+    ("ViTMAEForPreTraining", {**_SIZES, "mask_ratio": 0.0, "decoder_num_hidden_layers": 1}, "class_token"),
+    ("ViTMSNModel", _SIZES, "class_token"),
+    ("IJepaModel", _SIZES, "mean"),
+    ("IJepaForImageClassification", {**_SIZES, "num_labels": 5}, "logits"),
+    ("DeiTModel", _SIZES, "pooler_output"),
+    ("DeiTForMaskedImageModeling", {**_SIZES, "encoder_stride": 8}, "class_token"),
+    ("DeiTForImageClassification", {**_SIZES, "num_labels": 5}, "logits"),
+    ("Dinov2Model", _RATIO, "pooler_output"),
+    ("Dinov2Model", {**_RATIO, "use_swiglu_ffn": True}, "pooler_output"),
+    ("Dinov2WithRegistersModel", {**_RATIO, "num_register_tokens": 2}, "pooler_output"),
+    ("Dinov2ForImageClassification", {**_RATIO, "use_swiglu_ffn": True, "num_labels": 5}, "logits"),
+    ("Dinov2WithRegistersForImageClassification", {**_RATIO, "num_labels": 5}, "logits"),
+    ("DINOv3ViTModel", {**_SIZES, "num_register_tokens": 4}, "pooler_output"),
+    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "hidden_act": "silu", "key_bias": True}, "pooler_output"),
+    ("DINOv3ViTModel", {**_SIZES, "use_gated_mlp": True, "query_bias": False, "value_bias": False}, "pooler_output"),
+    ("SiglipVisionModel", _SIZES, "pooler_output"),
+    ("SiglipModel", {"vision_config": _SIZES, "text_config": _TEXT}, "image_features"),
+    ("SiglipForImageClassification", {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}, "logits"),
+    ("CLIPVisionModel", _SIZES, "pooler_output"),
+    ("CLIPVisionModelWithProjection", {**_SIZES, "hidden_act": "gelu"}, "image_embeds"),
+    ("CLIPModel", {"vision_config": _SIZES, "text_config": _TEXT, "projection_dim": 10}, "image_features"),
 ]
 
 
 def drawn(torch, name, config):
-    """A model of transformers with random weights."""
+    """Returns a model of transformers with random weights."""
     kind = getattr(peer("transformers"), name)
     module = kind._from_config(kind.config_class(**config), attn_implementation="eager")
     generator = torch.Generator().manual_seed(0)
@@ -433,23 +344,24 @@ def drawn(torch, name, config):
 
 @pytest.mark.parametrize(("name", "config", "output"), READ)
 @pytest.mark.parametrize("image_size", [None, (48, 24)])
-def test_a_folder_of_transformers_is_read(torch, tmp_path, name, config, output, image_size):
+def test_transformers_folder_computes_the_same(torch, tmp_path, name, config, output, image_size):
     module = drawn(torch, name, config)
     module.save_pretrained(tmp_path)
     model = keras_vit.from_pretrained(tmp_path, image_size=image_size, preprocessing=keras_vit.Preprocessing())
-    # DINOv2 and 3 take any size without being told.
+    # DINOv2 and DINOv3 accept any size without this option.
     options = {} if image_size is None or name.upper().startswith("DINO") else {"interpolate_pos_encoding": True}
     with torch.no_grad():
-        expected = output(module, torch.from_numpy(images(model)).permute(0, 3, 1, 2).contiguous(), **options).numpy()
+        x = torch.from_numpy(images(model)).permute(0, 3, 1, 2).contiguous()
+        expected = their_output(module, output, x, **options).numpy()
     difference = np.abs(outputs(model)[0] - expected).max() / np.abs(expected).max()
     assert difference < 1e-4
 
 
-def test_what_a_folder_of_transformers_computes_otherwise_is_refused(torch, tmp_path):
+def test_unsupported_transformers_folder_is_refused(torch, tmp_path):
     drawn(torch, "DINOv3ViTModel", {**_SIZES, "rope_theta": 50.0}).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="rope_theta=50.0, which is not supported. Expected 100"):
         keras_vit.from_pretrained(tmp_path)
-    # The mean of patches without the last norm.
+    # This class averages the patches without the last norm.
     config = {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}
     drawn(torch, "CLIPForImageClassification", config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"(?s)not in the model .*classifier\.bias"):
@@ -460,11 +372,11 @@ def test_what_a_folder_of_transformers_computes_otherwise_is_refused(torch, tmp_
     "changes, name",
     [({}, "tf_efficientnet_b0"), ({"padding": "symmetric", "batch_norm_epsilon": 1e-5}, "efficientnet_b0")],
 )
-def test_timm_reads_an_efficientnet(torch, tmp_path, changes, name):
+def test_timm_computes_same_from_efficientnet(torch, tmp_path, changes, name):
     timm = peer("timm")
     model = keras_vit.EfficientNet("B0", image_size=(65, 96), num_classes=5, head_init="glorot_uniform", **changes)
     for layer in model._flatten_layers():
-        # The statistics of images, as trained norms have them, so that the logits show the images.
+        # With momentum 0, one call sets the statistics, without which logits hardly depend on the images.
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
     model(np.random.default_rng(1).normal(size=(6, 65, 96, 3)), training=True)
@@ -473,7 +385,6 @@ def test_timm_reads_an_efficientnet(torch, tmp_path, changes, name):
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["architecture"] == name
     ours, theirs = outputs(model)[0], run(torch, module, model).numpy()
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(ours).max() and np.abs(ours[0] - ours[1]).max() > 0.1
-    # Both ways.
     timm.models.save_for_hf(module, tmp_path / "theirs", safe_serialization=True)
     again = keras_vit.from_pretrained(tmp_path / "theirs", image_size=(65, 96))
     np.testing.assert_array_equal(outputs(again)[0], ours)

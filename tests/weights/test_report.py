@@ -11,7 +11,7 @@ from tests.weights.read.damage import write_sidecar
 
 @pytest.fixture
 def said(caplog):
-    """[(level, message)] of what the logger has told since the last call."""
+    """Returns a function for the [(level, message)] that were logged since its last call."""
     caplog.set_level(logging.INFO, logger="keras_vit")
 
     def records():
@@ -22,29 +22,24 @@ def said(caplog):
     return records
 
 
-def test_weights_that_the_model_takes_as_they_are_are_information(tiny_file, said):
-    build(weights=tiny_file)
-    ((level, message),) = said()
-    assert level == "INFO" and "Loaded tiny.npz (source 'official') into vit_B16" in message
-
-
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, level, words",
     [
-        ({"image_size": 32}, "resized  position_embedding/embeddings: 4 x 4 -> 8 x 8"),
-        ({"patch_size": 8, "image_size": 32}, "resized  patch_embedding/kernel: patches of 4 x 4 -> 8 x 8"),
-        ({"in_channels": 1}, "adapted  patch_embedding/kernel: 3 -> 1 channels"),
-        ({"num_classes": 7}, "kept     head/kernel: zero"),
-        ({"num_classes": 0}, "skipped  head/kernel: 5 classes in the file, none in the model"),
+        ({}, "INFO", "Loaded tiny.npz (source 'official') into vit_B16"),
+        ({"image_size": 32}, "WARNING", "resized  position_embedding/embeddings: 4 x 4 -> 8 x 8"),
+        ({"patch_size": 8, "image_size": 32}, "WARNING", "resized  patch_embedding/kernel: patches of 4 x 4 -> 8 x 8"),
+        ({"in_channels": 1}, "WARNING", "adapted  patch_embedding/kernel: 3 -> 1 channels"),
+        ({"num_classes": 7}, "WARNING", "kept     head/kernel: zero"),
+        ({"num_classes": 0}, "WARNING", "skipped  head/kernel: 5 classes in the file, none in the model"),
     ],
 )
-def test_what_a_builder_changes_is_warned_of_once(tiny_file, said, changes, words):
+def test_builder_logs_once_and_warns_of_changes(tiny_file, said, changes, level, words):
     build(weights=tiny_file, **changes)
-    ((level, message),) = said()
-    assert level == "WARNING" and words in message
+    ((found, message),) = said()
+    assert found == level and words in message
 
 
-def test_what_from_pretrained_changes_is_warned_of_once(tiny_file, said):
+def test_from_pretrained_warns_of_changes_once(tiny_file, said):
     keras_vit.from_pretrained(tiny_file)
     assert [level for level, _ in said()] == ["INFO"]
     keras_vit.from_pretrained(tiny_file, image_size=32)
@@ -54,7 +49,7 @@ def test_what_from_pretrained_changes_is_warned_of_once(tiny_file, said):
     assert not said(), "it returns its report"
 
 
-def test_a_bit_too(tmp_path, said):
+def test_bit_builder_warns_of_new_head(tmp_path, said):
     options = {"stages": (1, 1), "width_factor": 0.5, "image_size": 32}
     keras_vit.save_weights(randomize(keras_vit.BiT("R50x1", num_classes=5, **options)), tmp_path / "bit.npz")
     for num_classes, level in ((5, "INFO"), (3, "WARNING")):
@@ -62,7 +57,7 @@ def test_a_bit_too(tmp_path, said):
         assert [found for found, _ in said()] == [level]
 
 
-def test_an_optimizers_state_is_no_loss(tmp_path, tiny_arrays, said):
+def test_skipped_optimizer_state_is_no_warning(tmp_path, tiny_arrays, said):
     arrays = {f"opt/target/{key}": value for key, value in tiny_arrays.items()}
     np.savez(tmp_path / "run.npz", **arrays, **{"opt/state/step": np.zeros(1, "float32")})
     build(weights=tmp_path / "run.npz")
@@ -70,7 +65,7 @@ def test_an_optimizers_state_is_no_loss(tmp_path, tiny_arrays, said):
     assert level == "INFO" and "opt/state/step: holds no weights" in message
 
 
-def test_a_file_whose_damage_would_not_be_noticed_is_warned_of(tmp_path, said):
+def test_file_without_checksum_is_warned_of(tmp_path, said):
     model = randomize(build())
     model.save_weights(tmp_path / "model.weights.h5")
     build(weights=tmp_path / "model.weights.h5")
