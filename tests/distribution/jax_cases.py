@@ -1,7 +1,7 @@
 """Trains small models on parts of the 8 devices of one JAX process.
 
-`python -m tests.distribution.jax_cases FOLDER CASE ...` reads the images in FOLDER/images and writes what came of each
-case to FOLDER/CASE.json, for the test to compare.
+`python -m tests.distribution.jax_cases FOLDER NAME ...` reads the images in FOLDER/images and writes the results of
+the named cases to FOLDER/results.json.
 """
 
 import contextlib
@@ -19,12 +19,13 @@ from keras_vit.distillation import Distiller
 from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, layout_map, tensor_parallel
 from keras_vit.distribution.layouts import MODEL
 from keras_vit.layers import MultiHeadSelfAttention
-from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
+from keras_vit.pretraining import MAE
+from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else None
 RNG = np.random.default_rng(0)
-# Without it, Adam would blow up the gradient of a key's bias, which is rounding noise.
+# The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
 EPSILON = 1e-6
 
 
@@ -33,7 +34,7 @@ def mesh(count, model=1):
 
 
 def on(layouts):
-    """A context of these layouts; None is one device."""
+    """Returns a context of these layouts; None is one device."""
     return contextlib.nullcontext() if layouts is None else layouts.scope()
 
 
@@ -82,19 +83,17 @@ SPLITS = {
     "fsdp+tensor 2 x 2": lambda: both(4),
 }
 KINDS = {
-    # Two devices do not divide them.
+    # Two devices cannot share 3 heads.
     "3 heads": ({}, list(SPLITS)),
     "4 heads, random": ({"num_heads": 4, **RANDOM}, ["data 4", "tensor 2 x 2", "fsdp+tensor 2 x 2"]),
     "4 heads, bfloat16": ({"num_heads": 4, "dtype": "mixed_bfloat16"}, ["data 4", "tensor 2 x 2"]),
 }
 
 
-def curves():
-    """The losses of each kind of model, on one device ("one") and each split."""
-    return {
-        kind: {"one": curve(None, **options)} | {name: curve(SPLITS[name](), **options) for name in names}
-        for kind, (options, names) in KINDS.items()
-    }
+def curves(kind):
+    """The losses of a kind of model, on one device ("one") and each split."""
+    options, names = KINDS[kind]
+    return {"one": curve(None, **options)} | {name: curve(SPLITS[name](), **options) for name in names}
 
 
 def tiny(**changes):
@@ -120,34 +119,30 @@ FAMILIES = {
 }
 
 
-def families():
+def tensor_parallel_output(family):
     """The axes of each variable in tensor parallelism, and the difference of the outputs from those of one device."""
-    found = {}
-    for name, make in FAMILIES.items():
-        model = make()
-        weights = [RNG.normal(scale=0.1, size=w.shape).astype("float32") for w in model.get_weights()]
-        pictures = RNG.normal(size=(4, *model.input_shape[1:])).astype("float32")
-        model.set_weights(weights)
-        expected = model.predict(pictures, verbose=0)
-        layouts = tensor_parallel(mesh(4, 2))
-        with layouts.scope():
-            split = make()
-            split.set_weights(weights)
-            result = split.predict(pictures, verbose=0)
-            patterns = list(layouts._layout_map)
-            axes = {v.path: layouts.get_variable_layout(v).axes for v in split.variables}
-            placed = {v.path: str(v.value.sharding.spec) for v in split.variables}
-        found[name] = {
-            "difference": float(np.abs(result - expected).max() / np.abs(expected).max()),
-            "axes": axes,
-            "placed": {path: MODEL in spec for path, spec in placed.items()},
-            "patterns": patterns,
-        }
-    return found
+    make = FAMILIES[family]
+    model = make()
+    weights = [RNG.normal(scale=0.1, size=w.shape).astype("float32") for w in model.get_weights()]
+    pictures = RNG.normal(size=(4, *model.input_shape[1:])).astype("float32")
+    model.set_weights(weights)
+    expected = model.predict(pictures, verbose=0)
+    layouts = tensor_parallel(mesh(4, 2))
+    with layouts.scope():
+        split = make()
+        split.set_weights(weights)
+        result = split.predict(pictures, verbose=0)
+        axes = {v.path: layouts.get_variable_layout(v).axes for v in split.variables}
+        placed = {v.path: str(v.value.sharding.spec) for v in split.variables}
+    return {
+        "difference": float(np.abs(result - expected).max() / np.abs(expected).max()),
+        "axes": axes,
+        "placed": {path: MODEL in spec for path, spec in placed.items()},
+    }
 
 
 def heads():
-    """Differences of `_project_by_heads` from `project`, in values and gradients."""
+    """The differences of `_project_by_heads` from `project`, in values and gradients."""
     import jax
 
     found = {}
@@ -165,7 +160,7 @@ def heads():
             return sum(keras.ops.sum(a * b) for a, b in zip(parts, factors, strict=True)), parts
 
         def compute(products=products, values=values):
-            # A new function each time: what JAX has compiled does not know the distribution.
+            # JAX must not reuse what it compiled without the distribution, so the function is new.
             function = jax.jit(jax.value_and_grad(lambda *args: products(*args), (0, 1), has_aux=True))
             return [np.asarray(a) for a in jax.tree.leaves(function(values, tokens))]
 
@@ -202,11 +197,7 @@ TRAINERS = {
     "sam": lambda: compiled(training.SAM(small(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9)),
     "distiller": lambda: compiled(Distiller(small_with_token(), build(num_layers=1))),
     "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), labelled=False),
-    "simmim": lambda: compiled(SimMIM(small(), mask_unit=4), labelled=False),
-    "masked patches": lambda: compiled(MaskedPatchPrediction(small()), labelled=False),
     "lora": lambda: compiled(with_lora()),
-    "ema": lambda: compiled(small(), training.adamw(1e-3, epsilon=EPSILON, use_ema=True, ema_momentum=0.9)),
-    "accumulation": lambda: compiled(small(), training.sgd(0.03, gradient_accumulation_steps=2)),
 }
 
 
@@ -225,11 +216,8 @@ def train(make, layouts):
     return {"losses": losses.losses, "weights": weights}
 
 
-def trainers():
-    return {
-        name: {"one": train(make, None), "data 4": train(make, data_parallel(mesh(4)))}
-        for name, make in TRAINERS.items()
-    }
+def trainer(name):
+    return {"one": train(TRAINERS[name], None), "data 4": train(TRAINERS[name], data_parallel(mesh(4)))}
 
 
 def evaluated(layouts):
@@ -253,7 +241,7 @@ def evaluations():
 
 
 def descriptions():
-    """What `describe` says of a ViT whole and in 8 parts, and what it refuses."""
+    """The results of `describe` for a ViT on one device and on 8, and its errors."""
     found = {}
     split = {"data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16), "tensor": tensor_parallel(mesh(4, 2))}
     for name, layouts in {"one": None, **split}.items():
@@ -271,69 +259,33 @@ def descriptions():
     return found
 
 
-def message(call):
-    try:
-        call()
-    except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def run(folder, kind, count, kill=None):
-    """Trains by a recipe on the first `count` devices; returns its results."""
+def run(kind, name, batch_size=8):
+    """Trains by a recipe on one device (None) or all 8; returns the results, and the weights of the saved model."""
+    changes = {"variant": "Ti/8", "image_size": 16, "model.num_layers": 1, "model.dropout_rate": 0.1}
     recipe = training.recipe("finetune_pets").replace(
-        {
-            "variant": "Ti/8",
-            "image_size": 16,
-            "model.num_layers": 1,
-            "model.dropout_rate": 0.1,
-            "batch_size": 8,
-            "warmup_steps": 2,
-            "steps": 10,
-        }
+        {**changes, "batch_size": batch_size, "warmup_steps": 2, "steps": 10}
     )
-    devices, everything = keras.distribution.list_devices(), keras.distribution.list_devices
-    keras.distribution.list_devices = lambda *args: devices[:count]
-    options = {"weights": "none", "verbose": 0, "save_every": 1, "distribution": kind}
-    try:
-        ran = training.run(
-            recipe,
-            data.splits(FOLDER / "images", holdout=0.25),
-            folder,
-            callbacks=[] if kill is None else [Kill(kill)],
-            **options,
-        )
-        return {"history": ran.history.history, "test": ran.results["test"], "first_step": ran.results["first_step"]}
-    except KeyboardInterrupt:
-        return None
-    finally:
-        keras.distribution.list_devices = everything
+    images = data.splits(FOLDER / "images", holdout=0.25)
+    ran = training.run(recipe, images, FOLDER / name, weights="none", verbose=0, distribution=kind)
+    weights = keras.models.load_model(FOLDER / name / "model.keras").get_weights()
+    return {
+        "history": ran.history.history,
+        "test": ran.results["test"],
+        "weights": [float(abs(w).max()) for w in weights],
+    }
 
 
 def runs():
-    """A run left alone on one device, and one interrupted there that goes on with 8."""
-    found = {"alone": run(FOLDER / "alone", None, 1)}
-    run(FOLDER / "interrupted", None, 1, kill=7)
-    found["other"] = run(FOLDER / "interrupted", "fsdp", 8)
-    # It evaluates on one device what 8 have trained.
-    model = keras.models.load_model(FOLDER / "interrupted" / "model.keras")
-    found["weights"] = [float(np.abs(w).max()) for w in model.get_weights()]
-    model = keras.models.load_model(FOLDER / "alone" / "model.keras")
-    found["expected"] = [float(np.abs(w).max()) for w in model.get_weights()]
-    found["refused"] = message(lambda: run(FOLDER / "refused", "data", 3))
-    found["refused left"] = (FOLDER / "refused").exists()
-    return found
+    return {"one": run(None, "one"), "fsdp": run("fsdp", "fsdp")}
 
 
-# Each goes on where the one before it was interrupted.
-CHAIN = {
-    "data 8": lambda: data_parallel(mesh(8)),
-    "data 4": lambda: data_parallel(mesh(4)),
-    "one": lambda: None,
-    "data 8 again": lambda: data_parallel(mesh(8)),
-    "fsdp 8": lambda: fsdp(mesh(8), 16),
-    "one again": lambda: None,
-}
+def refused_run():
+    """The error of a batch that the devices cannot share, and whether it leaves a folder."""
+    return message(lambda: run("data", "refused", 5)), (FOLDER / "refused").exists()
+
+
+# Each layout resumes the fit of the layout before it.
+CHAIN = (lambda: data_parallel(mesh(8)), lambda: fsdp(mesh(8), 16), lambda: None)
 
 
 def fit_and_resume(folder, layouts, kill=None):
@@ -350,8 +302,8 @@ def fit_and_resume(folder, layouts, kill=None):
 
 
 def chain():
-    """A fit left alone on one device, and one interrupted again and again, to go on with other devices."""
-    *others, last = CHAIN.values()
+    """An uninterrupted fit on one device, and one that is resumed on other devices after each interruption."""
+    *others, last = CHAIN
     found = {"alone": fit_and_resume(FOLDER / "fit", None), "positions": []}
     for layouts in others:
         # The last step is not saved.
@@ -360,9 +312,14 @@ def chain():
     return {**found, "other": fit_and_resume(FOLDER / "chain", last())}
 
 
-# Of two processes, which take as long.
-CASES = ((curves, heads, descriptions), (trainers, families, evaluations, chain, runs))
+CASES = {
+    **{f"curves, {kind}": functools.partial(curves, kind) for kind in KINDS},
+    **{f"family {name}": functools.partial(tensor_parallel_output, name) for name in FAMILIES},
+    **{f"trainer {name}": functools.partial(trainer, name) for name in TRAINERS},
+    **{case.__name__: case for case in (heads, evaluations, descriptions, chain, runs, refused_run)},
+}
+NORMAL = {"family map", "family key_bias", "family hybrid", "trainer sam", "trainer mae", "heads", "evaluations"}
+LONG = [name for name in CASES if name not in NORMAL | {"descriptions", "chain", "refused_run"}]
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        (FOLDER / f"{name}.json").write_text(json.dumps(globals()[name]()))
+    (FOLDER / "results.json").write_text(json.dumps({name: CASES[name]() for name in sys.argv[2:]}))

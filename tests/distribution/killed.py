@@ -1,7 +1,4 @@
-"""Runs of two processes, one of which is killed: the launcher must stop, and the same command resume, the run.
-
-`python -m tests.distribution.killed KILLS` kills as often on the backend of KERAS_BACKEND, and prints what came of it.
-"""
+"""Kills one of two processes of a run: the launcher must stop, and the same command must resume the run."""
 
 import json
 import os
@@ -9,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -24,7 +20,7 @@ SETTINGS = {
     "model.num_layers": 1,
     "optimizer": "adamw",
     "learning_rate": 0.001,
-    # Masks that a resumed run has to draw again.
+    # A resumed run must draw the same masks.
     "model.dropout_rate": 0.1,
     "model.drop_path_rate": 0.1,
 }
@@ -42,7 +38,7 @@ def write_images(folder):
 
 
 def start(images, out):
-    """Starts the run, or goes on with it; returns the launcher."""
+    """Starts or resumes the run; returns the launcher."""
     settings = [part for item in SETTINGS.items() for part in ("--set", "{}={}".format(*item))]
     options = ["--data", images, "--out", out, "--weights", "none", "--distribution", "data", "--processes", "2"]
     command = [sys.executable, "-m", "keras_vit.cli", "train", *options, "--save-every", "3", *settings]
@@ -50,7 +46,7 @@ def start(images, out):
 
 
 def children(launcher):
-    """The numbers of the launcher's processes, in the order of their start."""
+    """Returns the process ids of the launcher's processes, in the order of their start."""
     return [int(number) for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
@@ -91,12 +87,3 @@ def compare(folder, steps, seed=0):
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=f"{name} after a kill at step {step}")
     return seconds
-
-
-if __name__ == "__main__":
-    count = int(sys.argv[1])
-    steps = random.Random(1).choices(range(1, SETTINGS["steps"] - 3), k=count)
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = compare(Path(folder), steps)
-    print(f"killed near steps {steps}: {len(seconds)} of {count} ended in {max(seconds):.1f} s at most, and went on")
-    print("to the same history and scores as an uninterrupted run")

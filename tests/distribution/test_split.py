@@ -5,19 +5,19 @@ from keras_vit import training
 from keras_vit.distribution import distributed
 from keras_vit.distribution.split import KINDS, Split
 
-BACKEND = keras.backend.backend()
 
-
-def test_without_a_kind_there_is_one_part():
+@pytest.mark.every_backend
+def test_distributed_none_has_one_part():
     with distributed(None) as split:
         assert split == Split(parts=1, num_shards=1, shard_index=0)
         assert keras.distribution.distribution() is None
 
 
-def test_one_device_has_all_of_a_batch_and_leaves_no_distribution_behind():
+@pytest.mark.every_backend
+def test_distributed_data_on_one_device_has_one_part():
     with distributed("data") as split:
         assert split == Split(1, 1, 0)
-        assert (keras.distribution.distribution() is not None) == (BACKEND == "jax")
+        assert (keras.distribution.distribution() is not None) == (keras.backend.backend() == "jax")
     assert keras.distribution.distribution() is None
 
 
@@ -29,7 +29,7 @@ def test_one_device_has_all_of_a_batch_and_leaves_no_distribution_behind():
         (("fsdp", 2), "`model_devices`. Expected None with distribution='fsdp'. Received: 2"),
     ],
 )
-def test_a_wrong_argument_is_named(given, message):
+def test_distributed_invalid_argument_is_named(given, message):
     with pytest.raises(ValueError, match=message), distributed(*given):
         pytest.fail("nothing is begun")
 
@@ -41,10 +41,9 @@ def test_model_devices_must_divide_the_devices(kind, number):
         pytest.fail("nothing is begun")
 
 
-@pytest.mark.backends("tensorflow", "torch")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data"])
-def test_other_backends_name_one_that_can(kind, tmp_path):
-    says = rf"Expected the JAX backend \(KERAS_BACKEND=jax\).*{BACKEND} has 'data'"
+def test_distributed_kinds_of_jax_are_refused_on_pytorch(kind, tmp_path):
+    says = r"Expected the JAX backend \(KERAS_BACKEND=jax\).*torch has 'data'"
     with pytest.raises(RuntimeError, match=says), distributed(kind):
         pytest.fail("nothing is begun")
     with pytest.raises(RuntimeError, match=says):

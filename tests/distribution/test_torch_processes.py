@@ -1,65 +1,53 @@
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 from keras_vit.distribution import torch_processes
-from tests.distribution import torch_cases
+from keras_vit.distribution.synchronization import check_synchronized
+from tests.distribution import children, torch_cases
 from tests.tiny import build
 
-torch_only = pytest.mark.backends("torch")
-# Each process draws masks of its own in these.
+# Each process draws other masks in these cases.
 RANDOM = ("mae", "dropout")
-CASES = [case.__name__ for case in torch_cases.CASES]
+
+
+def params(*without):
+    return children.marked(
+        [case for case in torch_cases.CASES if case not in without], torch_cases.LONG, pytest.mark.long
+    )
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, request):
     """Results and variables of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("processes")
+    names = children.chosen(request.config, torch_cases.CASES, torch_cases.LONG)
     with socket.create_server(("localhost", 0)) as server:
         coordinator = f"localhost:{server.getsockname()[1]}"
-    environment = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.distribution.torch_cases", coordinator, "2"]
     logs = [folder / f"{i}.log" for i in range(2)]
-    processes = []
+    environment = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
+    processes = [
+        children.start("torch_cases", coordinator, 2, i, folder, *names, log=log, **environment)
+        for i, log in enumerate(logs)
+    ]
     try:
-        for i, log in enumerate(logs):
-            with log.open("w") as output:
-                processes.append(
-                    subprocess.Popen(
-                        [*command, str(i), str(folder)],
-                        cwd=Path(__file__).parents[2],
-                        env=environment,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        alone = {case.__name__: torch_cases.train(case) for case in torch_cases.CASES}
-        codes = [process.wait(timeout=120) for process in processes]
+        alone = {name: torch_cases.train(torch_cases.CASES[name]) for name in names}
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+        children.finish(processes, logs, timeout=300)
     found = []
     for i in range(2):
         results, arrays = json.loads((folder / f"{i}.json").read_text()), np.load(folder / f"{i}.npz")
-        variables = {n: [arrays[k] for k in sorted(arrays) if k.split("/")[0] == n] for n in CASES}
+        variables = {n: [arrays[k] for k in sorted(arrays) if k.split("/")[0] == n] for n in names}
         found.append((results, variables))
     results, variables = ({name: value[i] for name, value in alone.items()} for i in range(2))
     return [(results, variables), *found]
 
 
-@torch_only
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", params())
 def test_processes_have_one_model(runs, case):
     _, (first_results, first), (second_results, second) = runs
     assert first_results[case] == second_results[case]
@@ -68,11 +56,10 @@ def test_processes_have_one_model(runs, case):
         assert np.isfinite(a).all()
 
 
-@torch_only
-@pytest.mark.parametrize("case", [case for case in CASES if case not in RANDOM])
+@pytest.mark.parametrize("case", params(*RANDOM))
 def test_two_processes_train_like_one(runs, case):
     (alone, alone_variables), (results, variables), _ = runs
-    # Half precision rounds otherwise in batches of other sizes.
+    # Half precision rounds batches of other sizes in another way.
     tolerance = 1e-2 if case == "float16" else 1e-5
     assert len(results[case]["steps"]) == torch_cases.STEPS
     _assert_close(results[case], alone[case], tolerance)
@@ -80,44 +67,52 @@ def test_two_processes_train_like_one(runs, case):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
-@torch_only
-def test_a_gradient_that_is_not_finite_in_one_process_halves_the_scale_in_all(runs):
+def test_non_finite_gradient_halves_the_scale_in_all(runs):
     assert [results["float16"]["scale"] for results, _ in runs] == [512.0] * 3
 
 
-@torch_only
 def test_evaluation_counts_each_image_once(runs):
     evaluated = runs[1][0]["plain"]["evaluated"]
     # 13 images in 3 batches of process 0 and 1 of process 1.
     assert evaluated["accuracy"] * 13 == pytest.approx(round(evaluated["accuracy"] * 13), abs=1e-5)
 
 
-@torch_only
-def test_processes_draw_different_numbers_that_follow_from_the_seed(runs):
+def test_processes_draw_numbers_that_follow_from_the_seed(runs):
     alone = torch_cases.seeds()
     first, second = (results["seeds"] for results, _ in runs[1:])
-    # Process 0 draws as one process alone.
+    # Process 0 draws the numbers of a single process.
     assert first == alone
     for i in range(2):
         for a, b in zip(first[i], second[i], strict=True):
             assert a != b
     assert second[1] == second[2]
     assert second[3] == first[3]
-    # All of process 0's are 7.
+    # All seeds of process 0 are 7.
     seeds = [seed for seed, _ in second[1][:-1]]
     assert len(set(seeds)) == len(seeds) > 1
 
 
-@torch_only
-def test_processes_that_do_not_agree_all_raise(runs):
+def test_processes_that_differ_all_raise(runs):
     for i, (results, _) in enumerate(runs[1:]):
         refusals = results["refusals"]
         assert re.search(f"num_processes=3 .*Received: a group with 2 processes, here process {i}", refusals["group"])
         assert re.search("same variables in each process", refusals["model"])
+        for name in ("check", "fit", "resume"):
+            assert "Expected a model that 2 PyTorch processes train together" in refusals[name]
+        assert refusals["steps"] == 0 and not refusals["is_left"]
 
 
-@torch_only
-def test_a_model_must_be_compiled_and_built():
+def test_check_synchronized_detects_torchrun(monkeypatch):
+    model = build()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_synchronized(model)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match="4 PyTorch processes"):
+        check_synchronized(model)
+
+
+def test_synchronize_needs_a_compiled_and_built_model():
     with pytest.raises(ValueError, match="`model` to be compiled and built. Received: .*compiled=False, built=True"):
         torch_processes.synchronize(build())
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -130,8 +125,8 @@ def test_a_model_must_be_compiled_and_built():
         torch_processes.synchronize(model)
 
 
-@pytest.mark.backends("tensorflow", "jax")
-def test_other_backends_have_no_processes():
+@pytest.mark.backends("jax")
+def test_synchronize_processes_needs_pytorch():
     with pytest.raises(RuntimeError, match="Expected the PyTorch backend. Received: KERAS_BACKEND="):
         torch_processes.synchronize(None)
 

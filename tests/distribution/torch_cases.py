@@ -1,15 +1,23 @@
-"""Trains small models on PyTorch, as process R of N; as a program, writes what came of it for the test to compare."""
+"""Trains small models on PyTorch, as one of several processes.
+
+`python -m tests.distribution.torch_cases COORDINATOR COUNT PROCESS FOLDER NAME ...` writes the results of the named
+cases to FOLDER/PROCESS.json and FOLDER/PROCESS.npz.
+"""
 
 import json
+import os
 import sys
 
 import keras
 import numpy as np
 
+from keras_vit import training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import torch_processes
+from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.pretraining import MAE, SimMIM
 from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers
+from tests.distribution.children import message
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
@@ -20,7 +28,7 @@ NEW_IMAGES, NEW_LABELS = IMAGES[:13] + 0.5, LABELS[:13]
 
 
 class Losses(keras.callbacks.Callback):
-    """The logs of each step."""
+    """Keeps the logs of each step."""
 
     def on_train_begin(self, logs=None):
         self.steps = []
@@ -30,13 +38,13 @@ class Losses(keras.callbacks.Callback):
 
 
 def optimizer(**options):
-    # The gradient of a key's bias is rounding noise, which Adam would otherwise blow up.
+    # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
     return adamw(1e-3, epsilon=1e-3, **options)
 
 
 def compiled(model, with_optimizer):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # A sum, and a matrix of sums.
+    # The state of the first metric is a sum, and of the second a matrix of sums.
     metrics = ["accuracy", keras.metrics.MeanIoU(5, sparse_y_pred=False)]
     model.compile(with_optimizer, loss, metrics=metrics)
     return model
@@ -47,21 +55,17 @@ def plain():
 
 
 def sam():
-    # A larger neighborhood blows up rounding, with one process as well.
+    # A larger neighborhood amplifies rounding errors, also in one process.
     return compiled(SAM(build(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9))
 
 
 def teacher():
-    """The same in each process, which is left to the user."""
+    """Returns the same teacher in each process."""
     return randomize(build(num_layers=1), scale=0.2)
 
 
-def distiller():
-    return compiled(Distiller(build(distillation_token=True), teacher()), optimizer())
-
-
 def teacher_alone():
-    """Its class head gets no gradient."""
+    """Returns a distiller whose class head gets no gradient."""
     model = Distiller(build(distillation_token=True), teacher(), kind="soft", alpha=1.0)
     model.compile(optimizer())
     return model
@@ -92,10 +96,9 @@ def ema_of_accumulated():
 
 
 def float16():
-    """With an image, in the part of the last process, whose gradient is not finite."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        # Small enough for all gradients that are finite.
+        # With this scale, all gradients of finite images are finite.
         return compiled(build(), keras.optimizers.LossScaleOptimizer(optimizer(), initial_scale=1024.0))
     finally:
         keras.config.set_dtype_policy("float32")
@@ -106,28 +109,31 @@ def dropout():
     return compiled(model, optimizer())
 
 
-CASES = (plain, sam, distiller, teacher_alone, simmim, mae, lora, ema_of_accumulated, float16, dropout)
+CASES = {case.__name__: case for case in (plain, sam, teacher_alone, mae, lora, ema_of_accumulated, float16, dropout)}
+CASES["simmim"] = simmim
+LONG = ["teacher_alone", "simmim", "lora"]
 
 
 def part(array):
-    """This process's part of each batch."""
+    """Returns this process's part of each batch."""
     return array[torch_processes.process_id() :: torch_processes.num_processes()]
 
 
 def train(case):
     """Returns the logs and the variables, except for random states."""
-    # What the other processes begin with must not count.
+    # The initial weights of the other processes must not matter.
     keras.utils.set_random_seed(1 + torch_processes.process_id())
     model = case()
     torch_processes.synchronize(model)
     images = IMAGES.copy()
     if case is float16:
+        # The gradient of this image is not finite. It is in the part of the last process.
         images[BATCH * 3 + 1] = np.inf
     losses = Losses()
     history = fit(model, images, callbacks=[losses])
     found = {"steps": losses.steps, "history": history}
-    if case in (plain, sam, distiller):
-        # 13 images: in 4 batches for one process; in 3 and 1 for two.
+    if case in (plain, sam):
+        # One process reads 13 images in 4 batches, two processes in 3 and 1.
         cut = {1: [slice(None)], 2: [slice(9), slice(9, None)]}[torch_processes.num_processes()]
         rows = cut[torch_processes.process_id()]
         found["evaluated"] = model.evaluate(
@@ -151,7 +157,7 @@ def fit(model, images, **options):
 
 
 def twice(model):
-    """Trains on with other weights frozen, synchronized again each time, and as part of another model."""
+    """Trains again with frozen weights, with all weights, and as part of another model."""
     block = next(layer for layer in model.layers if "block" in layer.name)
     histories = []
     for trainable in (False, True):
@@ -159,14 +165,14 @@ def twice(model):
         compiled(model, keras.optimizers.SGD(0.01))
         torch_processes.synchronize(model)
         histories.append(fit(model, IMAGES))
-    # The weights already have their hooks.
+    # The weights already have hooks.
     wrapper = compiled(SAM(model), keras.optimizers.SGD(0.01))
     torch_processes.synchronize(wrapper)
     return {"again": [*histories, fit(wrapper, IMAGES)]}
 
 
 def draws(model):
-    """The seeds of the generators and a number of PyTorch's own."""
+    """Returns the seeds of the generators and a random number of PyTorch."""
     import torch
 
     states = [v for v in model.variables if v.name == "seed_generator_state"]
@@ -174,7 +180,7 @@ def draws(model):
 
 
 def seeds():
-    """What is drawn after `synchronize`, and after the same seeds are set: twice spread, once not."""
+    """Returns draws after `synchronize`, and after equal seeds are set: twice spread, once not."""
     keras.utils.set_random_seed(5)
     torch_processes.synchronize(model := dropout())
     found = [draws(model)]
@@ -189,31 +195,30 @@ def seeds():
     return found
 
 
-def refusals(coordinator):
-    """The messages of what the processes refuse together."""
+def refusals(coordinator, folder):
+    """Returns the errors that the processes raise together, and those of a model that is not synchronized."""
     count, here = torch_processes.num_processes(), torch_processes.process_id()
     torch_processes.initialize(coordinator, count, here)
-    calls = {
-        "group": lambda: torch_processes.initialize(coordinator, count + 1, here),
-        "model": lambda: torch_processes.synchronize(compiled(build(mlp_dim=20 + here), "sgd")),
+    model, resume = compiled(build(num_layers=1), "sgd"), training.Resume(folder, callbacks=[])
+    return {
+        "group": message(lambda: torch_processes.initialize(coordinator, count + 1, here)),
+        "model": message(lambda: torch_processes.synchronize(compiled(build(mlp_dim=20 + here), "sgd"))),
+        "check": message(lambda: check_synchronized(model)),
+        "fit": message(lambda: training.fit(model, lambda epoch: None, 1, resume=folder)),
+        "resume": message(lambda: model.fit(IMAGES[:4], LABELS[:4], verbose=0, callbacks=[resume])),
+        "steps": int(model.optimizer.iterations),
+        "is_left": os.path.exists(folder),
     }
-    found = {}
-    for name, call in calls.items():
-        try:
-            call()
-        except ValueError as error:
-            found[name] = str(error)
-    return found
 
 
 if __name__ == "__main__":
-    coordinator, count, here, path = sys.argv[1:]
+    coordinator, count, here, path, *names = sys.argv[1:]
     torch_processes.initialize(coordinator, int(count), int(here), timeout=60)
     results, arrays = {}, {}
-    for case in CASES:
-        results[case.__name__], values = train(case)
-        arrays |= {f"{case.__name__}/{i:04d}": value for i, value in enumerate(values)}
-    results["seeds"], results["refusals"] = seeds(), refusals(coordinator)
+    for name in names:
+        results[name], values = train(CASES[name])
+        arrays |= {f"{name}/{i:04d}": value for i, value in enumerate(values)}
+    results["seeds"], results["refusals"] = seeds(), refusals(coordinator, f"{path}/refused")
     np.savez(f"{path}/{here}.npz", **arrays)
     with open(f"{path}/{here}.json", "w") as file:
         json.dump(results, file)

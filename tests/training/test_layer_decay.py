@@ -21,25 +21,6 @@ def test_layer_multipliers_of_a_vit():
     assert [factors[name] for name in names] == [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1]
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_layer_decay_custom_head_has_the_full_rate(nested):
-    backbone = tiny.build(num_classes=0, num_layers=1)
-    dense = keras.layers.Dense(5, name="mine")
-    layers = [backbone, keras.Sequential([dense], name="inner")]
-    model = keras.Sequential(layers) if nested else keras.Model(backbone.input, dense(backbone.output))
-    optimizer = LayerDecay(keras.optimizers.SGD(1.0), layer_multipliers(model, 0.5))
-    before = values(model.trainable_variables)
-    optimizer.apply([keras.ops.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
-    steps = {}
-    for v, old, new in zip(model.trainable_variables, before, values(model.trainable_variables), strict=True):
-        steps.setdefault(next(part for part in v.path.split("/") if part in optimizer.multipliers), []).append(
-            old - new
-        )
-    for name, factor in {"patch_embedding": 0.25, "block_00": 0.5, "norm": 1, "mine": 1}.items():
-        for step in steps[name]:
-            np.testing.assert_allclose(step, factor, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_each_variable_belongs_to_one_multiplier(name):
     model = built(name)

@@ -7,7 +7,6 @@ import pytest
 import keras_vit
 from keras_vit.training import optimizers
 from keras_vit.training.optimizers import decay_groups, is_decayed
-from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
 
 RNG = np.random.default_rng(0)
@@ -63,18 +62,6 @@ def test_weight_decay_of_kernels_follows_the_learning_rate():
         np.testing.assert_allclose(values([variable])[0], expected, rtol=1e-6)
 
 
-def test_reloaded_optimizer_trains_the_same(tmp_path):
-    model = fit(small(), optimizers.adamw(WarmupDecay(1e-3, 10)))
-    model.save(tmp_path / "m.keras")
-    reloaded = keras.models.load_model(tmp_path / "m.keras")
-    for a, b in zip(values(model.optimizer.variables), values(reloaded.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(a, b)
-    for m in (model, reloaded):
-        m.fit(IMAGES, LABELS, shuffle=False, verbose=0)
-    for a, b in zip(model.get_weights(), reloaded.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 def test_adamw_without_kernels_decays_nothing():
     model = tiny.randomize(tiny.build())
     for layer in model.layers:
@@ -102,27 +89,6 @@ def test_adamw_steps_equal_numpy():
     np.testing.assert_array_equal(values([layer.bias])[0], 1)
 
 
-def test_sgd_clips_by_the_global_norm():
-    layer = keras.layers.Dense(2)
-    layer.build((None, 3))
-    kernel, bias = values(layer.trainable_variables)
-    grads = [3 * RNG.normal(size=(3, 2)), 3 * RNG.normal(size=2)]
-    norm = np.sqrt(sum((g**2).sum() for g in grads))
-    assert norm > 1
-    optimizers.sgd(0.1).apply([keras.ops.convert_to_tensor(g, "float32") for g in grads], layer.trainable_variables)
-    np.testing.assert_allclose(values([layer.kernel])[0], kernel - 0.1 * grads[0] / norm, rtol=1e-5)
-    np.testing.assert_allclose(values([layer.bias])[0], bias - 0.1 * grads[1] / norm, rtol=1e-5)
-
-
-@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
-def test_gradient_accumulation_equals_a_larger_batch(build):
-    large, small = twins()
-    fit(large, build(0.01), epochs=2, batch_size=8)
-    fit(small, build(0.01, gradient_accumulation_steps=4), epochs=2, batch_size=2)
-    for a, b in zip(large.get_weights(), small.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-
-
 # On JAX, Keras' own averages break the fit that follows.
 @pytest.mark.backends("torch", "jax")
 @pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
@@ -145,14 +111,6 @@ def test_moving_average_equals_numpy_and_can_be_reloaded(build, tmp_path):
         model.fit(IMAGES, LABELS, shuffle=False, verbose=0)
     for a, b in zip(averaged.get_weights(), reloaded.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-def test_moving_average_is_validated_by_swap_ema_weights():
-    model = small()
-    model.compile(optimizers.sgd(0.5, use_ema=True, ema_momentum=0.9), LOSS)
-    options = {"validation_data": (IMAGES, LABELS), "callbacks": [keras.callbacks.SwapEMAWeights()], "verbose": 0}
-    history = model.fit(IMAGES, LABELS, batch_size=2, epochs=2, **options)
-    assert model.evaluate(IMAGES, LABELS, verbose=0) == pytest.approx(history.history["val_loss"][-1], rel=1e-4)
 
 
 def test_ema_momentum_is_per_update():

@@ -1,0 +1,72 @@
+"""Helpers of the tests whose cases run in child processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+
+def write_images(folder, classes, count, size):
+    """Writes `count` images for each class; their brightness depends on the class."""
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        path = folder / "images" / str(label)
+        path.mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 128 + 127 * label // (classes - 1), (size, size, 3))
+            keras.utils.save_img(path / f"{i}.png", pixels, scale=False)
+
+
+def chosen(config, cases, long):
+    """Returns the names of the cases that this run of the tests needs."""
+    parts = {"long": long, "not long": [name for name in cases if name not in long]}
+    return parts.get(config.option.markexpr, list(cases))
+
+
+def marked(cases, long, mark):
+    """Returns the parameters of a test of cases, of which `mark` marks the long ones."""
+    return [pytest.param(name, marks=mark) if name in long else name for name in cases]
+
+
+def results(name, folder, cases, **environment):
+    """Returns the results of cases, which one process of a module of this folder computes."""
+    log = folder / "log.txt"
+    finish([start(name, folder, *cases, log=log, **environment)], [log], timeout=900)
+    return json.loads((folder / "results.json").read_text())
+
+
+def start(name, *arguments, log, **environment):
+    """Starts a module of this folder as a program that logs to a file."""
+    with log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"tests.distribution.{name}", *map(str, arguments)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def finish(processes, logs, timeout):
+    """Waits for programs, which must end without an error."""
+    try:
+        codes = [process.wait(timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def message(call):
+    """Returns the error that a call raises, as text."""
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
