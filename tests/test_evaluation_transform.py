@@ -7,22 +7,17 @@ import pytest
 from PIL import Image
 
 import keras_vit
+from keras_vit.data import from_dataframe, from_directory
+from keras_vit.evaluation.features import extract_features
 from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import decode_jpeg
-from keras_vit.models.classify import read_image
+from keras_vit.image_files import decode_jpeg, read_image
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.preprocessing import of_huggingface, of_timm
-from tests import tiny
 from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.pictures import write_jpegs
 
-tf = pytest.importorskip("tensorflow", reason="the graph is TensorFlow's")
-
-from keras_vit.data import from_dataframe, from_directory  # noqa: E402
-from keras_vit.evaluation.features import extract_features  # noqa: E402
-
-# It is TensorFlow's and NumPy's on each backend; on this one the peers' own classes are tried too.
+pytestmark = pytest.mark.backends("tensorflow")
 SIZE = 112
 TIMM = {f"timm {pct}": of_timm({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
 TIMM |= {
@@ -52,8 +47,14 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
+def tf():
+    """TensorFlow, which would take seconds to import where other backends collect this file."""
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write_jpegs(tmp_path_factory.mktemp("images"))
+    return write_jpegs(tmp_path_factory.mktemp("images"), 10)
 
 
 def in_tensorflow(files, record, size=(SIZE, SIZE)):
@@ -62,7 +63,7 @@ def in_tensorflow(files, record, size=(SIZE, SIZE)):
 
 
 def near(first, second):
-    """The share of pixels that differ by one level at most."""
+    """Returns the share of pixels that differ by at most one level."""
     return np.mean([np.abs(a - b).max(axis=-1) < 1.01 for a, b in zip(first, second, strict=True)])
 
 
@@ -70,13 +71,14 @@ def near(first, second):
 @pytest.mark.parametrize("size", [(SIZE, SIZE), (64, 96)])
 def test_numpy_and_tensorflow_agree(files, name, size):
     record = {**RECORDS, **OTHERS}[name]
-    model = tiny.build(image_size=size, patch_size=32 if size[0] == 64 else 56, preprocessing=record)
-    # Whether a pixel at the very edge of a box counts is a matter of rounding.
+    transform = EvaluationTransform(size, record)
+    # For "area", rounding decides whether a pixel at the edge of a box counts.
     least = 0.98 if name == "area" else 0.999
-    assert near([read_image(file, model) for file in files], in_tensorflow(files, record, size)) > least
+    in_numpy = [transform.in_numpy(read_image(file)) for file in files]
+    assert near(in_numpy, in_tensorflow(files, record, size)) > least
 
 
-def test_halves_of_a_pixel_go_to_the_even_side_as_in_timm():
+def test_half_pixels_are_rounded_to_even_as_in_timm(tf):
     transform = EvaluationTransform((224, 224), keras_vit.Preprocessing(resize_mode="pad"))
     for height, expected in ((201, 100), (202, 101), (203, 102), (205, 102)):
         for xp, size in ((np, (height, 448)), (tf, tf.constant((height, 448), "int64"))):
@@ -84,14 +86,14 @@ def test_halves_of_a_pixel_go_to_the_even_side_as_in_timm():
             assert np.array(new).tolist() == [expected, 224]
 
 
-def test_is_the_official_codes_transform(files):
+def test_default_transform_is_that_of_the_official_code(files, tf):
     for file, image in zip(files, in_tensorflow(files, RECORDS["official"]), strict=True):
         decoded = tf.io.decode_jpeg(file.read_bytes(), 3, dct_method="INTEGER_ACCURATE")
         np.testing.assert_allclose(image, tf.image.resize(decoded, (SIZE, SIZE)), atol=1e-3)
 
 
 def by_pillow(file, size, mode, fraction, resample, fill=(128, 128, 128)):
-    """As timm and torchvision do."""
+    """Transforms an image with Pillow, as timm and torchvision do."""
     image, scaled = Image.open(file).convert("RGB"), math.floor(size / fraction)
     width, height = image.size
     if mode == "squash":
@@ -112,14 +114,15 @@ def by_pillow(file, size, mode, fraction, resample, fill=(128, 128, 128)):
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_is_timms_transform(files, name):
+def test_transform_of_timm_config_matches_pillow(files, name):
     mode, fraction = ["center", *name.split()[1:]][-2:]
     theirs = [by_pillow(file, SIZE, mode, float(fraction), 3 if mode == "center" else 2) for file in files]
     assert near(in_tensorflow(files, RECORDS[name]), theirs) > 0.999
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_is_transformers_transform(files, name):
+def test_transform_matches_transformers(files, name):
     kind = getattr(peer(f"transformers.models.{name}.image_processing_pil_{name}"), f"{CLASSES[name]}ImageProcessorPil")
     processor = kind(**PROCESSORS[name], do_rescale=False, do_normalize=False)
     shares = []
@@ -130,59 +133,56 @@ def test_is_transformers_transform(files, name):
     assert len(shares) == len(files) and np.mean(shares) > 0.999
 
 
-def test_a_deit_file_gives_its_pixels(files):
+def test_pipeline_of_deit_file_gives_pixels_of_timm(files):
     model = keras_vit.from_pretrained(GOLDEN_FOLDER / "timm_deit_distilled.safetensors", num_heads=4)
     size = model.input_shape[1]
     theirs = np.array([by_pillow(file, size, "center", 0.875, 3) for file in files])
-    data = from_dataframe(
-        {"path": list(map(str, files))},
-        label_column=None,
-        training=False,
-        preprocessing=model,
-    )
+    table = {"path": list(map(str, files))}
+    data = from_dataframe(table, label_column=None, training=False, preprocessing=model)
     ours = np.concatenate([batch.numpy() for batch in data])
     mean, std = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
     assert near((ours * std + mean) * 255, theirs) > 0.999
 
 
-@pytest.mark.parametrize("name", ["official", "timm 0.9", "timm border 0.9", "vit", "bit", "not filtered"])
-def test_every_way_gives_the_same_pixels(tmp_path, name):
-    record = {**RECORDS, **OTHERS}[name]
+@pytest.mark.parametrize(
+    "name", ["timm border 0.9", *(pytest.param(name, marks=pytest.mark.long) for name in ("official", "bit"))]
+)
+def test_pipelines_features_and_export_give_equal_pixels(tmp_path, name, tf):
+    record = RECORDS[name]
     for kind in "ab":
         (tmp_path / "images" / kind).mkdir(parents=True)
-    files = write_jpegs(tmp_path / "images" / "a")
-    files[10:] = [file.rename(tmp_path / "images" / "b" / file.name) for file in files[10:]]
-    # What it gives are its images as they come in.
+    files = write_jpegs(tmp_path / "images" / "a", 10)
+    files[5:] = [file.rename(tmp_path / "images" / "b" / file.name) for file in files[5:]]
+    # This model returns its input images.
     inputs = keras.Input((32, 32, 3))
     carrier = keras_vit.layers.ImageNormalization(apply=True, folded=True, **dataclasses.asdict(record))
     pixels = keras.Model(inputs, keras.layers.Flatten()(carrier(inputs)))
     options = {"preprocessing": pixels, "training": False, "batch_size": 7}
     folder = from_directory(tmp_path / "images", **options)
-    table = from_dataframe({"path": list(map(str, files)), "label": [0] * 10 + [1] * 10}, **options)
+    table = from_dataframe({"path": list(map(str, files)), "label": [0] * 5 + [1] * 5}, **options)
     first, second = (np.concatenate([images.numpy() for images, _ in data]) for data in (folder, table))
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(first, in_tensorflow(files, record, (32, 32)))
     flat = first.reshape(len(first), -1)
     np.testing.assert_array_equal(extract_features(pixels, folder, verbose=0)[0], flat)
-    if keras.backend.backend() == "tensorflow":
-        keras_vit.export.saved_model(pixels, tmp_path / "1")
-        serve = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_bytes"]
-        answer = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
-        (served,) = (value.numpy() for value in answer.values() if value.dtype == tf.float32)
-        np.testing.assert_array_equal(served, flat)
+    keras_vit.export.saved_model(pixels, tmp_path / "1")
+    serve = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_bytes"]
+    answer = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
+    (served,) = (value.numpy() for value in answer.values() if value.dtype == tf.float32)
+    np.testing.assert_array_equal(served, flat)
 
 
 @pytest.mark.parametrize(
     ("settings", "corners"),
     [
         ({}, [[0, 0], [1, 1]]),
-        # Resized to 12 x 24, of which 10 x 10 are kept, from 1 and 7.
+        # The image is resized to 12 x 24, and 10 x 10 pixels are kept, from 1 and 7.
         ({"crop_fraction": 10 / 12}, [[1 / 12, 7 / 24], [11 / 12, 17 / 24]]),
-        # Resized to 5 x 10: the smaller half of the padding comes first.
+        # The image is resized to 5 x 10. The smaller half of the padding comes first.
         ({"resize_mode": "pad"}, [[-2 / 5, 0], [8 / 5, 1]]),
     ],
 )
-def test_the_part_that_is_seen(settings, corners):
+def test_seen_returns_the_corners_of_the_crop(settings, corners, tf):
     transform = EvaluationTransform((10, 10), keras_vit.Preprocessing(**settings))
     for size, xp in ((np.array([50, 100]), np), (tf.constant([50, 100], "int64"), tf)):
         np.testing.assert_allclose(transform.seen(size, xp), corners)
