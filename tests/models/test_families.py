@@ -75,10 +75,11 @@ def test_family_contract_on_other_backends(family, tmp_path):
 
 
 def test_siglip_so400m_drops_the_remainder_at_384():
-    model = keras_vit.SigLIPSO400M14(image_size=384, num_layers=1)
+    small = {"num_layers": 1, "hidden_dim": 16, "num_heads": 2, "mlp_dim": 8}
+    model = keras_vit.SigLIPSO400M14(image_size=384, **small)
     assert model.get_layer("position_embedding").grid_size == (27, 27)
-    assert model.get_layer("block_00").output.shape == (None, 27 * 27, 1152)
-    assert model.output_shape == (None, 1152)
+    assert model.get_layer("block_00").output.shape == (None, 27 * 27, 16)
+    assert model.output_shape == (None, 16)
     names = {layer.name for layer in model.layers}
     assert "pooling" in names and not names & {"class_token", "head"}
 

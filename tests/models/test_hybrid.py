@@ -67,10 +67,8 @@ def test_hybrid_feature_maps_lie_on_the_grid():
     np.testing.assert_allclose(maps.reshape(1, 24, 12), tokens[:, 1:], atol=1e-6)
 
 
-def test_smallest_hybrid_image_makes_one_patch():
+def test_hybrid_position_grids_of_small_images():
     assert build("R+Ti/16", image_size=29).get_layer("position_embedding").grid_size == (1, 1)
-
-
-def test_stem_fits_below_any_variant():
-    model = build("B/16", stages=(), patch_size=4)
-    assert model.get_layer("position_embedding").grid_size == (2, 2)
+    # A stem fits below any variant.
+    stem = build("B/16", stages=(), patch_size=4)
+    assert stem.get_layer("position_embedding").grid_size == (2, 2)

@@ -72,14 +72,8 @@ GOLDEN = {
     "hf_bit": ({"image_size": (64, 96)}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
 }
 # Together, these files need every layer and every attention of the ViTs, hybrids and BiTs.
-EVERYWHERE = (
-    "vit_token.npz",
-    "vit_token_prelogits.npz",
-    "vit_gap.npz",
-    "vit_nonsquare.npz",
-    "hybrid_r50ish_patch1.npz",
-)
-EVERYWHERE += ("bigvision_map.npz", "timm_vit_qknorm_map.safetensors", "timm_deit_distilled.safetensors")
+EVERYWHERE = ("vit_token.npz", "vit_token_prelogits.npz", "vit_gap.npz", "vit_nonsquare.npz", "bigvision_map.npz")
+EVERYWHERE += ("hybrid_r50ish_patch1.npz", "timm_vit_qknorm_map.safetensors", "timm_deit_distilled.safetensors")
 EVERYWHERE += ("timm_eva02_split.safetensors", "timm_dinov3_gated.safetensors", "timm_clip_quickgelu.safetensors")
 EVERYWHERE += ("hf_dinov2_reg2", "bit_2111_x0.5.npz", "timm_hybrid.safetensors", "timm_bit.safetensors")
 # The arguments that these files do not determine. Their images have another size than the weights.

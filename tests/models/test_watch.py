@@ -85,14 +85,22 @@ def everything(model, inputs):
     }
 
 
-@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
-def test_inspection_finds_a_nested_vit(outer):
+@pytest.fixture(scope="module")
+def plain():
+    """Returns the weights of a ViT, two images and all that is computed for them."""
     vit, images = reference.build(num_registers=1)
+    return vit.get_weights(), images, everything(vit, images)
+
+
+@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
+def test_inspection_finds_a_nested_vit(outer, plain):
+    weights, images, expected = plain
+    vit, _ = reference.build(num_registers=1)
+    vit.set_weights(weights)
     model = outer(vit)
     two = outer is with_other_input
     inputs = [images, np.zeros((2, 5), "float32")] if two else images
     before = ops.convert_to_numpy(model(inputs, training=False))
-    expected = everything(vit, images)
     for name, actual in everything(model, inputs).items():
         np.testing.assert_allclose(actual, expected[name], atol=1e-5, err_msg=name)
     assert patch_layout(model, inputs) == ((8, 12), (2, 3), (4, 4), 2)
@@ -126,14 +134,14 @@ def test_inspection_adds_no_nodes_to_the_layers():
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_inspection_in_half_precision(policy):
-    model, images = reference.build()
-    mixed, _ = reference.build(dtype=policy)
-    mixed.set_weights([ops.convert_to_numpy(w) for w in model.weights])
-    actual = everything(mixed, images)
-    for name, expected in everything(model, images).items():
-        assert actual[name].dtype == "float32"
-        np.testing.assert_allclose(actual[name], expected, atol=0.1 * np.abs(expected).max(), err_msg=name)
+def test_inspection_in_half_precision(policy, plain):
+    weights, images, expected = plain
+    mixed, _ = reference.build(num_registers=1, dtype=policy)
+    mixed.set_weights(weights)
+    for name, actual in everything(mixed, images).items():
+        assert actual.dtype == "float32"
+        atol = 0.1 * np.abs(expected[name]).max()
+        np.testing.assert_allclose(actual, expected[name], atol=atol, err_msg=name)
 
 
 def test_watch_holds_one_blocks_attention_at_a_time():
