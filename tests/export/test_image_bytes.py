@@ -93,7 +93,7 @@ def test_max_pixels_is_the_largest_accepted_size():
         # The scans of thumbnails do not count.
         (encoded_with_thumbnails(3), "ok"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_costly_small_file_has_status(data, status):
     assert STATUSES[int(ImageReader((8, 8), max_pixels=64 * 64)([data])[1][0])] == status
