@@ -33,8 +33,8 @@ def test_fit_resized_images_trains_student_only():
     images = np.random.default_rng(0).normal(size=(8, 8, 5, 3)).astype("float32")
     student, teacher = linear_student((8, 5, 3)), conv_teacher()
     distiller = compiled(student, teacher, keras.optimizers.SGD(0.1))
-    # `fit` copies the teacher again.
-    teacher.set_weights([1.5 * w for w in teacher.get_weights()])
+    # `fit` copies the teacher again, which now prefers other classes.
+    teacher.layers[-1].set_weights([-w for w in teacher.layers[-1].get_weights()])
     before, kernel = weights(teacher), student.layers[-1].get_weights()[0]
     logits = student(images)
     resized = keras.ops.image.resize(images, (6, 6), data_format="channels_last")
@@ -180,14 +180,12 @@ def test_sample_weights_scale_both_losses():
 
 
 def test_loss_metrics_are_means_over_images():
-    whole, parts = (
-        compiled(linear_student(kernel_initializer="ones"), optimizer=keras.optimizers.SGD(0.0))
-        .fit(IMAGES, LABELS, batch_size=size, shuffle=False, verbose=0)
-        .history
-        for size in (8, 5)
-    )
+    student, histories = linear_student(), []
+    for size in (8, 5):
+        distiller = compiled(student, optimizer=keras.optimizers.SGD(0.0))
+        histories.append(distiller.fit(IMAGES, LABELS, batch_size=size, shuffle=False, verbose=0).history)
     for name in ("class_loss", "distillation_loss"):
-        assert parts[name] == pytest.approx(whole[name], rel=1e-4)
+        assert histories[1][name] == pytest.approx(histories[0][name], rel=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -212,12 +210,6 @@ def test_alpha_1_needs_no_labels_or_loss():
     distiller = compiled(linear_student(), None, keras.optimizers.Adam(0.05), loss=None, kind="soft", alpha=1.0)
     losses = distiller.fit(IMAGES, epochs=10, verbose=0).history["loss"]
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_student_as_its_own_teacher():
-    student = linear_student()
-    logs = [step(d) for d in [compiled(student, student, kind="soft")] for _ in range(2)]
-    assert logs[0]["distillation_loss"] == pytest.approx(0.0, abs=1e-6) and logs[1]["distillation_loss"] > 1e-7
 
 
 def test_mixed_float16_scales_loss_and_keeps_pixels():

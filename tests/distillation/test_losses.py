@@ -13,11 +13,6 @@ TEACHER, STUDENT = (RNG.normal(size=(6, 5)).astype("float32") * 3 for _ in range
 FUNCTIONS = (losses.hard_distillation, losses.soft_distillation)
 
 
-def log_softmax(x):
-    x = x.astype("float64") - x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-
-
 def test_losses_equal_the_golden_file():
     arrays = np.load(GOLDEN_FOLDER / "deit_distillation_loss.npz")
     expected = json.loads((GOLDEN_FOLDER / "deit_distillation_loss.json").read_text())
@@ -30,19 +25,6 @@ def test_losses_equal_the_golden_file():
         found = loss(arrays["teacher_logits"], arrays["dist_logits"])
         whole = losses.weighted_loss(base, found, float(alpha.removeprefix("alpha")))
         assert float(whole) == pytest.approx(value, abs=1e-5), name
-
-
-@pytest.mark.parametrize("temperature", [1.0, 20.0])
-def test_soft_distillation_equals_numpy(temperature):
-    p, q = log_softmax(TEACHER / temperature), log_softmax(STUDENT / temperature)
-    expected = (np.exp(p) * (p - q)).sum(axis=-1) * temperature**2 / 5
-    found = numpy(losses.soft_distillation(TEACHER, STUDENT, temperature))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_hard_distillation_equals_numpy():
-    found = numpy(losses.hard_distillation(TEACHER, STUDENT))
-    np.testing.assert_allclose(found, -log_softmax(STUDENT)[np.arange(6), TEACHER.argmax(axis=-1)], rtol=1e-5)
 
 
 def test_sample_weights_scale_each_image():

@@ -53,8 +53,10 @@ def test_other_models_get_images_unchanged_or_preprocessed():
     doubled = FrozenTeacher(teacher, student, preprocessing=lambda images: 2 * images)
     np.testing.assert_allclose(numpy(doubled.logits(IMAGES / 2)), expected, rtol=1e-4, atol=1e-5)
     # The result of the function is resized too.
-    resized = FrozenTeacher(teacher, student, preprocessing=lambda x: keras.ops.repeat(x, 2, axis=1))
-    assert resized.logits(IMAGES).shape == (8, 5)
+    tall = np.random.default_rng(1).normal(size=(8, 9, 6, 3)).astype("float32")
+    expected = teacher(keras.ops.image.resize(tall, (6, 6), "bilinear", data_format="channels_last"))
+    resized = FrozenTeacher(teacher, student, preprocessing=lambda _: tall).logits(IMAGES)
+    np.testing.assert_allclose(numpy(resized), numpy(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_probabilities_become_logits():

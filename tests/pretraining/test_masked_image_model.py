@@ -179,12 +179,3 @@ def test_a_loss_and_sample_weights_are_refused():
     model.compile("adam", "mse")
     with pytest.raises(ValueError, match="compiled without a loss"):
         model.fit(raw_images(2), np.zeros(2), verbose=0)
-
-
-def test_backbone_is_shared_by_several_methods():
-    backbone, images = build("simmim").backbone, raw_images(2)
-    for cls, options in METHODS.values():
-        model = cls(backbone, **options)
-        # JAX makes a symbolic call before it trains.
-        keras.Model(inputs := keras.Input((16, 16, 3)), model(inputs)["prediction"])
-        assert np.isfinite(float(model.compute_loss(images, None, model(images))))

