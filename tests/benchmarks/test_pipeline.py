@@ -21,6 +21,7 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.long
 def test_pipelines_give_equal_shapes_and_ranges(pipeline, folder):
     for task, sides in pipeline.TASKS.items():
         for name, make in sides.items():
@@ -35,6 +36,7 @@ def test_pipelines_give_equal_shapes_and_ranges(pipeline, folder):
             assert -1.01 <= np.quantile(images, 0.3) <= np.quantile(images, 0.7) <= 1.01, (task, name)
 
 
+@pytest.mark.long
 def test_pipeline_run_resumes_with_missing_rounds(pipeline, run, folder, tmp_path, monkeypatch, capsys):
     options = ("--data", folder, "--out", tmp_path / "a.json", "--enlarge-to", 30, "--gpu", 2000)
     run(*options, "--rounds", 1)
