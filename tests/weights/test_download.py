@@ -17,7 +17,6 @@ from keras_vit.weights.download import DownloadError, confirm
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
-# Short waits keep the tests fast.
 download = functools.partial(module.download, timeout=0.3, delay=0.01)
 
 
@@ -165,14 +164,10 @@ def damaged(body):
     return flipped(body, 100, 0)
 
 
-def known(server, what):
-    digits = sha256(server.body)
-    return {"sha256": digits.upper()} if what == "sha256" else {"sha256_prefix": digits[:8]}
-
-
 @pytest.mark.parametrize("what", ["sha256", "sha256_prefix"])
 def test_damaged_download_is_repeated_once(server, path, what):
-    arguments = known(server, what)
+    digits = sha256(server.body)
+    arguments = {"sha256": digits.upper()} if what == "sha256" else {"sha256_prefix": digits[:8]}
     server.answers = [Answer(body=damaged(server.body))]
     with pytest.raises(DownloadError, match=f"Refused {server.url} after two downloads: the file has the"):
         download(server.url, path, **arguments)

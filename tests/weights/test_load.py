@@ -20,7 +20,6 @@ from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused, images, outputs, unchanged
 
 GOLDEN = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
-REAL = "weights/ViT-B_16-224.npz"
 
 
 def write(path, arrays):
@@ -53,8 +52,8 @@ def test_official_files_give_official_logits_and_taps(name, arguments):
 
 @pytest.fixture(scope="module")
 def real(shared):
-    reference = np.load(shared / "weights" / "ViT-B_16-224.reference.npz")
-    return shared / REAL, reference
+    folder = shared / "weights"
+    return folder / "ViT-B_16-224.npz", np.load(folder / "ViT-B_16-224.reference.npz")
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.long)])
