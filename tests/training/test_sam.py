@@ -61,16 +61,24 @@ def test_sam_counts_each_batch_and_image_once():
 TOKENS = RNG.normal(size=(16, 4, 3)).astype("float32")
 
 
-@pytest.mark.every_backend
-def test_both_sam_gradients_use_the_same_random_masks():
+# Without a seed, Keras' Dropout draws from PyTorch's global generator.
+RANDOM = {
+    "seeded": lambda: keras.layers.Dropout(0.5, seed=1),
+    "Dropout": lambda: keras.layers.Dropout(0.5),
+    "DropPath": lambda: DropPath(0.5),
+    "PatchDropout": lambda: PatchDropout(0.5),
+    "block": lambda: TransformerBlock(1, 8, dropout_rate=0.5, attention_dropout_rate=0.5, drop_path_rate=0.5),
+}
+NAMES = [pytest.param(name, marks=pytest.mark.every_backend) if name == "block" else name for name in RANDOM]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_sam_gradients_use_the_same_random_masks(name):
     """If the second gradient used other masks, even a tiny neighborhood would change the weights."""
     results = []
     for rho in (1e-6, None):
         keras.utils.set_random_seed(0)
-        # Without a seed, Keras' Dropout draws from PyTorch's global generator.
-        random = [keras.layers.Dropout(0.5, seed=1), keras.layers.Dropout(0.5), PatchDropout(0.5), DropPath(0.5)]
-        random.append(TransformerBlock(1, 8, dropout_rate=0.5, attention_dropout_rate=0.5, drop_path_rate=0.5))
-        layers = [keras.Input((4, 3)), *random, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+        layers = [keras.Input((4, 3)), RANDOM[name](), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
         model = keras.Sequential(layers)
         trainer = model if rho is None else SAM(model, rho=rho)
         trainer.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=keras.backend.backend() == "jax")
