@@ -278,9 +278,9 @@ def test_damage_and_missing_tensorflow_are_named(tmp_path, monkeypatch):
         keras_vit.load_weights(model, folder)
 
 
-def application(**changes):
-    options = {"weights": None, "input_shape": (65, 96, 3), "classes": 7, **changes}
-    model = keras.applications.EfficientNetB0(**options)
+def application():
+    keras.utils.set_random_seed(0)
+    model = keras.applications.EfficientNetB0(weights=None, input_shape=(65, 96, 3), classes=7)
     rng = np.random.default_rng(0)
     for weight in model.weights:
         if "normalization" not in weight.path:
