@@ -31,7 +31,7 @@ def run(capsys, *arguments):
     return status, *capsys.readouterr()
 
 
-def test_list_names_the_published_checkpoints(capsys):
+def test_weights_list_names_published_checkpoints(capsys):
     status, out, _ = run(capsys, "weights", "list", "ViTB16")
     assert status == 0 and "ViTB16.imagenet21k" in out and "ViTL16" not in out
     assert len(run(capsys, "weights", "list")[1].splitlines()) == len(keras_vit.list_weights()) + 1
@@ -42,14 +42,14 @@ def test_list_names_the_published_checkpoints(capsys):
     ]
 
 
-def test_show_says_what_a_file_is(capsys, file):
+def test_weights_show_describes_a_file(capsys, file):
     status, out, _ = run(capsys, "weights", "show", file)
     rows = dict(line.split(maxsplit=1) for line in out.splitlines() if len(line.split(maxsplit=1)) == 2)
     assert status == 0 and rows["source"] == "official" and rows["activation"] == "gelu_tanh"
     assert rows["model"] == "hidden_dim 12, 2 blocks, 3 heads, mlp_dim 20, patch 4 x 4, grid 4 x 4, 5 classes"
 
 
-def test_what_a_state_dict_does_not_tell_is_set(capsys, tmp_path):
+def test_settings_missing_in_a_state_dict_are_options(capsys, tmp_path):
     bare = tmp_path / "bare.safetensors"
     checkpoint = open_checkpoint(GOLDEN_FOLDER / "timm_vit.safetensors")
     write_safetensors(bare, dict(checkpoint.read(checkpoint.entries)), {})
@@ -76,14 +76,14 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
     status, out, _ = run(capsys, "predict", tmp_path / "a.png", tmp_path / "a.png", "--weights", file, "--top", 2)
     lines = out.splitlines()
     assert status == 0 and len(lines) == 4 and lines[0].startswith(str(tmp_path / "a.png")) and lines[:2] == lines[2:]
-    # A name that is not UTF-8.
+    # This name is not UTF-8.
     with contextlib.suppress(OSError):
         (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
         status, out, _ = run(capsys, "predict", tmp_path / os.fsdecode(b"caf\xe9.png"), "--weights", file)
         assert status == 0 and "caf\\udce9.png" in out
 
 
-def test_predict_takes_a_run_and_writes_a_row_an_image(capsys, caplog, tmp_path):
+def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "images").mkdir()
     model = randomize(build(include_preprocessing=True, class_names=["ant", "bee", "cat", "dog", "emu"]))
@@ -114,7 +114,7 @@ def test_predict_takes_a_run_and_writes_a_row_an_image(capsys, caplog, tmp_path)
 
 
 @pytest.mark.parametrize("package", ["tensorflow", "matplotlib"])
-def test_a_missing_package_is_named_with_what_brings_it(package, capsys, tmp_path, monkeypatch):
+def test_train_names_the_missing_package(package, capsys, tmp_path, monkeypatch):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for i in range(4):
@@ -125,22 +125,7 @@ def test_a_missing_package_is_named_with_what_brings_it(package, capsys, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize(
-    ("options", "second"),
-    [({"class_names": ["ant", "bee", "cat", "dog", "emu"]}, "bee"), ({"num_classes": 1000}, "goldfish")],
-)
-def test_export_of_a_run_answers_with_its_own_labels(options, second, capsys, tmp_path):
-    (tmp_path / "run").mkdir()
-    build(**options).save(tmp_path / "run" / "model.keras")
-    command = ("export", tmp_path / "run", "--to", "saved_model", "--out")
-    assert run(capsys, *command, tmp_path / "vit" / "1")[0] == 0
-    assert (tmp_path / "vit" / "1" / "assets" / "labels.txt").read_text().split()[1] == second
-    status, _, err = run(capsys, *command, tmp_path / "vit" / "latest")
-    assert status == 1 and "named by a number" in err
-
-
-def test_the_version_and_ctrl_c(capsys, monkeypatch):
+def test_version_is_printed_and_ctrl_c_exits_with_130(capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"keras-vit {keras_vit.__version__}\n"
@@ -152,17 +137,29 @@ def test_the_version_and_ctrl_c(capsys, monkeypatch):
     assert run(capsys, "weights", "list") == (130, "", "keras-vit: stopped.\n")
 
 
-def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
-    pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
-    keras.utils.save_img(tmp_path / "a.png", np.zeros((20, 30, 3)), scale=False)
-    (tmp_path / "labels.txt").write_text("\n".join("abcde"), encoding="utf-8")
-    command = ("export", file, "--to", "saved_model", "--out", tmp_path / "vit" / "1", "--verify", tmp_path / "a.png")
-    status, out, err = run(capsys, *command, "--attention", "--labels", tmp_path / "labels.txt")
+@pytest.mark.backends("tensorflow")
+def test_export_writes_labels_of_run_file_or_imagenet(capsys, file, tmp_path):
+    image = tmp_path / "a.png"
+    keras.utils.save_img(image, np.zeros((20, 30, 3)), scale=False)
+    (tmp_path / "run").mkdir()
+    build(class_names=["ant", "bee", "cat", "dog", "emu"]).save(tmp_path / "run" / "model.keras")
+    command = ("export", tmp_path / "run", "--to", "saved_model", "--out")
+    status, out, err = run(capsys, *command, tmp_path / "vit" / "1", "--verify", image, "--attention")
     assert status == 0 and "on 3 images" in out, err
+    assert (tmp_path / "vit" / "1" / "assets" / "labels.txt").read_text().split()[1] == "bee"
     described = keras_vit.export.describe(tmp_path / "vit" / "1")
     assert "labels string (None, 5)" in described and "serving_attention: " in described
-    status, _, err = run(capsys, *command)
-    assert status == 1 and "which exists" in err
+    for version, message in (("1", "which exists"), ("latest", "named by a number")):
+        status, _, err = run(capsys, *command, tmp_path / "vit" / version)
+        assert status == 1 and message in err
+
+    (tmp_path / "labels.txt").write_text("\n".join("abcde"), encoding="utf-8")
+    build(num_classes=1000).save(tmp_path / "imagenet.keras")
+    own_labels = ("--labels", tmp_path / "labels.txt")
+    for model, options, second in ((file, own_labels, "b"), (tmp_path / "imagenet.keras", (), "goldfish")):
+        folder = tmp_path / second / "1"
+        assert run(capsys, "export", model, "--to", "saved_model", "--out", folder, *options)[0] == 0
+        assert (folder / "assets" / "labels.txt").read_text().split()[1] == second
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_export_writes_what_answers_as_the_model_does(capsys, file, tmp_path):
         (("own.keras", "--to", "onnx"), "your own layers"),
     ],
 )
-def test_export_refuses_what_it_would_ignore(capsys, file, tmp_path, monkeypatch, arguments, message):
+def test_export_refuses_options_without_effect(capsys, file, tmp_path, monkeypatch, arguments, message):
     class Own(keras.layers.Layer):
         pass
 
@@ -194,17 +191,19 @@ def test_recipes_are_listed_and_shown(capsys):
     assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
 
 
-@pytest.mark.backends("jax")
+def tiny_model(*settings):
+    """Returns command-line options that set the fields of a tiny model, and other settings."""
+    fields = ("variant=Ti/4", "model.hidden_dim=12", "model.num_heads=3", "model.mlp_dim=20", "holdout=0.5", *settings)
+    return [argument for setting in fields for argument in ("--set", setting)]
+
+
 def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     for name, value in (("cat", 50), ("dog", 200)):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(4):
             keras.utils.save_img(tmp_path / "images" / name / f"{i}.png", np.full((9, 9, 3), value), scale=False)
     options = ["--recipe", "finetune_pets", "--data", tmp_path / "images", "--out", tmp_path / "run"]
-    for setting in ("variant=Ti/4", "model.hidden_dim=12", "model.num_layers=2", "model.num_heads=3"):
-        options += ["--set", setting]
-    for setting in ("model.mlp_dim=20", "image_size=16", "steps=4", "batch_size=4", "holdout=0.5", "warmup_steps=1"):
-        options += ["--set", setting]
+    options += tiny_model("model.num_layers=2", "image_size=16", "steps=4", "batch_size=4", "warmup_steps=1")
     status, out, _ = run(capsys, "train", *options, "--weights", file)
     assert status == 0 and "accuracy" in out.splitlines()[-1]
     assert {f.name for f in (tmp_path / "run").iterdir()} >= {"model.keras", "results.json", "history.png"}
@@ -212,8 +211,7 @@ def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     assert status == 1 and "weights=" in err
 
 
-def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_path):
-    pytest.importorskip("tensorflow", reason="the pipelines are TensorFlow's")
+def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     (tmp_path / "images").mkdir()
     rows = [f"{i}.png,{name}" for i, name in enumerate(["cat", "dog"] * 4)]
     for i in range(8):
@@ -221,13 +219,9 @@ def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_p
     (tmp_path / "train.csv").write_text("\n".join(["id,animal", *rows]))
     options = ["--data", tmp_path / "train.csv", "--images", tmp_path / "images", "--path-column", "id"]
     options += ["--label-column", "animal", "--out", tmp_path / "run", "--weights", "none"]
-    for setting in ("variant=Ti/4", "model.hidden_dim=12", "model.num_layers=1", "model.num_heads=3", "steps=3"):
-        options += ["--set", setting]
-    for setting in ("model.mlp_dim=20", "image_size=8", "holdout=0.5"):
-        options += ["--set", setting]
+    options += tiny_model("model.num_layers=1", "image_size=8", "steps=3")
     status, out, err = run(capsys, "train", *options)
     assert status == 0, err
-    # One screen before, with what will be.
     assert "4 images, 2 outputs" in out and "cat 2, dog 2" in out and "the model takes 0 to 255" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["recipe"]["name"] == "finetune" and results["recipe"]["batch_size"] == 16
@@ -255,7 +249,7 @@ def test_train_takes_a_table_and_the_recipe_for_images_of_ones_own(capsys, tmp_p
         (["export", "FILE", "--to", "saved_model", "--out", "vit"], "as 'vit/1'"),
     ],
 )
-def test_what_cannot_be_done_is_said_without_a_traceback(capsys, file, arguments, message):
+def test_errors_are_one_line_without_traceback(capsys, file, arguments, message):
     status, _, err = run(capsys, *(file if a == "FILE" else a for a in arguments))
     assert status == 1 and err.startswith("keras-vit: ") and message in err
 
@@ -285,7 +279,7 @@ def test_help_ends_with_examples_that_parse(name, capsys):
         cli.main([*name.split()[1:], "--help"])
     assert end.value.code == 0
     shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
-    # One sentence, after the usage.
+    # The usage is followed by a sentence.
     assert re.search(r"\n\n[A-Z].*\.\n\n", shown)
     lines = re.findall(r"^  (keras-vit .*)", examples, re.MULTILINE)
     assert lines and all(line.startswith(name) for line in lines)
