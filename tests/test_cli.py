@@ -197,6 +197,7 @@ def tiny_model(*settings):
     return [argument for setting in fields for argument in ("--set", setting)]
 
 
+@pytest.mark.long
 def test_train_runs_a_recipe_on_a_folder(capsys, file, tmp_path):
     for name, value in (("cat", 50), ("dog", 200)):
         (tmp_path / "images" / name).mkdir(parents=True)
