@@ -175,16 +175,6 @@ def _tokenizer(layer, x, output):
     return parts
 
 
-def _axial_block(layer, x, output):
-    rows, columns, hidden_dim = x
-    parts = []
-    for block, lines, length in ((layer.row_block, rows, columns), (layer.column_block, columns, rows)):
-        shape = length, hidden_dim
-        for name, multiply_adds, activations in _transformer_block(block, shape, shape):
-            parts.append(Part(f"{block.name}/{name}", lines * multiply_adds, lines * activations))
-    return parts
-
-
 def _token_transformer(layer, x, output):
     (tokens, width), size = x, math.prod(x)
     key_dim = layer.key_dim or width
@@ -318,7 +308,6 @@ def _inside(name, parts):
 _standardized_conv = _products(lambda layer, x: math.prod(layer.kernel_size) * x[-1])
 RULES = (
     (layers.TransformerBlock, _transformer_block),
-    (layers.AxialBlock, _axial_block),
     (layers.MultiHeadSelfAttention, _attention),
     (layers.AttentionPooling, _attention_pooling),
     (layers.MLP, _mlp),

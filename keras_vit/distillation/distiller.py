@@ -18,7 +18,7 @@ from keras_vit.models.wrapper import TrainingWrapper
 _STEP = contextvars.ContextVar("step", default=None)
 
 
-# keras.distillation.Distiller is missing in Keras 3.10, and supports neither two heads nor sample weights.
+# keras.distillation.Distiller supports neither two heads nor sample weights.
 class Distiller(TrainingWrapper):
     """Trains a student on labels and a teacher's outputs, as in DeiT.
 

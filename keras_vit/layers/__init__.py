@@ -2,7 +2,6 @@
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
-from keras_vit.layers.axial_block import AxialBlock
 from keras_vit.layers.bottleneck import Bottleneck
 from keras_vit.layers.class_token import ClassToken, PrefixTokens
 from keras_vit.layers.dense import Dense
@@ -35,7 +34,6 @@ from keras_vit.layers.vt_module import VTModule
 __all__ = [
     "MLP",
     "AttentionPooling",
-    "AxialBlock",
     "Bottleneck",
     "ClassToken",
     "Dense",

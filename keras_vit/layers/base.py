@@ -73,11 +73,6 @@ class CompositeLayer(Layer):
         changes = self._collect_changes() if self.built else self._changes
         return {**super().get_config(), **({"changes": changes} if changes else {})}
 
-    def build_from_config(self, config):
-        super().build_from_config(config)
-        # Older .keras files store quantization here.
-        self._quantize(config.get("quantized", {}))
-
     def _collect_changes(self):
         changes = {"lora": {}, "quantized": {}}
         for path, layer in self._dense_layers_by_path().items():

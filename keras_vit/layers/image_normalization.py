@@ -27,7 +27,7 @@ class ImageNormalization(keras.layers.Layer):
             (softmax).
         regression: Bool, whether its outputs are numbers instead of classes.
         config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the constants and classes above; None
-            without a model, or in files of version 0.1.
+            without a model.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 

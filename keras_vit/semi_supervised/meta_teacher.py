@@ -50,10 +50,6 @@ class MetaTeacher(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return self.get_metrics_result()
 
-    def _enforce_jax_state_sharding(self, *state):
-        # Keras 3.10 would constrain it to what `fit`, which is not called here, has recorded.
-        return state
-
 
 def cross_entropy(labels, logits, label_smoothing=0.0):
     """Returns the cross-entropy of each image, float32 (batch,), with classes or a probability per class."""

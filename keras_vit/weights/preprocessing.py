@@ -40,9 +40,7 @@ def _of_checkpoint(checkpoint):
     source, weights = checkpoint.source, checkpoint.weights
     own, container = checkpoint.own.get("preprocessing"), checkpoint.file.container
     if own is not None:
-        # Files of version 0.1 lack some fields.
-        known = {field.name: own[field.name] for field in dataclasses.fields(Preprocessing) if field.name in own}
-        return OFFICIAL_PREPROCESSING | known, True
+        return {field.name: own[field.name] for field in dataclasses.fields(Preprocessing) if field.name in own}, True
     if container == "timm":
         return of_timm(checkpoint.facts.get("timm") or {}), True
     if container == "huggingface":
