@@ -10,6 +10,7 @@ from keras_vit.files import replacing
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.variants import ROOT_WIDTH
 from keras_vit.weights.fields import ACTIVATIONS
+from keras_vit.weights.labels import id2label
 from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
 from keras_vit.weights.names.source import Source
@@ -187,7 +188,7 @@ def _config(kind, record, facts):
     }
     if record.representation_size:
         config |= {"pooler_act": "tanh", "pooler_output_size": record.representation_size}
-    return config | _labels(record.num_classes)
+    return config | id2label(record)
 
 
 def _bit_config(record):
@@ -201,13 +202,8 @@ def _bit_config(record):
         "hidden_sizes": [4 * width * 2**i for i in range(len(record.stages))],
         "depths": record.stages,
         **HUGGINGFACE_BIT.config,
-        **_labels(record.num_classes),
+        **id2label(record),
     }
-
-
-def _labels(num_classes):
-    labels = {str(i): f"LABEL_{i}" for i in range(num_classes)}
-    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}} if labels else {}
 
 
 def _own(kind, record) -> dict[str, Any]:

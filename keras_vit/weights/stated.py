@@ -8,6 +8,7 @@ from keras_vit.model_config import ModelConfig
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.fields import fixed_positions, is_gated, settings_of_resnet
+from keras_vit.weights.labels import labels_of
 
 # The widths that models of photos and of satellite images share.
 _DINOV3_OF_TWO_KINDS = (1024, 4096)
@@ -34,6 +35,7 @@ def stated(checkpoint):
         _add_own_record(checkpoint, found)
         return found
     _add_preprocessing(checkpoint, found)
+    found.fields.update(labels_of(checkpoint))
     if checkpoint.source.family is not None:
         if checkpoint.image_size is not None:
             found.fields["image_size"] = checkpoint.image_size
