@@ -33,10 +33,16 @@ def labels_of(checkpoint):
 def id2label(config):
     """Returns the entries of transformers' config.json for the class names and the task of a config."""
     labels = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
-    found = {"id2label": {str(i): label for i, label in enumerate(labels)}}
-    found["label2id"] = {label: i for i, label in enumerate(labels)}
-    tasks = {task: fields for task, fields in TASKS.items() if fields and all(getattr(config, f) for f in fields)}
-    return {**found, **{"problem_type": task for task in tasks}} if labels else {}
+    if not labels:
+        return {}
+    found = {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    for task, fields in TASKS.items():
+        if fields and all(getattr(config, field) for field in fields):
+            found["problem_type"] = task
+    return found
 
 
 def _names_by_number(path, labels):

@@ -1,6 +1,7 @@
 """The preprocessing of checkpoints: from their config, or that of their source."""
 
 import dataclasses
+import re
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from keras_vit import arguments
 from keras_vit.model_config import preprocessing_record
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
+from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
 
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
@@ -16,6 +17,46 @@ _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
 _OF_TYPES = {"deit": IMAGENET_PREPROCESSING, "vit_mae": {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}}
 # Pillow's filter numbers.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
+# The defaults of transformers' image processors, by the part of their names before "ImageProcessor".
+_IMAGENET = {"image_mean": IMAGENET_PREPROCESSING["mean"], "image_std": IMAGENET_PREPROCESSING["std"]}
+_STANDARD = {"image_mean": 0.5, "image_std": 0.5}
+_CLIP = {
+    "image_mean": CLIP_PREPROCESSING["mean"],
+    "image_std": CLIP_PREPROCESSING["std"],
+    "resample": 3,
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": 224,
+    "default_to_square": False,
+}
+PROCESSORS = {
+    "ViT": {**_STANDARD, "resample": 2, "size": 224},
+    "DeiT": {**_STANDARD, "resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
+    "CLIP": _CLIP,
+    "Bit": _CLIP,
+    "Siglip": {**_STANDARD, "resample": 3, "size": {"height": 224, "width": 224}, "default_to_square": False},
+    "DINOv3ViT": {**_IMAGENET, "resample": 2, "size": 224},
+    "ConvNext": {
+        **_STANDARD,
+        "resample": 3,
+        "size": {"shortest_edge": 384},
+        "crop_pct": 224 / 256,
+        "default_to_square": False,
+    },
+}
+# The processors that transformers takes for model types if preprocessor_config.json names none.
+_PROCESSOR_OF = {
+    **{
+        "deit": "DeiT",
+        "clip": "CLIP",
+        "clip_vision_model": "CLIP",
+        "siglip": "Siglip",
+        "siglip_vision_model": "Siglip",
+    },
+    **{"dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit", "dinov3_vit": "DINOv3ViT"},
+}
+# ConvNext's processor squashes images of this size and more, and crops smaller ones.
+_SQUASHED_BY_CONVNEXT = 384
 
 
 def preprocessing_of(checkpoint, record, in_channels, **given):
@@ -68,7 +109,7 @@ def _of_checkpoint(checkpoint):
 
 
 def of_timm(config):
-    """Returns the constants from timm's pretrained_cfg; missing ones are those of the official code."""
+    """Returns the constants from timm's pretrained_cfg; missing ones are timm's defaults."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_TIMM_MODES):
         raise ValueError(
@@ -81,16 +122,13 @@ def of_timm(config):
         "interpolation": _TIMM_FILTERS.get(filter, filter),
         "crop_fraction": config.get("crop_pct"),
     }
-    found = {name: OFFICIAL_PREPROCESSING[name] if value is None else value for name, value in found.items()}
-    if filter is not None:
-        found |= _by_pillow(found["interpolation"])
-    if mode is not None or config.get("crop_pct") is not None:
-        found["resize_mode"] = _TIMM_MODES[mode or "center"]
-    return found
+    found = {name: value or IMAGENET_PREPROCESSING[name] for name, value in found.items()}
+    return {**found, **_by_pillow(found["interpolation"]), "resize_mode": _TIMM_MODES[mode or "center"]}
 
 
 def of_huggingface(path, preprocessor, config):
-    """Returns the constants from a preprocessor_config.json."""
+    """Returns the constants from a preprocessor_config.json; missing ones are the defaults of its image processor."""
+    preprocessor = _with_defaults(path, preprocessor, config)
     if preprocessor.get("do_normalize", True) is False:
         preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
     factor = preprocessor.get("rescale_factor", 1 / 255)
@@ -99,25 +137,55 @@ def of_huggingface(path, preprocessor, config):
             f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
             f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
         )
-    size, crop = (_side(path, key, preprocessor.get(key)) for key in ("size", "crop_size"))
-    cropped = preprocessor.get("do_center_crop") and size and crop
-    resample = preprocessor.get("resample")
-    if resample is not None and (type(resample) is not int or resample not in _RESAMPLE):
+    resample = preprocessor["resample"]
+    if type(resample) is not int or resample not in _RESAMPLE:
         raise _unreadable(path, f"resample as one of {', '.join(map(str, _RESAMPLE))}", resample)
     channels = config.get("num_channels", 3)
     for name in ("image_mean", "image_std"):
-        constants = preprocessor.get(name)
+        constants = preprocessor[name]
         if isinstance(constants, (list, tuple)) and len(constants) not in (1, channels):
             raise _unreadable(path, f"{name} as one number, or one for each of {channels} channels", constants)
-    interpolation = _RESAMPLE.get(resample, OFFICIAL_PREPROCESSING["interpolation"])
     return {
-        "mean": preprocessor.get("image_mean", OFFICIAL_PREPROCESSING["mean"]),
-        "std": preprocessor.get("image_std", OFFICIAL_PREPROCESSING["std"]),
-        "interpolation": interpolation,
-        **_by_pillow(interpolation),
-        "crop_fraction": min(crop / size, 1.0) if cropped else 1.0,
-        "resize_mode": "crop" if _keeps_shape(preprocessor) else "squash",
+        "mean": preprocessor["image_mean"],
+        "std": preprocessor["image_std"],
+        "interpolation": _RESAMPLE[resample],
+        **_by_pillow(_RESAMPLE[resample]),
+        **_resizing(path, preprocessor),
         "crop_rounding": "down",
+    }
+
+
+def _with_defaults(path, preprocessor, config):
+    """Returns a preprocessor_config.json with the defaults of the image processor that transformers would take."""
+    kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
+    if kind is None:
+        name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
+    else:
+        name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(kind))
+    if name not in PROCESSORS:
+        known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
+        raise _unreadable(path, f"image_processor_type as one of {known}", kind)
+    if preprocessor.get("do_resize") is False:
+        raise _unreadable(path, "do_resize=true", False)
+    stated = {key: value for key, value in preprocessor.items() if value is not None}
+    return {**PROCESSORS[name], **stated, "processor": name}
+
+
+def _resizing(path, preprocessor):
+    """Returns `resize_mode` and `crop_fraction`."""
+    size = preprocessor["size"]
+    if isinstance(size, dict) and set(size) not in ({"shortest_edge"}, {"height", "width"}):
+        raise _unreadable(path, "size with shortest_edge, or with height and width", size)
+    keeps_shape = "shortest_edge" in size if isinstance(size, dict) else not preprocessor.get("default_to_square", True)
+    side, crop = (_side(path, key, preprocessor.get(key)) for key in ("size", "crop_size"))
+    if preprocessor["processor"] == "ConvNext":
+        if side >= _SQUASHED_BY_CONVNEXT:
+            return {"resize_mode": "squash", "crop_fraction": 1.0}
+        return {"resize_mode": "crop", "crop_fraction": preprocessor["crop_pct"]}
+    cropped = preprocessor.get("do_center_crop") and crop
+    return {
+        "resize_mode": "crop" if keeps_shape else "squash",
+        "crop_fraction": min(crop / side, 1.0) if cropped else 1.0,
     }
 
 
@@ -130,16 +198,6 @@ def size_of_images(path, preprocessor):
 def _by_pillow(interpolation):
     """Returns the antialiasing: Pillow antialiases with all filters except "nearest"."""
     return {} if interpolation == "nearest" else {"antialias": True}
-
-
-def _keeps_shape(preprocessor):
-    """Returns whether resizing keeps the aspect ratio."""
-    size = preprocessor.get("size")
-    if isinstance(size, dict):
-        return "shortest_edge" in size
-    # A single number is a square, except in image processors that always keep the aspect ratio.
-    kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type"))
-    return kind.startswith(("Bit", "CLIP"))
 
 
 def _side(path, name, size):

@@ -85,10 +85,15 @@ class HuggingFaceFolder(WeightsFile):
         timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
-        preprocessor = self._json("preprocessor_config.json")
-        self.facts = {**self._weights.facts, "config": config, "preprocessor": preprocessor, "timm": timm}
+        self.facts = {**self._weights.facts, "config": config, "preprocessor": self._preprocessor(), "timm": timm}
         # In our own folders the weights' file says all that the others do.
         self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
+
+    def _preprocessor(self):
+        """Returns the settings of the image processor, which transformers looks for in processor_config.json first."""
+        processor = self._json("processor_config.json")
+        inner = processor.get("image_processor") if isinstance(processor, dict) else None
+        return inner if isinstance(inner, dict) else self._json("preprocessor_config.json")
 
     def _json(self, name):
         path = os.path.join(self.path, name)
