@@ -49,8 +49,12 @@ class Checkpoint:
         self.own = self._own_facts()
         self.config = self._config()
         try:
-            self.source = self._source(source)
-            canonical, self.ignored = self.source.canonical_keys(self.file.entries)
+            # The keys of the model start with `prefix` if the file holds it within another module, as Lightning's do.
+            self.source, prefix = self._source(source)
+            keys = [key.removeprefix(prefix) for key in self.file.entries if key.startswith(prefix)]
+            canonical, self.ignored = self.source.canonical_keys(keys)
+            canonical = {name: prefix + key for name, key in canonical.items()}
+            self.ignored += [key for key in self.file.entries if not key.startswith(prefix)]
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         fields.refuse_unsupported(self, canonical)
@@ -112,18 +116,31 @@ class Checkpoint:
         return {}, timm_models.unknown_of_arrays(self.weights, bool(marks) and not of_deit)
 
     def _source(self, source):
+        """Returns the Source of the file, and the prefix of the model's keys if other modules surround it."""
         if source is not None:
-            return names.SOURCES[arguments.one_of("source", source, names.SOURCES)]
+            return names.SOURCES[arguments.one_of("source", source, names.SOURCES)], ""
         published = names.SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(self.path)))
         if published is not None and published.knows(self.file.entries):
-            return published
-        found = names.recognise(self.file.entries, self.file.container, self.facts)
-        if found is None:
+            return published, ""
+        if found := names.recognise(self.file.entries, self.file.container, self.facts):
+            return found, ""
+        inner = {}
+        for prefix in dict.fromkeys(key.partition(".")[0] + "." for key in self.file.entries if "." in key):
+            keys = [key.removeprefix(prefix) for key in self.file.entries if key.startswith(prefix)]
+            if found := names.recognise(keys, self.file.container, self.facts):
+                inner[prefix] = found
+        if len(inner) == 1:
+            ((prefix, found),) = inner.items()
+            return found, prefix
+        if inner:
             raise ValueError(
-                "Its keys match no known source. Expected keys like "
-                f"embedding/kernel or patch_embed.proj.weight. Received: {', '.join(list(self.file.entries)[:5])}"
+                f"Expected the weights of one model. Received: several, whose keys start with {', '.join(inner)}. Save "
+                "the state dict of one of them to a file."
             )
-        return found
+        raise ValueError(
+            "Its keys match no known source. Expected keys like "
+            f"embedding/kernel or patch_embed.proj.weight. Received: {', '.join(list(self.file.entries)[:5])}"
+        )
 
     def _unstacked(self, canonical):
         """Returns {canonical key: Place}, with a key per block if the file stacks them."""

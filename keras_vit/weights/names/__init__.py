@@ -20,7 +20,7 @@ from keras_vit.weights.names.original import (
     of_state_dict,
 )
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT, TIMM_BIT, TIMM_STEM
-from keras_vit.weights.names.source import Name, Source
+from keras_vit.weights.names.source import Name, Source, unwrapped
 from keras_vit.weights.names.timm import DEIT, TIMM
 
 _ORIGINAL = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, EVA02, IJEPA, MAE, OPENAI_CLIP, OPEN_CLIP, OPEN_CLIP_TIMM)
@@ -34,6 +34,7 @@ __all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
 
 def recognise(keys, container, facts):
     """Returns the Source of a file, from its keys, container and facts, or None."""
+    keys = [unwrapped(key) for key in keys]
     if container == "huggingface":
         return of_folder(facts["config"].get("model_type"))
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
@@ -46,10 +47,10 @@ def recognise(keys, container, facts):
     original = of_state_dict(keys, facts)
     if original is not None:
         return original
-    backbone = any(key.removeprefix("module.").startswith("patch_embed.backbone.") for key in keys)
+    backbone = any(key.startswith("patch_embed.backbone.") for key in keys)
     if backbone or TIMM.knows(keys):
         return DEIT if container == "pth" and facts.get("wrapper") == "model" and not backbone else TIMM
-    if any(re.fullmatch(r"(module\.)?stages\.0\.blocks\.0\.conv1\.weight", key) for key in keys):
+    if any(re.fullmatch(r"stages\.0\.blocks\.0\.conv1\.weight", key) for key in keys):
         return TIMM_BIT
     if DINOV2.knows(keys) and any(key.endswith(".layer_scale1.lambda1") for key in keys):
         return DINOV2

@@ -74,7 +74,6 @@ TIMM_COATNET = Source(
     layer_norm_epsilon=None,
     position_interpolation="geometric",
     preprocessing={"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.95},
-    prefixes=("module.",),
     ignored=r".*\.num_batches_tracked$",
     refused=(
         (r".*\.attn_(block|grid)\.", "attention in windows (MaxViT)"),

@@ -84,7 +84,6 @@ TIMM_EFFICIENTNET = Source(
         **_rows(_TORCH._replace(dense=codecs.Transposed()), "", head="classifier"),
     },
     ignored=r".*\.num_batches_tracked$",
-    prefixes=("module.",),
     preprocessing=IMAGENET_PREPROCESSING,
     family="efficientnet",
 )

@@ -115,7 +115,6 @@ OPENAI_CLIP = Source(
     position_interpolation="bicubic_antialias",
     preprocessing=CLIP_PREPROCESSING,
     ignored=_NOT_OF_THE_TOWER,
-    prefixes=("module.",),
 )
 
 # With the same keys, and either GELU.
@@ -129,7 +128,7 @@ OPEN_CLIP_TIMM = dataclasses.replace(
     activation=None,
     layer_norm_epsilon=None,
     ignored=_NOT_OF_THE_TOWER,
-    prefixes=("module.", "visual.trunk."),
+    prefixes=("visual.trunk.",),
 )
 
 # In order: the first is taken that knows a file's keys and has a key like its pattern.

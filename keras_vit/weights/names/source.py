@@ -80,10 +80,10 @@ class Source:
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""
         canonical, ignored = {}, []
         for key in keys:
-            if re.match(self.ignored, key):
+            name = unwrapped(key)
+            if name == _COUNTER or re.match(self.ignored, name):
                 ignored.append(key)
                 continue
-            name = key
             for prefix in self.prefixes:
                 name = name.removeprefix(prefix)
             for pattern, replacement in self.aliases:
@@ -138,6 +138,15 @@ class Source:
         canonical, _ = self.canonical_keys(keys)
         return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
 
+
+def unwrapped(key):
+    """Returns a key without the prefixes of DistributedDataParallel, torch.compile and transformers' TimmWrapper."""
+    return _WRAPPERS.sub("", key)
+
+
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|timm_model)\.)+")
+# torch.optim.swa_utils.AveragedModel counts its updates in it.
+_COUNTER = "n_averaged"
 
 # The layers that may take the images, the first that a model or a file has.
 ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel", "stem_conv/kernel")

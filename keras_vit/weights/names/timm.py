@@ -121,7 +121,6 @@ TIMM = Source(
         ),
         (r".*\.stages\.[4-9]", "a ResNet of more than four stages"),
     ],
-    prefixes=("module.",),
     spellings={
         "gammas": GAMMAS,
         "query and value biases": QUERY_VALUE_BIASES,

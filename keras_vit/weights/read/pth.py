@@ -11,8 +11,11 @@ import numpy as np
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 from keras_vit.weights.read.torchscript import read_tensors
 
-# In order of choice: a teacher or target encoder before the model that learns from it.
-_WRAPPERS = ("model", "state_dict", "module", "teacher", "target_encoder", "student", "encoder")
+# In order of choice: moving averages, as in timm; a teacher or target encoder before the model that learns from it.
+_WRAPPERS = (
+    *("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict", "net", "module"),
+    *("teacher", "target_encoder", "student", "encoder"),
+)
 
 
 class PthFile(WeightsFile):
