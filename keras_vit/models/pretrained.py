@@ -1,6 +1,7 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
 import inspect
+import json
 import os
 import re
 import zipfile
@@ -174,6 +175,11 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
     try:
         return keras.saving.load_model(path, compile=False)
     except TypeError as error:
+        if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):
+            raise ValueError(
+                f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
+                f"that version or a newer one: pip install 'keras>={version}'. {error}"
+            ) from error
         # Keras raises TypeError for a layer that it does not know.
         raise ValueError(
             f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
@@ -181,6 +187,19 @@ def read_model(path: str | os.PathLike, **options) -> keras.Model:
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
+
+
+def _keras_version(path):
+    """Returns the version of Keras that saved a .keras file, or None."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read("metadata.json")).get("keras_version")
+    except _DAMAGE:
+        return None
+
+
+def _numbers(version):
+    return [int(number) for number in re.findall(r"\d+", str(version))[:3]]
 
 
 def _local_path(path, row):
