@@ -1,0 +1,99 @@
+import json
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.models.predictions import activation_of
+from tests.tiny import build
+
+FLOWERS = ("daffodil", "sunflower", "tulip")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a function that writes a folder of a format and changes its config.json."""
+
+    def write(format, **changes):
+        model = build(num_classes=3, activation="gelu", layer_norm_epsilon=1e-6)
+        keras_vit.save_weights(model, tmp_path / format, format=format)
+        path = tmp_path / format / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        strip_own_config(tmp_path / format / "model.safetensors")
+        return tmp_path / format
+
+    return write
+
+
+def strip_own_config(path):
+    """Rewrites a file as the other library writes it, without this package's metadata."""
+    from safetensors.numpy import load_file, save_file
+
+    save_file(load_file(path), path)
+
+
+def load(folder, **options):
+    return keras_vit.from_pretrained(folder, preprocessing=keras_vit.Preprocessing(), **options)
+
+
+def test_id2label_gives_class_names(folder):
+    path = folder("huggingface", id2label={str(i): name for i, name in reversed(list(enumerate(FLOWERS)))})
+    model = load(path)
+    assert model.config.class_names == FLOWERS
+    assert keras_vit.decode_predictions(np.eye(3)[[2]], model, top=1)[0][0][1] == "tulip"
+    assert load(path, num_classes=5).config.class_names is None
+
+
+def test_placeholder_labels_give_no_class_names(folder):
+    assert load(folder("huggingface")).config.class_names is None
+
+
+@pytest.mark.parametrize(
+    "labels", [{"0": "a", "2": "b", "3": "c"}, {"0": "a"}, ["a", "b", "c"], {"0": 1, "1": 2, "2": 3}]
+)
+def test_id2label_that_does_not_fit_is_refused(folder, labels):
+    with pytest.raises(ValueError, match=r"config\.json\. Expected .* Received: "):
+        load(folder("huggingface", id2label=labels))
+
+
+@pytest.mark.parametrize("place", ["top level", "pretrained_cfg"])
+def test_timm_label_names_give_class_names(folder, place):
+    path = folder("timm")
+    config = json.loads((path / "config.json").read_text())
+    target = config if place == "top level" else config["pretrained_cfg"]
+    target["label_names"] = list(FLOWERS)
+    (path / "config.json").write_text(json.dumps(config))
+    assert load(path).config.class_names == FLOWERS
+
+
+@pytest.mark.parametrize(
+    "problem_type, fields, activation",
+    [
+        ("multi_label_classification", (True, False), "sigmoid"),
+        ("regression", (False, True), None),
+        ("single_label_classification", (False, False), "softmax"),
+        (None, (False, False), "softmax"),
+    ],
+)
+def test_problem_type_gives_the_task(folder, problem_type, fields, activation):
+    model = load(folder("huggingface", problem_type=problem_type))
+    assert (model.config.multi_label, model.config.regression) == fields
+    assert activation_of(model) == activation
+
+
+def test_unknown_problem_type_is_refused(folder):
+    with pytest.raises(ValueError, match="Expected problem_type as one of .* Received: 'ranking'"):
+        load(folder("huggingface", problem_type="ranking"))
+
+
+@pytest.mark.parametrize("format", ["huggingface", "timm"])
+@pytest.mark.parametrize("task", [{}, {"multi_label": True}, {"regression": True}])
+def test_written_labels_are_read_back(tmp_path, format, task):
+    model = build(num_classes=3, activation="gelu", layer_norm_epsilon=1e-6, class_names=FLOWERS, **task)
+    keras_vit.save_weights(model, tmp_path / "out", format=format)
+    strip_own_config(tmp_path / "out" / "model.safetensors")
+    found = load(tmp_path / "out").config
+    assert found.class_names == FLOWERS
+    if format == "huggingface":
+        # timm has no word for the task.
+        assert {name: getattr(found, name) for name in task} == task
