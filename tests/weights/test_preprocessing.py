@@ -2,6 +2,10 @@ import pytest
 
 from keras_vit import Preprocessing
 from keras_vit.weights import preprocessing
+from keras_vit.weights.names.source import IMAGENET_PREPROCESSING
+from tests.peers import peer
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 
 
 def test_given_values_override_record():
@@ -21,7 +25,11 @@ def test_timm_config_gives_preprocessing():
     assert modes == ["squash", "pad"]
     with pytest.raises(ValueError, match="`crop_mode` .* Received: 'corner'"):
         preprocessing.of_timm({"crop_mode": "corner"})
-    assert preprocessing.of_timm({})["mean"] == 0.5
+
+
+def test_missing_timm_values_are_those_of_timm():
+    found = preprocessing.of_timm({"input_size": [3, 32, 32], "mean": None})
+    assert found == {**IMAGENET_PREPROCESSING, "antialias": True, "resize_mode": "crop"}
 
 
 @pytest.mark.parametrize(
@@ -39,3 +47,57 @@ def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     found = preprocessing.of_huggingface("folder", config, {})
     assert found["crop_fraction"] == fraction and found["interpolation"] == "bicubic" and found["antialias"]
     assert found["resize_mode"] == ("crop" if size == {"shortest_edge": 256} else "squash")
+
+
+@pytest.mark.parametrize(
+    "kind, stated, expected",
+    [
+        ("CLIPImageProcessor", {}, {"mean": CLIP_MEAN, "interpolation": "bicubic", "resize_mode": "crop"}),
+        ("BitImageProcessorFast", {"size": 256}, {"mean": CLIP_MEAN, "crop_fraction": 0.875, "resize_mode": "crop"}),
+        ("DeiTFeatureExtractor", {}, {"mean": 0.5, "crop_fraction": 0.875, "resize_mode": "squash"}),
+        ("ViTImageProcessor", {"size": 32, "default_to_square": False}, {"resize_mode": "crop"}),
+        ("ConvNextImageProcessor", {"crop_pct": 0.9, "size": {"shortest_edge": 224}}, {"crop_fraction": 0.9}),
+        ("ConvNextImageProcessor", {}, {"crop_fraction": 1.0, "resize_mode": "squash"}),
+    ],
+)
+def test_missing_values_are_those_of_the_image_processor(kind, stated, expected):
+    found = preprocessing.of_huggingface("folder", {"image_processor_type": kind, **stated}, {})
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "stated, message",
+    [
+        ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of ViTImageProcessor"),
+        ({"size": {"longest_edge": 224}}, "size with shortest_edge, or with height and width"),
+        ({"do_resize": False}, "do_resize=true"),
+    ],
+)
+def test_image_processor_that_is_not_understood_is_refused(stated, message):
+    with pytest.raises(ValueError, match=rf"preprocessor_config\.json\. Expected {message}.* Received: "):
+        preprocessing.of_huggingface("folder", stated, {})
+
+
+@pytest.mark.long
+# The processor of DINOv3 needs torchvision.
+@pytest.mark.parametrize("name", [name for name in preprocessing.PROCESSORS if name != "DINOv3ViT"])
+def test_defaults_are_those_of_the_installed_transformers(name):
+    module = peer(f"transformers.models.{name.lower()}.image_processing_pil_{name.lower()}")
+    theirs = getattr(module, f"{name}ImageProcessorPil")
+    ours = {"do_center_crop": None, "crop_size": None, "default_to_square": True, **preprocessing.PROCESSORS[name]}
+    for key, value in ours.items():
+        default = getattr(theirs, key, None)
+        if key in ("size", "crop_size") and isinstance(value, int):
+            value = {"height": value, "width": value}
+        if key in ("image_mean", "image_std"):
+            assert list(default) == pytest.approx([value] * 3 if isinstance(value, float) else list(value)), key
+        else:
+            assert default == value, key
+
+
+@pytest.mark.long
+def test_defaults_are_those_of_the_installed_timm():
+    theirs = peer("timm.data").resolve_data_config(pretrained_cfg={"num_classes": 3})
+    assert theirs["mean"] == IMAGENET_PREPROCESSING["mean"] and theirs["std"] == IMAGENET_PREPROCESSING["std"]
+    assert theirs["interpolation"] == "bicubic" and theirs["crop_mode"] == "center"
+    assert theirs["crop_pct"] == IMAGENET_PREPROCESSING["crop_fraction"]
