@@ -67,12 +67,6 @@ def test_config_contains_changes_of_a_layer(make):
     assert [(w.path, w.trainable) for w in copy.weights] == [(w.path, w.trainable) for w in layer.weights]
 
 
-def test_older_build_config_restores_quantization():
-    layer = keras_vit.layers.MLP(8)
-    layer.build_from_config({"input_shape": (None, 3, 4), "quantized": {"dense_1": {"mode": "int8", "config": None}}})
-    assert (layer.dense_1.quantization_mode, layer.dense_2.quantization_mode) == ("int8", None)
-
-
 def test_activation_layer_survives_a_file(tmp_path):
     model = build(activation=keras.layers.LeakyReLU(0.3))
     again = saved_and_loaded(model, tmp_path / "model.keras")

@@ -26,7 +26,6 @@ REFUSED = [
     (layers.MultiHeadSelfAttention, {"num_heads": 2}, {POSITIVE: "num_heads head_dim max_relative_distance"}),
     (layers.MultiHeadSelfAttention, {"num_heads": 2}, {RATE: "dropout_rate", ABOVE_0: "layer_norm_epsilon"}),
     (layers.AttentionPooling, HEADS, {POSITIVE: "num_heads mlp_dim", ABOVE_0: "layer_norm_epsilon"}),
-    (layers.AxialBlock, HEADS, {POSITIVE: "num_heads mlp_dim", RATE: "dropout_rate"}),
     (layers.Bottleneck, {"width": 32}, {POSITIVE: "width strides", "a multiple of 32": "width"}),
     (layers.Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
     (layers.PrefixTokens, {}, {POSITIVE: "num_tokens"}),

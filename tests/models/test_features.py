@@ -72,7 +72,6 @@ def test_features_bad_argument_is_named():
 
 
 def test_feature_maps_need_all_tokens_of_a_block():
-    """Blocks in files of version 0.1 may output only a few tokens."""
     model = build()
 
     def clone(layer):
