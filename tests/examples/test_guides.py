@@ -15,8 +15,8 @@ from keras_vit import cli, training
 
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
-# Only JAX distributes variables, and PyTorch adds no tensors to NumPy arrays. The long guides take half a minute each.
-MARKS = dict.fromkeys(("distribution", "semi_supervised"), pytest.mark.backends("jax"))
+# Only JAX distributes variables. The long guides take half a minute each.
+MARKS = {"distribution": pytest.mark.backends("jax")}
 MARKS |= dict.fromkeys(("evaluation", "export_and_serving", "fine_tuning", "inspection"), pytest.mark.long)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Lines may be wrapped elsewhere, and "..." stands for any text.
