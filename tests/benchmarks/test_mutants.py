@@ -1,18 +1,8 @@
 import ast
-import importlib
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def mutants(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("mutants")
 
 
 @pytest.fixture
@@ -40,32 +30,32 @@ def checkout(tmp_path):
     return root
 
 
-def test_draw_same_seed_same_mutants(mutants):
-    first, again, other = (mutants.draw(mutants.ROOT, seed) for seed in (0, 0, 1))
+def test_draw_same_seed_same_mutants(script):
+    first, again, other = (script.draw(script.ROOT, seed) for seed in (0, 0, 1))
     assert first == again != other
-    assert len(first) == 200 and {row["group"] for row in first} == set(mutants.GROUPS)
+    assert len(first) == 200 and {row["group"] for row in first} == set(script.GROUPS)
 
 
-def test_each_mutant_compiles_and_differs(mutants):
-    for row in mutants.draw(mutants.ROOT, 0)[::8]:
-        source = (mutants.ROOT / row["file"]).read_bytes()
+def test_each_mutant_compiles_and_differs(script):
+    for row in script.draw(script.ROOT, 0)[::8]:
+        source = (script.ROOT / row["file"]).read_bytes()
         mutated = source[: row["begin"]] + row["after"].encode() + source[row["end"] :]
         assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source)), row
 
 
 @pytest.mark.long
-def test_run_finds_faults_and_resumes(mutants, checkout, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(mutants, "GROUPS", {"layers": ("layers/*.py", "layers", 20)})
-    monkeypatch.setattr(mutants, "BACKENDS", ("torch",))
+def test_run_finds_faults_and_resumes(script, checkout, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "GROUPS", {"layers": ("layers/*.py", "layers", 20)})
+    monkeypatch.setattr(script, "BACKENDS", ("torch",))
     out = tmp_path / "mutants.json"
     command = ["mutants.py", "--root", str(checkout), "--out", str(out), "--records", str(tmp_path / "records")]
     monkeypatch.setattr(sys, "argv", command)
-    mutants.main()
-    rows = {(row["before"], row["after"]): row for row in mutants.json.loads(out.read_text())["rows"]}
+    script.main()
+    rows = {(row["before"], row["after"]): row for row in script.json.loads(out.read_text())["rows"]}
     assert rows["a > b", "(not a > b)"]["result"] == "killed"
     assert rows["a > b", "(not a > b)"]["by"] == "tests/layers/test_code.py::test_larger"
     assert rows["a > b", "(a >= b)"]["result"] == "survived"
     before = out.read_text()
     capsys.readouterr()
-    mutants.main()
+    script.main()
     assert out.read_text() == before and "survived" not in capsys.readouterr().out
