@@ -62,7 +62,6 @@ def test_index_that_contradicts_shards_is_refused(shards, tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{}", "no weight_map"),
         ('{"weight_map": {}}', "no weight_map"),
         ('{"weight_map": {"a": "b.txt"}}', "expected .safetensors or .bin"),
         ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "expected the name of a file"),
@@ -73,9 +72,7 @@ def test_index_that_contradicts_shards_is_refused(shards, tmp_path):
 def test_json_without_shard_index_is_refused(tmp_path, text, expected):
     path = tmp_path / "model.index.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="model.index.json") as error:
-        open_checkpoint(path)
-    assert expected in str(error.value)
+    check_unreadable(f"model.index.json.*{expected}", path)
 
 
 @pytest.mark.parametrize("sidecar", [False, True])
@@ -193,7 +190,7 @@ def test_sidecar_of_each_file_in_folder_is_checked(folder):
 
 
 def test_folder_is_verified_if_all_its_files_are(folder):
-    assert open_checkpoint(folder()).verified, "our own says all in its weights' file"
+    assert open_checkpoint(folder()).verified
     path = folder()
     (path / "model.safetensors").unlink()
     save_file({"a": np.ones(2, "float32")}, path / "model.safetensors")

@@ -7,7 +7,7 @@ import pytest
 
 from keras_vit.weights.read import open_checkpoint
 from tests.tiny import build, randomize
-from tests.weights.read.damage import check_damage, check_unreadable, contents, write_sidecar
+from tests.weights.read.damage import check_damage, check_unreadable, contents, refusal, write_sidecar
 
 
 @pytest.fixture
@@ -83,12 +83,6 @@ def write(path, **datasets):
     return path
 
 
-def refusal(path):
-    with pytest.raises(ValueError, match="file.weights.h5") as error:
-        contents(path)
-    return str(error.value)
-
-
 def test_external_and_soft_links_are_refused(path, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["secret"] = np.ones(2, "float32")
@@ -99,11 +93,8 @@ def test_external_and_soft_links_are_refused(path, tmp_path):
 
 
 def test_hard_links_are_refused(path):
-    for target, place in (
-        ("/layers", "layers/dense/again"),
-        ("/", "layers/again"),
-        ("/layers/dense/vars/0", "layers/x"),
-    ):
+    places = {"/layers": "layers/dense/again", "/": "layers/again", "/layers/dense/vars/0": "layers/x"}
+    for target, place in places.items():
         write(path)
         with h5py.File(path, "a") as file:
             file[place] = file[target]

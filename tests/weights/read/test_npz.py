@@ -59,11 +59,8 @@ def damages(tmp_path):
         yield f"truncated_{i}", lambda d, i=i: d[: (len(d) - 1) * (i + 1) // 16], "truncated or damaged"
     for i in range(20):
         yield f"bit_flip_{i}", lambda d, i=i: flipped(d, data_positions(d, 20)[i], i % 8), "damaged"
-    yield "empty", lambda d: b"", "is empty"
-    yield "text", lambda d: b"<html>404 Not Found</html>", "is a web page"
     yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is not an .npz archive"
     yield "npy", lambda d: npy(np.ones(3, "float32")), "is not an .npz archive"
-    yield "no_members", lambda d: b"PK\x05\x06" + bytes(18), "holds no arrays"
     yield "foreign_member", lambda d: with_member(d, "readme.txt", b"hello"), "is not an array"
     yield "raw_pickle_member", lambda d: with_member(d, NORM, pickle.dumps(Bomb(tmp_path / "ran"))), "damaged"
     objects = np.array([Bomb(tmp_path / "ran")], object)
@@ -83,18 +80,13 @@ def damages(tmp_path):
     yield "bad_version", lambda d: with_member(d, NORM, b"\x93NUMPY\x09\x00" + bytes(120)), "damaged"
     shapes = {NORM: [(11,), (1, 12)], KERNEL: [(4, 4, 3, 11), (1, 4, 4, 3, 12), (12,)], "cls.npy": [(1, 2, 12)]}
     for name, shape in [(member, shape) for member in shapes for shape in shapes[member]]:
-        yield (
-            f"shape_{name}_{shape}",
-            lambda d, n=name, s=shape: with_member(d, n, npy(np.ones(s, "float32"))),
-            "does not fit",
-        )
+        wrong = npy(np.ones(shape, "float32"))
+        yield f"shape_{name}_{shape}", lambda d, n=name, w=wrong: with_member(d, n, w), "does not fit"
     yield "missing", lambda d: with_member(d, NORM, None), "not in the file"
     yield "missing_cls", lambda d: with_member(d, "cls.npy", None), "does not fit"
-    for i, comment in enumerate(
-        [b"[3, 5]", b"[0, 0]", b"[1e300, 1]", b"[Infinity, 1]", b"[-4, -4]", b"[3000, 3000]", b"4"]
-    ):
-        text = b'{"keras_vit": {"grid": ' + comment + b"}}"
-        yield f"comment_{i}", lambda d, c=text: with_comment(d, c), "the grid stated in the file"
+    for grid in ("[3, 5]", "[0, 0]", "[1e300, 1]", "[Infinity, 1]", "[-4, -4]", "[3000, 3000]", "4"):
+        text = f'{{"keras_vit": {{"grid": {grid}}}}}'.encode()
+        yield f"comment_{grid}", lambda d, c=text: with_comment(d, c), "the grid stated in the file"
     for name, value in (("activation", 3), ("layer_norm_epsilon", "x"), ("pooling", []), ("preprocessing", [0.5])):
         text = json.dumps({"keras_vit": {name: value}}).encode()
         yield f"comment_{name}", lambda d, c=text: with_comment(d, c), f"says {name}="
@@ -157,16 +149,10 @@ def test_bit_flip_in_own_comment_is_refused_or_harmless(tmp_path, arrays):
 
 def test_facts_are_a_comment_in_json(tmp_path, arrays):
     path = tmp_path / "file.npz"
-    for comment, facts in [
-        (b"", {}),
-        (b"hello", {}),
-        (b"[1]", {}),
-        (b'{"a": [1, 2]}', {"a": [1, 2]}),
-        (b"[" * 9000, {}),
-    ]:
+    for comment in (b"", b"hello", b"[1]", b'{"a": [1, 2]}', b"[" * 9000):
         np.savez(path, **arrays)
         path.write_bytes(with_comment(path.read_bytes(), comment))
-        assert NpzFile(path).facts == facts
+        assert NpzFile(path).facts == ({"a": [1, 2]} if b"a" in comment else {})
 
 
 def test_bit_flip_in_directory_loses_no_array(tmp_path, arrays):

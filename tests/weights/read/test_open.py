@@ -1,6 +1,5 @@
 import os
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -27,33 +26,28 @@ def test_format_is_found_by_contents_not_name(tmp_path, arrays):
     ("data", "expected"),
     [
         (b"", "is empty"),
-        (b"<b>404 Not Found</b>", "is not an .npz archive, nor a .safetensors, .pth or .h5 file"),
+        (b"x", "is not an .npz archive, nor a .safetensors, .pth or .h5 file"),
         (b"\xef\xbb\xbf \n<!DOCTYPE html><html>404 Not Found", "it is a web page, which a server sent in place"),
         (b"<html>404 Not Found</html>", "it is a web page"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied", "it is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "Git LFS pointer.*git lfs pull"),
-        (b"\x93NUMPY\x01\x00", "is not an .npz archive"),
         (pickle.dumps({"w": [1.0]}), "a Python pickle could run code and is never read"),
         (b"PK\x03\x04 and no more", "truncated or damaged"),
         (b"PK\x05\x06" + bytes(18), "holds no arrays"),
         (b"\x89HDF\r\n\x1a\n" + bytes(99), "truncated or damaged"),
         (b'{"weight_map": 3}', "no weight_map"),
-        (b"x", "is not an .npz archive"),
     ],
 )
 def test_files_of_other_formats_are_refused(tmp_path, data, expected):
     path = tmp_path / "file.npz"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="file.npz") as error:
-        open_checkpoint(path)
-    assert re.search(expected, str(error.value))
+    check_unreadable(f"file.npz.*{expected}", path)
+    # The name of the file makes no difference.
+    check_unreadable(f"file.pth.*{expected}", path.rename(tmp_path / "file.pth"))
 
 
-@pytest.mark.parametrize("name", ["file.npz", "file.safetensors", "file.pth", "file.weights.h5"])
-def test_lfs_pointers_and_web_pages_are_refused(tmp_path, name):
-    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+def test_web_page_as_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_bytes(b"<!doctype html>")
-    check_unreadable(f"{name}.*Git LFS pointer", tmp_path / name)
     check_unreadable("config.json.*web page", tmp_path)
 
 

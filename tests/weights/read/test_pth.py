@@ -1,5 +1,4 @@
 import argparse
-import builtins
 import io
 import os
 import pickle
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_vit.weights.read import open_checkpoint
-from tests.weights.read.damage import Bomb, check_damage, contents, write_sidecar
+from tests.weights.read.damage import Bomb, check_damage, contents, refusal, write_sidecar
 
 torch = pytest.importorskip("torch")
 
@@ -31,13 +30,10 @@ def save(request, path):
     return lambda value: torch.save(value, path, _use_new_zipfile_serialization=request.param)
 
 
-def refusal(path):
-    with pytest.raises(ValueError, match="file.pth") as error:
-        contents(path)
-    return str(error.value)
-
-
-@pytest.mark.parametrize("wrapper", [None, "model", "state_dict", "module", "teacher", "target_encoder"])
+@pytest.mark.parametrize(
+    "wrapper",
+    [None, "model", "state_dict", "model_state_dict", "net", "ema", "module", "teacher", "target_encoder"],
+)
 def test_state_dict_is_read_from_each_wrapper(path, save, state, arrays, wrapper):
     more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300, "args": argparse.Namespace(lr=0.1)}
     save(state if wrapper is None else {wrapper: state, **more})
@@ -153,14 +149,7 @@ def test_damaged_legacy_format_is_refused_by_sidecar(path, state):
 
 def test_missing_torch_is_named(path, save, state, monkeypatch):
     save(state)
-    real = builtins.__import__
-
-    def without_torch(name, *args, **kwargs):
-        if name == "torch":
-            raise ImportError("No module named 'torch'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_torch)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="file.pth.*needs PyTorch.*Install torch"):
         open_checkpoint(path)
 
