@@ -46,9 +46,8 @@ def test_files_are_decoded_as_by_read_image(files, channels, crop_fraction, inte
     size = (32, 40)
     preprocessing = {"interpolation": interpolation, "crop_fraction": crop_fraction}
     model = build(image_size=size, in_channels=channels, **preprocessing)
-    images, status, _ = ImageReader(size, channels, Preprocessing(**preprocessing))(
-        [file.read_bytes() for file in files]
-    )
+    reader = ImageReader(size, channels, Preprocessing(**preprocessing))
+    images, status, _ = reader([file.read_bytes() for file in files])
     assert not status.numpy().any()
     for file, image in zip(files, images.numpy(), strict=True):
         # Pillow and libjpeg round CMYK differently. A gray value is rounded before the resize.

@@ -11,11 +11,6 @@ needs_weight_only_int8 = pytest.mark.skipif(
 )
 
 
-def test_float32_returns_the_same_model():
-    model = tiny.build(num_layers=1)
-    assert precision.with_precision(model, "float32") is model
-
-
 @pytest.mark.parametrize("name, bits", [("float16", 11), ("bfloat16", 8)])
 def test_weights_of_copy_are_rounded(name, bits):
     model = tiny.randomize(tiny.build())
@@ -59,6 +54,7 @@ def test_copy_keeps_lora(name):
 
 def test_weights_that_overflow_raise():
     model = tiny.build(num_layers=1)
+    assert precision.with_precision(model, "float32") is model
     model.set_weights([w + 1e5 for w in model.get_weights()])
     with pytest.raises(ValueError, match="float16 can hold"):
         precision.with_precision(model, "float16")
@@ -66,11 +62,10 @@ def test_weights_that_overflow_raise():
 
 def test_stored_returns_none_for_inexact_or_small_arrays():
     array = np.full(64, 0.5, "float32")
-    assert precision.stored(array, "float32") is None
-    assert precision.stored(array, "int8") is None
+    inexact = array * np.float32(1 + 2**-12)
+    for value, name in ((array, "float32"), (array, "int8"), (array[:63], "float16"), (inexact, "float16")):
+        assert precision.stored(value, name) is None
     assert precision.stored(array * 4, "int8").dtype == "int8"
-    assert precision.stored(array[:63], "float16") is None
-    assert precision.stored(array * np.float32(1 + 2**-12), "float16") is None
 
 
 def test_accuracy_change_counts_top1_and_accuracy():

@@ -91,11 +91,6 @@ def test_litert_file_size_follows_precision(tmp_path, precision, share, image_si
     assert 0 < report.change.largest < 0.1
 
 
-def test_litert_bfloat16_raises(tmp_path):
-    with pytest.raises(ValueError, match="`precision`. Expected one of 'float32', 'float16', 'int8'. Received"):
-        export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
-
-
 def test_static_int8_quantizes_products_and_keeps_top1(tmp_path):
     pytest.importorskip("nncf")
     model = tiny.build(**WIDE)
@@ -158,11 +153,13 @@ def test_static_int8_heads_that_share_an_output_as_input(tmp_path):
     assert [answer[name].shape for name in ("second", "first")] == [(4, 2), (4, 2)]
 
 
-def test_static_int8_without_images_raises(tmp_path):
+def test_precision_beyond_format_or_images_raises(tmp_path):
     with pytest.raises(ValueError, match="Expected `images` to calibrate with for precision='int8_static'"):
         export.openvino(tiny.build(), tmp_path / "vit.xml", precision="int8_static")
     with pytest.raises(ValueError, match="`precision`. Expected one of"):
         export.onnx(tiny.build(), tmp_path / "vit.onnx", precision="int8_static")
+    with pytest.raises(ValueError, match="`precision`. Expected one of 'float32', 'float16', 'int8'. Received"):
+        export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
     assert not list(tmp_path.iterdir())
 
 

@@ -67,19 +67,13 @@ def test_onnx_stores_weights_in_precision(tmp_path, precision, image_size):
     assert 0 < report.change.largest < 0.1
 
 
-# The sizes of each stage are longer terms, which take the exporter minutes.
 @pytest.mark.long
-def test_onnx_of_coatnet_accepts_any_size(tmp_path):
-    model = coatnet(depths=(1, 1, 1, 1), image_size=(None, None))
+def test_onnx_of_coatnet_and_token_merging_matches_model(tmp_path):
+    # The sizes of each stage are longer terms, which take the exporter minutes.
+    model, images = coatnet(depths=(1, 1, 1, 1), image_size=(None, None)), images_of(3, (64, 96))
     export.onnx(model, tmp_path / "model.onnx")
-    images = images_of(3, (64, 96))
-    received = run_onnx(tmp_path / "model.onnx", images)
-    np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
-
-
-# The number of tokens and their order depend on the images.
-@pytest.mark.long
-def test_onnx_of_token_merging_matches_model(tmp_path):
+    np.testing.assert_allclose(run_onnx(tmp_path / "model.onnx", images), outputs_of(model, images)[0], atol=1e-5)
+    # With token merging, the number of tokens and their order depend on the images.
     model = tiny.build(token_merging=3, pooling="gap", num_registers=1)
     assert export.onnx(model, tmp_path / "vit.onnx").difference < 1e-5
 
