@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def measured(script, monkeypatch):
-    """What small series measured. No child processes are started."""
+    """Returns the list of the cases that a run of small series measures, without child processes."""
     monkeypatch.setattr(script, "SERIES", {"image size": ({"batch": 1}, (32, 64, 128)), "depth": ({}, (1, 2))})
     monkeypatch.setattr(script, "BASE", {**script.BASE, "image size": 32, "depth": 1, "width": 64})
     measured = []

@@ -1,33 +1,25 @@
 import ast
-import sys
-import textwrap
 
 import pytest
 
+CODE = """
+def larger(a, b):
+    if a > b:
+        return a + 0
+    return b
+"""
+TEST = """
+from keras_vit.layers.code import larger
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A checkout with one function and one test that finds some of its mutants."""
-    root = tmp_path / "root"
-    for name in ("keras_vit/layers", "tests/layers", "benchmarks", "examples"):
-        (root / name).mkdir(parents=True)
-    code = """
-    def larger(a, b):
-        if a > b:
-            return a + 0
-        return b
-    """
-    (root / "keras_vit" / "layers" / "code.py").write_text(textwrap.dedent(code))
-    test = """
-    from keras_vit.layers.code import larger
-
-    def test_larger():
-        assert larger(1, 2) == 2 and larger(2, 1) == 2
-    """
-    (root / "tests" / "layers" / "test_code.py").write_text(textwrap.dedent(test))
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
-    (root / "README.md").write_text("")
-    return root
+def test_larger():
+    assert larger(1, 2) == 2 and larger(2, 1) == 2
+"""
+CHECKOUT = {
+    "keras_vit/layers/code.py": CODE,
+    "tests/layers/test_code.py": TEST,
+    "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\n",
+    **dict.fromkeys(("README.md", "benchmarks/none.py", "examples/none.py"), ""),
+}
 
 
 def test_draw_same_seed_same_mutants(script):
@@ -44,18 +36,20 @@ def test_each_mutant_compiles_and_differs(script):
 
 
 @pytest.mark.long
-def test_run_finds_faults_and_resumes(script, checkout, tmp_path, monkeypatch, capsys):
+def test_run_finds_faults_and_resumes(script, run, tmp_path, monkeypatch, capsys):
+    for name, text in CHECKOUT.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
     monkeypatch.setattr(script, "GROUPS", {"layers": ("layers/*.py", "layers", 20)})
     monkeypatch.setattr(script, "BACKENDS", ("torch",))
     out = tmp_path / "mutants.json"
-    command = ["mutants.py", "--root", str(checkout), "--out", str(out), "--records", str(tmp_path / "records")]
-    monkeypatch.setattr(sys, "argv", command)
-    script.main()
+    options = ("--root", tmp_path / "root", "--out", out, "--records", tmp_path / "records")
+    run(*options)
     rows = {(row["before"], row["after"]): row for row in script.json.loads(out.read_text())["rows"]}
     assert rows["a > b", "(not a > b)"]["result"] == "killed"
     assert rows["a > b", "(not a > b)"]["by"] == "tests/layers/test_code.py::test_larger"
     assert rows["a > b", "(a >= b)"]["result"] == "survived"
     before = out.read_text()
     capsys.readouterr()
-    script.main()
+    run(*options)
     assert out.read_text() == before and "survived" not in capsys.readouterr().out

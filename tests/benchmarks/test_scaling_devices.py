@@ -72,20 +72,17 @@ def test_roofline_of_known_numbers(script):
 
 
 def test_scaling_run_resumes_with_missing_models(script, run, tmp_path, monkeypatch, capsys):
-    compiled = []
+    compiled, count, options = [], len(script.LAYOUTS), ("--out", tmp_path / "a.json")
     monkeypatch.setattr(script, "run", lambda setting: compiled.append(setting) or ROW)
-
-    def main(*arguments):
-        compiled.clear()
-        run("--out", tmp_path / "a.json", *arguments)
-        return len(compiled)
-
-    assert main("--models", "L/16") == len(script.LAYOUTS)
-    assert main("--models", "L/16", "H/14") == len(script.LAYOUTS)
+    run(*options, "--models", "L/16")
+    assert len(compiled) == count
+    run(*options, "--models", "L/16", "H/14")
+    assert len(compiled) == 2 * count
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert [row["model"] for row in rows] == ["L/16"] * len(script.LAYOUTS) + ["H/14"] * len(script.LAYOUTS)
+    assert [row["model"] for row in rows] == ["L/16"] * count + ["H/14"] * count
     capsys.readouterr()
-    assert main("--summary", "--hardware", "X", "10", "9", "8", "4", "2") == 0
+    run(*options, "--summary", "--hardware", "X", "10", "9", "8", "4", "2")
+    assert len(compiled) == 2 * count
     assert "X days" in capsys.readouterr().out
     assert (tmp_path / "a.png").exists()
 

@@ -14,13 +14,19 @@ def zoo(script):
     return script
 
 
-@pytest.mark.long
-def test_zoo_outcome_is_exact_wrong_or_refused(zoo, tmp_path):
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def case(zoo):
+    """A model of timm: its maker, the module, images, and its outputs for them."""
     timm = zoo.TimmModel(NAME, shallow=True)
     module = zoo.randomize(timm.create())
     images = zoo.images_for(module, timm)
-    expected = timm.outputs(module, images)
+    return timm, module, images, timm.outputs(module, images)
+
+
+@pytest.mark.long
+def test_zoo_outcome_is_exact_wrong_or_refused(zoo, case, tmp_path):
+    torch = pytest.importorskip("torch")
+    timm, module, images, expected = case
 
     def outcome():
         timm.save(module, tmp_path)
@@ -41,12 +47,9 @@ def test_zoo_outcome_is_exact_wrong_or_refused(zoo, tmp_path):
 
 
 @pytest.mark.long
-def test_random_weights_reveal_activation_and_epsilon(zoo):
+def test_random_weights_reveal_activation_and_epsilon(zoo, case):
     torch = pytest.importorskip("torch")
-    timm = zoo.TimmModel(NAME, shallow=True)
-    module = zoo.randomize(timm.create())
-    images = zoo.images_for(module, timm)
-    expected = timm.outputs(module, images)
+    timm, module, images, expected = case
     for cls, setting, value in ((torch.nn.GELU, "approximate", "tanh"), (torch.nn.LayerNorm, "eps", 1e-12)):
         layers = [layer for layer in module.modules() if isinstance(layer, cls)]
         before = getattr(layers[0], setting)
