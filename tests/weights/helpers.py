@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from tests.golden import GOLDEN_FOLDER
 
 
@@ -31,6 +32,12 @@ def check_refused(message, path, into=None, error=ValueError, **options):
             keras_vit.load_weights(into, path, **options)
 
 
+def check_not_saved(message, model, path, *format, error=ValueError, **options):
+    """Checks that `save_weights` raises an error with this message."""
+    with pytest.raises(error, match=message):
+        keras_vit.save_weights(model, path, *format, **options)
+
+
 def check_same(model, other):
     """Checks that two models compute the same."""
     np.testing.assert_array_equal(outputs(model), outputs(other, images(model)))
@@ -39,6 +46,15 @@ def check_same(model, other):
 def unchanged(model, before):
     """Returns whether the weights of a model are those of a list."""
     return all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def shapes_of(model, source):
+    """Returns {key: shape} of the file of a source with the weights of a model."""
+    heads, found = heads_of(sizes_of(model)), {}
+    for weight, variable in weights_of(model).items():
+        row = source.find(weight)
+        found |= zip(row.keys, row.codec.file_shapes(tuple(variable.shape), heads), strict=True)
+    return found
 
 
 def timm_folder(path, arrays, **config):

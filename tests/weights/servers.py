@@ -143,13 +143,8 @@ class _HubHandler(_Handler):
 
     def _tree(self, hub, body, repo, revision):
         files = hub.commits[hub.commit(repo, revision)]
-        self._json(
-            [
-                {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
-                | ({"lfs": hub.pointer(content)} if path.endswith(LARGE) else {})
-                for path, content in files.items()
-            ]
-        )
+        tree = [{"type": "file", "path": path, "size": len(x), "oid": git_hash(x)} for path, x in files.items()]
+        self._json([f | ({"lfs": hub.pointer(files[f["path"]])} if f["path"].endswith(LARGE) else {}) for f in tree])
 
     def _file(self, hub, body, repo, revision, path):
         commit = hub.commit(repo, revision)
@@ -179,17 +174,13 @@ class _HubHandler(_Handler):
 
     def _preupload(self, hub, body, repo, revision):
         hub.commit(repo, revision)
-        modes = [
-            {"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular"}
-            for file in json.loads(body)["files"]
-        ]
-        self._json({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+        modes = {file["path"]: ("regular", "lfs")[file["path"].endswith(LARGE)] for file in json.loads(body)["files"]}
+        self._json({"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]})
 
     def _batch(self, hub, body, repo):
-        objects = [
-            {**wanted, "actions": {"upload": {"href": f"{hub.url}/large/{wanted['oid']}"}}}
-            for wanted in json.loads(body)["objects"]
-        ]
+        objects = json.loads(body)["objects"]
+        for wanted in objects:
+            wanted["actions"] = {"upload": {"href": f"{hub.url}/large/{wanted['oid']}"}}
         self._json({"transfer": "basic", "objects": objects})
 
     def _put(self, hub, body, digest):
