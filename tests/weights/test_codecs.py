@@ -80,9 +80,8 @@ def test_pytorch_layouts_compute_the_same():
     np.testing.assert_allclose(x @ codecs.Transposed().to_model((weight,), (4, 3)), weight @ x)
     image, kernel = rng.normal(size=(2, 5, 6)), rng.normal(size=(7, 2, 5, 6))
     ours = codecs.TORCH_CONV.to_model((kernel,), (5, 6, 2, 7))
-    np.testing.assert_allclose(
-        np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), np.einsum("chw,dchw->d", image, kernel)
-    )
+    expected = np.einsum("chw,dchw->d", image, kernel)
+    np.testing.assert_allclose(np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), expected)
 
 
 def test_bias_of_keys_is_zero():

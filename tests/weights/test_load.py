@@ -11,13 +11,12 @@ from keras_vit.config import ViTConfig
 from keras_vit.models.vision_transformer import vision_transformer
 from keras_vit.weights import WeightsMismatchError, load, names, resize
 from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.model import heads_of, sizes_of, weights_of
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
-from tests.weights.helpers import check_refused, images, outputs, unchanged
+from tests.weights.helpers import check_refused, images, outputs, shapes_of, unchanged
 
 GOLDEN = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
 
@@ -110,8 +109,7 @@ def test_reloaded_cloned_scoped_or_nested_model_takes_weights(tiny, tiny_file, t
     for model in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(build()), scoped):
         keras_vit.load_weights(model, tiny_file)
         assert unchanged(model, tiny.get_weights())
-    inner = build()
-    inputs = keras.Input((16, 16, 3))
+    inner, inputs = build(), keras.Input((16, 16, 3))
     outer = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
     check_refused("If one of them holds the ViT, pass that", tiny_file, into=outer)
     keras_vit.load_weights(outer.get_layer(inner.name), tiny_file)
@@ -174,8 +172,7 @@ def test_pre_logits_are_skipped_only_without_head(tmp_path):
     check_refused("representation_size", path, into=build(), error=WeightsMismatchError)
     report = keras_vit.load_weights(build(num_classes=0), path)
     assert set(report.skipped) == {"head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias"}
-    with pytest.raises(WeightsMismatchError):
-        keras_vit.load_weights(build(representation_size=8, num_classes=7), path)
+    check_refused("", path, into=build(representation_size=8, num_classes=7), error=WeightsMismatchError)
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (4,), 4, (-4, -4), (4.0, 4.0), "44"])
@@ -258,10 +255,7 @@ def test_builder_takes_activation_and_grid_of_file(tiny, tiny_file):
     np.testing.assert_allclose(outputs(model, images(other)), outputs(other), atol=1e-5)
 
 
-def test_report_prints_resized_and_adapted_weights(tiny_file):
-    text = str(keras_vit.load_weights(build(image_size=32, in_channels=1, num_classes=3), tiny_file))
-    for part in ("loaded", "4 x 4 -> 8 x 8", "3 -> 1 channels (summed)", "5 classes in the file, 3 in", "zero"):
-        assert part in text
+def test_more_channels_are_tiled_and_reported(tiny_file):
     model = build(in_channels=5)
     report = keras_vit.load_weights(model, tiny_file)
     assert report.adapted == {"patch_embedding/kernel": "3 -> 5 channels (tiled, times 3/5)"}
@@ -274,9 +268,8 @@ def test_stacked_blocks_and_siglip_towers_load_the_same(tmp_path):
     block = "params/Transformer/encoderblock_{}/"
     parts = [key.removeprefix(block.format(0)) for key in arrays if key.startswith(block.format(0))]
     for part in parts:
-        arrays["params/Transformer/encoderblock/" + part] = np.stack(
-            [arrays.pop(block.format(i) + part) for i in range(3)]
-        )
+        stack = np.stack([arrays.pop(block.format(i) + part) for i in range(3)])
+        arrays["params/Transformer/encoderblock/" + part] = stack
     stacked = keras_vit.from_pretrained(write(tmp_path / "scanned.npz", arrays))
     plain = keras_vit.from_pretrained(GOLDEN_FOLDER / "bigvision_tok.npz")
     assert stacked.layers[-1].name == "head" and unchanged(stacked, plain.get_weights())
@@ -292,8 +285,8 @@ def test_huge_stack_and_huge_patch_are_refused(tiny, tiny_arrays, tmp_path):
     arrays["params/Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "float32")
     check_refused("stacks 1,000,000,000 blocks", write(tmp_path / "bomb.npz", arrays), into=tiny)
     tiny_arrays["embedding/kernel"] = np.zeros((100_000, 1, 3, 12), "float32")
-    with pytest.raises(WeightsMismatchError, match=r"embedding/kernel: \(100000, 1, 3, 12\) in the file"):
-        keras_vit.load_weights(tiny, write(tmp_path / "large.npz", tiny_arrays))
+    message, path = r"embedding/kernel: \(100000, 1, 3, 12\) in the file", write(tmp_path / "large.npz", tiny_arrays)
+    check_refused(message, path, into=tiny, error=WeightsMismatchError)
 
 
 def test_missing_prefix_positions_compute_the_same(tiny, tiny_file, tmp_path):
@@ -355,10 +348,9 @@ def test_deit_file_gives_logits_and_preprocessing(tmp_path):
 def test_other_patch_size_resizes_kernel(tiny, tiny_file, patch_size):
     model = build(patch_size=patch_size)
     report = keras_vit.load_weights(model, tiny_file)
-    expected = resize.resize_patches(
-        tiny.get_layer("patch_embedding").get_weights()[0], model.get_layer("patch_embedding").patch_size
-    )
-    np.testing.assert_allclose(model.get_layer("patch_embedding").get_weights()[0], expected, atol=1e-6)
+    before, after = (m.get_layer("patch_embedding") for m in (tiny, model))
+    expected = resize.resize_patches(before.get_weights()[0], after.patch_size)
+    np.testing.assert_allclose(after.get_weights()[0], expected, atol=1e-6)
     assert "pseudo-inverse" in report.resized["patch_embedding/kernel"]
     assert "position_embedding/embeddings" in report.resized
 
@@ -382,14 +374,9 @@ def test_positions_are_resized_by_given_method(tiny, tmp_path, suffix, method):
 def real_file(tmp_path, model):
     """Writes zeros with the shapes of a model in the official format, and returns the path."""
     path = tmp_path / f"{model.name}.npz"
-    source = names.BIT if model.name.startswith("bit") else names.OFFICIAL
-    heads = heads_of(sizes_of(model))
-    arrays = {}
-    for weight, variable in weights_of(model).items():
-        name = source.find(weight)
-        for key, shape in zip(name.keys, name.codec.file_shapes(tuple(variable.shape), heads), strict=True):
-            arrays[key if source is names.OFFICIAL else "resnet/" + key] = np.zeros(shape, "float16")
-    np.savez_compressed(path, **arrays)
+    bit = model.name.startswith("bit")
+    shapes = shapes_of(model, names.BIT if bit else names.OFFICIAL)
+    np.savez_compressed(path, **{"resnet/" * bit + key: np.zeros(shape, "float16") for key, shape in shapes.items()})
     return path
 
 
@@ -411,10 +398,9 @@ def test_wrong_pairing_error_names_both_architectures(tmp_path):
 def test_number_of_heads_other_than_config_is_refused():
     sizes = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "num_layers": 3, "mlp_dim": 128, "num_classes": 10}
     model = keras_vit.ViT("B/16", num_heads=8, activation="gelu", layer_norm_epsilon=1e-12, **sizes)
-    with pytest.raises(WeightsMismatchError, match="(?s)4 heads.*8 heads.*They differ in num_heads"):
-        keras_vit.load_weights(model, GOLDEN_FOLDER / "hf_vit")
-    with pytest.raises(WeightsMismatchError, match="They differ in num_heads"):
-        keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_vit", num_heads=8)
+    path, error = GOLDEN_FOLDER / "hf_vit", WeightsMismatchError
+    check_refused("(?s)4 heads.*8 heads.*They differ in num_heads", path, into=model, error=error)
+    check_refused("They differ in num_heads", path, error=error, num_heads=8)
 
 
 def test_head_of_other_pooling_is_refused_unless_new(tmp_path):
@@ -426,11 +412,10 @@ def test_head_of_other_pooling_is_refused_unless_new(tmp_path):
 
 
 def test_skipping_one_of_two_heads_is_refused(tmp_path):
-    model = randomize(build(distillation_token=True))
-    model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match="both heads of a distilled model or none"):
-        keras_vit.load_weights(model, tmp_path / "model.weights.h5", skip="head_dist")
-    keras_vit.load_weights(model, tmp_path / "model.weights.h5", skip=("head", "head_dist"))
+    model, path = randomize(build(distillation_token=True)), tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    check_refused("both heads of a distilled model or none", path, into=model, skip="head_dist")
+    keras_vit.load_weights(model, path, skip=("head", "head_dist"))
     assert not outputs(model).any()
 
 

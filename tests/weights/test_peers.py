@@ -1,5 +1,5 @@
-"""Our files in the code bases that they are written for. Skipped, and said so, where those are not installed, unless
-KERAS_VIT_PEERS=1 makes that a failure (`pip install -e ".[peers]"`, then `pip install --no-deps timm`)."""
+"""Compares models with timm and transformers. With KERAS_VIT_PEERS=1, a missing package is a failure (`pip install
+-e ".[peers]"`, then `pip install --no-deps timm`)."""
 
 import functools
 import json
@@ -15,7 +15,8 @@ from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.peers import peer
 from tests.tiny import build, randomize
-from tests.weights.helpers import images
+from tests.weights.helpers import check_refused, images
+from tests.weights.test_efficientnet import settle
 
 pytestmark = pytest.mark.long
 
@@ -106,9 +107,8 @@ def test_published_resnets_of_timm_compute_the_same(torch, tmp_path, name):
     for key, parameter in module.named_parameters():
         torch.nn.init.normal_(parameter, parameter.ndim == 1 and "bias" not in key, 0.05)
     arrays = {key: x.numpy() for key, x in module.state_dict().items()}
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architecture": name, "num_classes": 7, "pretrained_cfg": module.pretrained_cfg}, default=str)
-    )
+    config = {"architecture": name, "num_classes": 7, "pretrained_cfg": module.pretrained_cfg}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
     model = keras_vit.from_pretrained(tmp_path)
     assert model.input_shape == (None, 224, 224, 3) and model.config.resnet_epsilons == "timm"
@@ -128,20 +128,15 @@ TIMM = (
 )
 
 
-def timm_model(torch, name, **arguments):
-    """Returns a tiny timm model whose random weights make the epsilon and the activation matter."""
-    timm = peer("timm")
-    module = timm.create_model(name, embed_dim=24, depth=2, num_heads=3, num_classes=5, **arguments)
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_folder_computes_the_same(torch, tmp_path, name):
+    sizes = {"img_size": (48, 64), "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    module = peer("timm").create_model(name, **sizes)
+    # These weights make the epsilon and the activation matter.
     for key, parameter in module.named_parameters():
         torch.nn.init.normal_(parameter, float("norm" in key and key.endswith("weight")), 0.3)
         if key in ("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"):
             parameter.data *= 0.03
-    return module
-
-
-@pytest.mark.parametrize("name", TIMM)
-def test_timm_folder_computes_the_same(torch, tmp_path, name):
-    module = timm_model(torch, name, img_size=(48, 64))
     peer("timm.models").save_for_hf(module, tmp_path, safe_serialization=True)
     model = keras_vit.from_pretrained(tmp_path)
     assert model.config.image_size == (48, 64)
@@ -157,11 +152,8 @@ def test_table_of_timm_models_equals_timm(torch):
             module = timm.create_model(name, depth=1)
         block = module.blocks[0]
         pooling = {"token": "token", "avg": "gap", "map": "map"}[module.global_pool]
-        assert (block.attn.num_heads, block.norm1.eps, pooling) == (
-            fields["num_heads"],
-            fields["layer_norm_epsilon"],
-            fields["pooling"],
-        ), name
+        expected = tuple(fields[key] for key in ("num_heads", "layer_norm_epsilon", "pooling"))
+        assert (block.attn.num_heads, block.norm1.eps, pooling) == expected, name
         activation = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
         if (found := type(block.mlp.act).__name__) != "SiLU":
             assert activation[found] == fields["activation"], name
@@ -359,13 +351,11 @@ def test_transformers_folder_computes_the_same(torch, tmp_path, name, config, ou
 
 def test_unsupported_transformers_folder_is_refused(torch, tmp_path):
     drawn(torch, "DINOv3ViTModel", {**_SIZES, "rope_theta": 50.0}).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="rope_theta=50.0, which is not supported. Expected 100"):
-        keras_vit.from_pretrained(tmp_path)
+    check_refused("rope_theta=50.0, which is not supported. Expected 100", tmp_path)
     # This class averages the patches without the last norm.
     config = {"vision_config": _SIZES, "text_config": _TEXT, "num_labels": 5}
     drawn(torch, "CLIPForImageClassification", config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"(?s)not in the model .*classifier\.bias"):
-        keras_vit.from_pretrained(tmp_path)
+    check_refused(r"(?s)not in the model .*classifier\.bias", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -375,11 +365,7 @@ def test_unsupported_transformers_folder_is_refused(torch, tmp_path):
 def test_timm_computes_same_from_efficientnet(torch, tmp_path, changes, name):
     timm = peer("timm")
     model = keras_vit.EfficientNet("B0", image_size=(65, 96), num_classes=5, head_init="glorot_uniform", **changes)
-    for layer in model._flatten_layers():
-        # With momentum 0, one call sets the statistics, without which logits hardly depend on the images.
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum = 0.0
-    model(np.random.default_rng(1).normal(size=(6, 65, 96, 3)), training=True)
+    settle(model)
     keras_vit.save_weights(model, tmp_path / "folder", "timm")
     module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["architecture"] == name

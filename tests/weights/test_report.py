@@ -28,7 +28,7 @@ def said(caplog):
         ({}, "INFO", "Loaded tiny.npz (source 'official') into vit_B16"),
         ({"image_size": 32}, "WARNING", "resized  position_embedding/embeddings: 4 x 4 -> 8 x 8"),
         ({"patch_size": 8, "image_size": 32}, "WARNING", "resized  patch_embedding/kernel: patches of 4 x 4 -> 8 x 8"),
-        ({"in_channels": 1}, "WARNING", "adapted  patch_embedding/kernel: 3 -> 1 channels"),
+        ({"in_channels": 1}, "WARNING", "adapted  patch_embedding/kernel: 3 -> 1 channels (summed)"),
         ({"num_classes": 7}, "WARNING", "kept     head/kernel: zero"),
         ({"num_classes": 0}, "WARNING", "skipped  head/kernel: 5 classes in the file, none in the model"),
     ],
@@ -66,13 +66,12 @@ def test_skipped_optimizer_state_is_no_warning(tmp_path, tiny_arrays, said):
 
 
 def test_file_without_checksum_is_warned_of(tmp_path, said):
-    model = randomize(build())
-    model.save_weights(tmp_path / "model.weights.h5")
-    build(weights=tmp_path / "model.weights.h5")
+    model, path = randomize(build()), tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    build(weights=path)
     ((level, message),) = said()
     assert level == "WARNING" and "unchecked model.weights.h5: damage is not noticed without a SHA-256" in message
-    digest = sha256(tmp_path / "model.weights.h5")
-    assert not keras_vit.load_weights(model, tmp_path / "model.weights.h5", sha256=digest).unchecked
-    write_sidecar(tmp_path / "model.weights.h5")
-    build(weights=tmp_path / "model.weights.h5")
+    assert not keras_vit.load_weights(model, path, sha256=sha256(path)).unchecked
+    write_sidecar(path)
+    build(weights=path)
     assert [level for level, _ in said()] == ["INFO"]

@@ -10,7 +10,7 @@ from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build, randomize
-from tests.weights.helpers import check_refused, check_same, unchanged
+from tests.weights.helpers import check_not_saved, check_refused, check_same, unchanged
 
 
 def test_failed_save_leaves_old_file(tiny, tiny_file, monkeypatch):
@@ -21,8 +21,7 @@ def test_failed_save_leaves_old_file(tiny, tiny_file, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full_disk)
-    with pytest.raises(OSError, match="no space left on device: .*tiny.npz"):
-        keras_vit.save_weights(tiny, tiny_file)
+    check_not_saved("no space left on device: .*tiny.npz", tiny, tiny_file, error=OSError)
     assert tiny_file.read_bytes() == before
     assert os.listdir(tiny_file.parent) == [tiny_file.name]
 
@@ -32,8 +31,7 @@ def test_file_is_readable_as_umask_allows(tiny, tmp_path):
     mask = os.umask(0)
     os.umask(mask)
     assert (tmp_path / "tiny.npz").stat().st_mode & 0o044 == 0o666 & ~mask & 0o044
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        keras_vit.save_weights(tiny, tmp_path / "nowhere" / "model.npz")
+    check_not_saved("nowhere", tiny, tmp_path / "nowhere" / "model.npz", error=FileNotFoundError)
 
 
 BARE = {"preprocessing": keras_vit.Preprocessing()}
@@ -127,10 +125,7 @@ def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
         ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
         ("timm", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
         ("npz", {"qkv_bias": False}, "has qkv_bias=False"),
-        ("npz", {"layer_scale_init": 0.1}, "block_00/layer_scale_1/gamma"),
         ("npz", {"num_registers": 2}, "registers/tokens"),
-        ("npz", {"position_embedding": "learned2d"}, "position_embedding/column_embeddings"),
-        ("npz", {"qk_norm": True}, "block_00/attention/query_norm/gamma"),
         ("npz", {"pooling": "map"}, "pooling/probe"),
         ("npz", {"position_embedding": "sincos2d"}, "sincos2d"),
         ("npz", TOKEN_GAP, "beside a class token"),
@@ -142,19 +137,16 @@ def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
     ],
 )
 def test_model_beyond_format_is_not_written(tmp_path, format, arguments, message):
-    format, dot, suffix = format.partition(".")
-    suffix = dot + suffix
-    with pytest.raises(ValueError, match=message):
-        keras_vit.save_weights(build(**arguments), tmp_path / f"model{suffix}", format)
+    format, _, suffix = format.partition(".")
+    check_not_saved(message, build(**arguments), tmp_path / f"model.{suffix}".rstrip("."), format)
     assert not os.listdir(tmp_path)
 
 
 def test_huggingface_config_has_settings_of_model(tmp_path):
     model = build(image_size=(16, 24), layer_norm_epsilon=1e-12, std=(0.1, 0.2, 0.3))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
-    config, preprocessor = (
-        json.loads((tmp_path / "folder" / name).read_text()) for name in ("config.json", "preprocessor_config.json")
-    )
+    files = [tmp_path / "folder" / name for name in ("config.json", "preprocessor_config.json")]
+    config, preprocessor = (json.loads(file.read_text()) for file in files)
     assert config["architectures"] == ["ViTForImageClassification"] and config["image_size"] == [16, 24]
     assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
     assert preprocessor["image_mean"] == [0.5] * 3 and preprocessor["image_std"] == [0.1, 0.2, 0.3]
@@ -164,9 +156,8 @@ def test_huggingface_config_has_settings_of_model(tmp_path):
 def test_huggingface_config_of_bit_comes_back(tmp_path):
     model = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), interpolation="bicubic")
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
-    before, after = (
-        json.loads((folder / "config.json").read_text()) for folder in (GOLDEN_FOLDER / "hf_bit", tmp_path / "folder")
-    )
+    folders = GOLDEN_FOLDER / "hf_bit", tmp_path / "folder"
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
     assert all(before[name] == value for name, value in after.items())
     assert keras_vit.from_pretrained(tmp_path / "folder").config == model.config
 
@@ -176,16 +167,12 @@ def test_resnet_of_five_stages_is_refused(tmp_path):
         "R50x1", stages=(1,) * 5, width_factor=0.5, num_classes=2, resnet_epsilons="timm", pool_padding="zeros"
     )
     for name, format in (("model.safetensors", "timm"), ("folder", "huggingface")):
-        with pytest.raises(ValueError, match="a ResNet of more than four stages"):
-            keras_vit.save_weights(model, tmp_path / name, format)
-
-
-def own_head(model, name="head", **options):
-    return keras.Model(model.input, keras.layers.Dense(3, name=name, **options)(model.get_layer("pre_logits").output))
+        check_not_saved("a ResNet of more than four stages", model, tmp_path / name, format)
 
 
 def test_record_has_settings_of_replaced_head(tmp_path):
-    model = randomize(own_head(build(class_names=list("abcde")), activation="softmax"))
+    whole, head = build(class_names=list("abcde")), keras.layers.Dense(3, activation="softmax", name="head")
+    model = randomize(keras.Model(whole.input, head(whole.get_layer("pre_logits").output)))
     keras_vit.save_weights(model, tmp_path / "model.npz")
     again = keras_vit.from_pretrained(tmp_path / "model.npz")
     # Models that Keras cuts compute all tokens of the last block, such as the model with the user's own head.
@@ -199,8 +186,7 @@ def test_replaced_pooling_is_refused(tmp_path):
     tokens = build()
     pooled = keras.layers.GlobalAveragePooling1D()(tokens.get_layer("norm").output)
     model = keras.Model(tokens.input, keras.layers.Dense(5, name="head")(pooled))
-    with pytest.raises(ValueError, match="has pooling=None"):
-        keras_vit.save_weights(model, tmp_path / "model.npz")
+    check_not_saved("has pooling=None", model, tmp_path / "model.npz")
     keras_vit.save_weights(tokens, tmp_path / "tokens.npz")
     check_refused("pooling='token'", tmp_path / "tokens.npz", into=model)
 
@@ -219,8 +205,7 @@ def test_own_activation_function_must_be_passed_again(tmp_path):
 def test_family_without_format_is_refused(tmp_path):
     model, message = vt_resnet.build(), "Expected a model of a family whose weights other.*"
     for format in ("npz", "big_vision", "timm", "huggingface"):
-        with pytest.raises(ValueError, match=message + "family 'vt_resnet'. Use model.save"):
-            keras_vit.save_weights(model, tmp_path / "model.npz", format=format)
+        check_not_saved(message + "family 'vt_resnet'. Use model.save", model, tmp_path / "model.npz", format=format)
     assert not list(tmp_path.iterdir())
     model.save_weights(tmp_path / "model.weights.h5")
     check_refused(message + " or model.save_weights and model.load_weight", tmp_path / "model.weights.h5", into=model)

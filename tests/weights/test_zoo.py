@@ -15,7 +15,7 @@ import pytest
 import keras_vit
 from keras_vit.weights import names, zoo
 from keras_vit.weights.download import DownloadError
-from keras_vit.weights.model import heads_of, sizes_of, weights_of
+from tests.weights.helpers import shapes_of
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
@@ -32,15 +32,10 @@ def archive(row=TI16, num_classes=1000):
     """Returns the bytes of a file with the shapes of a row. It contains zeros, so it is small."""
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras_vit, row.architecture)(num_classes=num_classes)
-        heads = heads_of(sizes_of(model))
+    shapes = shapes_of(model, names.SOURCES[row.source])
     keras.utils.clear_session(free_memory=False)
-    arrays = {}
-    for weight, variable in weights_of(model).items():
-        name = names.SOURCES[row.source].find(weight)
-        shapes = name.codec.file_shapes(tuple(variable.shape), heads)
-        arrays |= {key: np.zeros(shape, "float16") for key, shape in zip(name.keys, shapes, strict=True)}
     body = io.BytesIO()
-    np.savez_compressed(body, **arrays)
+    np.savez_compressed(body, **{key: np.zeros(shape, "float16") for key, shape in shapes.items()})
     return body.getvalue()
 
 
@@ -86,6 +81,11 @@ def put(path, content=None):
     return path
 
 
+def check_refused(message, row, error=ValueError):
+    with pytest.raises(error, match=message):
+        zoo.fetch(row)
+
+
 def check_row(row):
     """Checks that the fields of a row agree with each other and with those of its source."""
     assert callable(getattr(keras_vit, row.architecture))
@@ -95,9 +95,8 @@ def check_row(row):
     if row.tag in backbones:
         assert (row.num_classes, row.resolution, row.accuracy) == (0, backbones[row.tag], None)
     else:
-        tag = re.fullmatch(
-            r"(augreg_|sam_|mae_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?", row.tag
-        )
+        pattern = r"(augreg_|sam_|mae_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?"
+        tag = re.fullmatch(pattern, row.tag)
         assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
         assert row.source == "bit" or row.resolution == int(tag[3] or 224)
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
@@ -209,9 +208,8 @@ def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=re.escape(expected)):
             zoo.resolve(architecture, tag)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="file or folder of weights. Received: 'a.npz', which does not exist in"
-    ):
+    message = "file or folder of weights. Received: 'a.npz', which does not exist in"
+    with pytest.raises(FileNotFoundError, match=message):
         zoo.local_path("a.npz", "ViTB16")
     with pytest.raises(ValueError, match="Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'"):
         zoo.local_path("ViTB16.imagenet21k", "ViTB16")
@@ -230,30 +228,25 @@ def test_named_folder_precedes_cache_and_stays_unchanged(named, home, offline, m
     assert (home / f"{TI16.filename}.sha256").read_text() == f"{digest}  {TI16.filename}\n"
     assert zoo.fetch(TI16) == str(path)
     put(path, "others")
-    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*is pinned in"):
-        zoo.fetch(TI16)
+    check_refused(f"{re.escape(str(path))}.*is pinned in", TI16)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(named / "nowhere"))
-    with pytest.raises(NotADirectoryError, match="KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere"):
-        zoo.fetch(B16)
+    check_refused("KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere", B16, NotADirectoryError)
 
 
 def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
     put(named / "ViT-B_16.npz")
     put(named / "deeper" / "still" / B16.filename)
     put(home / B16.filename)
-    with pytest.raises(ValueError, match="is not ViTB16.imagenet21k: it holds ViT-Ti/16"):
-        zoo.fetch(B16)
+    check_refused("is not ViTB16.imagenet21k: it holds ViT-Ti/16", B16)
     put(named / B16.filename, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
-    with pytest.raises(ValueError, match="Git LFS pointer.*git lfs pull"):
-        zoo.fetch(B16)
+    check_refused("Git LFS pointer.*git lfs pull", B16)
     assert not (home / f"{B16.filename}.sha256").exists()
 
 
 def test_published_hash_is_checked_in_named_folder(named, home, offline):
     row = zoo.find("DeiTTi16.imagenet2012")
     path = put(named / row.filename, "weights")
-    with pytest.raises(ValueError, match="a1311bcf is in its published name"):
-        zoo.fetch(row)
+    check_refused("a1311bcf is in its published name", row)
     assert path.exists() and not list(home.iterdir())
     digest = hashlib.sha256(b"weights").hexdigest()
     assert zoo.fetch(row._replace(sha256_prefix=digest[:8])) == str(path)
@@ -280,8 +273,7 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name):
 )
 def test_wrong_download_never_gets_name_of_checkpoint(server, home, change, message):
     server.body = change(server.body)
-    with pytest.raises(DownloadError, match=message):
-        zoo.fetch(TI16._replace(url=server.url))
+    check_refused(message, TI16._replace(url=server.url), DownloadError)
     assert not (home / TI16.filename).exists() and not (home / f"{TI16.filename}.sha256").exists()
 
 
@@ -292,8 +284,7 @@ def test_file_is_downloaded_once_and_damage_is_refused(server, home):
     assert path.read_bytes() == server.body and len(server.requests) == 1
     assert hashlib.sha256(server.body).hexdigest() in (home / f"{TI16.filename}.sha256").read_text()
     path.write_bytes(server.body[:-1])
-    with pytest.raises(ValueError, match="Delete it to download it again"):
-        zoo.fetch(row)
+    check_refused("Delete it to download it again", row)
     path.unlink()
     zoo.fetch(row)
     assert path.read_bytes() == server.body
@@ -331,13 +322,11 @@ def test_unwritable_cache_is_replaced_by_private_folder(server, monkeypatch, tmp
         return
     assert path.parent.stat().st_uid == os.getuid()
     path.parent.chmod(0o777)
-    with pytest.raises(PermissionError, match="only its owner, this user, can use"):
-        zoo.fetch(TI16)
+    check_refused("only its owner, this user, can use", TI16, PermissionError)
     path.parent.chmod(0o700)
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="only its owner"):
-        zoo.fetch(TI16)
+    check_refused("only its owner", TI16, PermissionError)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")

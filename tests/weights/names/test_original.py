@@ -41,10 +41,8 @@ def prefixed(prefix, state, **more):
 
 
 def test_dino_training_file_gives_teacher(tmp_path):
-    teacher = prefixed("backbone.", arrays("original_dino")) | {
-        "head.mlp.0.weight": MORE,
-        "head.last_layer.weight_g": MORE,
-    }
+    head = dict.fromkeys(("head.mlp.0.weight", "head.last_layer.weight_g"), MORE)
+    teacher = prefixed("backbone.", arrays("original_dino")) | head
     student = prefixed("module.", {key: array + 1 for key, array in teacher.items()})
     path = wrapped(tmp_path, student=student, teacher=teacher)
     model = keras_vit.from_pretrained(path, image_size=(40, 24))
@@ -78,12 +76,11 @@ def test_eva02_without_rotary_tables_needs_settings(tmp_path):
 def test_dinov3_with_other_periods_is_refused(tmp_path):
     state = arrays("original_dinov3")
     periods = state["rope_embed.periods"]
-    for factor, fits in ((1 + 2.0**-9, True), (1 - 2.0**-9, True), (1.02, False)):
+    for factor in (1 + 2.0**-9, 1 - 2.0**-9):
         path = write(tmp_path, {**state, "rope_embed.periods": periods * np.float32(factor)})
-        if fits:
-            assert features(keras_vit.from_pretrained(path, image_size=(40, 24)), "original_dinov3") < 1e-4
-            continue
-        check_refused("'rope_embed.periods' holds other periods, which is not supported", path)
+        assert features(keras_vit.from_pretrained(path, image_size=(40, 24)), "original_dinov3") < 1e-4
+    path = write(tmp_path, {**state, "rope_embed.periods": periods * np.float32(1.02)})
+    check_refused("'rope_embed.periods' holds other periods, which is not supported", path)
     key = "blocks.0.attn.qkv.bias_mask"
     check_refused("bias_mask of 0 for the keys", write(tmp_path, {**state, key: 1 - state[key]}))
     del state["rope_embed.periods"]

@@ -44,8 +44,8 @@ def test_transformers_folder_gives_image_size_of_bit(tmp_path, preprocessor):
 
 @pytest.mark.parametrize("name", ["timm_hybrid", "timm_bit"])
 def test_timm_state_dict_needs_preprocessing(name):
-    with pytest.raises(ValueError, match="(?s)Pass .*preprocessing= .*timm.* models differ in it"):
-        keras_vit.from_pretrained(GOLDEN_FOLDER / f"{name}.safetensors", grid_size=(8, 12), num_heads=4)
+    path, options = GOLDEN_FOLDER / f"{name}.safetensors", {"grid_size": (8, 12), "num_heads": 4}
+    check_refused("(?s)Pass .*preprocessing= .*timm.* models differ in it", path, **options)
 
 
 def test_other_epsilons_or_padding_are_refused():
@@ -72,8 +72,8 @@ def test_other_epsilons_or_padding_are_refused():
 def test_arrays_of_other_resnets_are_refused(tmp_path, shapes, message):
     arrays = {key: np.zeros(shape, "float32") for key, shape in shapes.items()}
     write_safetensors(tmp_path / "model.safetensors", arrays, {})
-    with pytest.raises(ValueError, match=f"it is a model of .* with .*{message}.* does not have. Received: the key"):
-        keras_vit.from_pretrained(tmp_path / "model.safetensors")
+    message = f"it is a model of .* with .*{message}.* does not have. Received: the key"
+    check_refused(message, tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
