@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 
-def write_images(folder, classes, count, size):
-    """Writes `count` images for each class; their brightness depends on the class."""
+def write_images(folder, classes, count, shape):
+    """Writes `count` images for each class; their brightness depends on the class. Returns their folder."""
     rng = np.random.default_rng(0)
-    for label in range(classes):
-        path = folder / "images" / str(label)
-        path.mkdir(parents=True)
+    for label, name in enumerate(classes):
+        (folder / "images" / name).mkdir(parents=True)
         for i in range(count):
-            pixels = rng.integers(0, 128 + 127 * label // (classes - 1), (size, size, 3))
-            keras.utils.save_img(path / f"{i}.png", pixels, scale=False)
+            pixels = rng.integers(0, 128, (*shape, 3)) + 128 * label // (len(classes) - 1)
+            keras.utils.save_img(folder / "images" / name / f"{i}.png", pixels, scale=False)
+    return folder / "images"
 
 
 def chosen(config, cases, long):

@@ -50,19 +50,9 @@ def curve(layouts, num_heads=3, **options):
     """The losses of 30 steps of a ViT-Ti/8 of two blocks on a few devices."""
     with on(layouts):
         keras.utils.set_random_seed(0)
-        model = keras_vit.ViT(
-            "Ti/8",
-            image_size=32,
-            num_layers=2,
-            num_heads=num_heads,
-            num_classes=4,
-            include_preprocessing=True,
-            head_init="glorot_uniform",
-            **options,
-        )
-        model.compile(
-            training.adamw(3e-4, 0.1, epsilon=EPSILON), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
+        options |= {"image_size": 32, "num_layers": 2, "num_classes": 4, "head_init": "glorot_uniform"}
+        model = keras_vit.ViT("Ti/8", num_heads=num_heads, include_preprocessing=True, **options)
+        compiled(model, training.adamw(3e-4, 0.1, epsilon=EPSILON))
         losses = Losses()
         model.fit(*pictures(), batch_size=8, shuffle=False, callbacks=[losses], verbose=0)
     return losses.losses
@@ -100,8 +90,7 @@ def tiny(**changes):
     return build(**{"image_size": 16, "hidden_dim": 16, "num_heads": 4, "mlp_dim": 24, "num_layers": 1, **changes})
 
 
-def lora():
-    model = tiny()
+def with_lora(model):
     training.enable_lora(model, 2)
     return model
 
@@ -115,7 +104,7 @@ FAMILIES = {
     "qkv_bias": lambda: tiny(qkv_bias=False),
     "hybrid": lambda: tiny(patch_size=1, stages=(1,), image_size=32, width_factor=0.5),
     "bit": lambda: keras_vit.BiT("R50x1", image_size=32, num_classes=3, stages=(1, 1), width_factor=0.5),
-    "lora": lora,
+    "lora": lambda: with_lora(tiny()),
 }
 
 
@@ -176,33 +165,23 @@ def heads():
 PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integers(5, size=64)
 
 
-def compiled(model, optimizer=None, labelled=True):
+def compiled(model, optimizer=None, labelled=True, **options):
     optimizer = training.adamw(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss if labelled else None)
+    model.compile(optimizer, loss if labelled else None, **options)
     return model
 
 
-def small():
-    return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2)
-
-
-def with_lora():
-    model = small()
-    training.enable_lora(model, 2)
-    return model
+def small(**changes):
+    return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
 
 
 TRAINERS = {
     "sam": lambda: compiled(training.SAM(small(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9)),
-    "distiller": lambda: compiled(Distiller(small_with_token(), build(num_layers=1))),
+    "distiller": lambda: compiled(Distiller(small(distillation_token=True), build(num_layers=1))),
     "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), labelled=False),
-    "lora": lambda: compiled(with_lora()),
+    "lora": lambda: compiled(with_lora(small())),
 }
-
-
-def small_with_token():
-    return build(num_layers=1, distillation_token=True, dropout_rate=0.2)
 
 
 def train(make, layouts):
@@ -262,9 +241,8 @@ def descriptions():
 def run(kind, name, batch_size=8):
     """Trains by a recipe on one device (None) or all 8; returns the results, and the weights of the saved model."""
     changes = {"variant": "Ti/8", "image_size": 16, "model.num_layers": 1, "model.dropout_rate": 0.1}
-    recipe = training.recipe("finetune_pets").replace(
-        {**changes, "batch_size": batch_size, "warmup_steps": 2, "steps": 10}
-    )
+    changes |= {"batch_size": batch_size, "warmup_steps": 2, "steps": 10}
+    recipe = training.recipe("finetune_pets").replace(changes)
     images = data.splits(FOLDER / "images", holdout=0.25)
     ran = training.run(recipe, images, FOLDER / name, weights="none", verbose=0, distribution=kind)
     weights = keras.models.load_model(FOLDER / name / "model.keras").get_weights()
@@ -292,9 +270,7 @@ def fit_and_resume(folder, layouts, kill=None):
     """Trains two epochs of 8 steps of 8 images; returns the history and the step at which it began."""
     with on(layouts):
         keras.utils.set_random_seed(0)
-        model = small()
-        optimizer = training.adamw(1e-3, epsilon=EPSILON)
-        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        model = compiled(small(), metrics=["accuracy"])
         resume = training.Resume(folder, every=1, callbacks=[] if kill is None else [Kill(kill)])
         with contextlib.suppress(KeyboardInterrupt):
             history = model.fit(PICTURES, LABELS, batch_size=8, epochs=2, callbacks=[resume], verbose=0).history

@@ -50,8 +50,9 @@ def children(launcher):
     return [int(number) for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
-def kill(images, out, step, rng):
-    """Kills one process a little after the checkpoint of a step; returns (seconds until the launcher ended, output)."""
+def kill(images, out, step):
+    """Kills one process a little after the checkpoint of a step; returns the seconds until the launcher ended."""
+    rng = random.Random(0)
     launcher = start(images, out)
     while not any(int(path.stem[5:]) >= step for path in (out / "checkpoints").glob("step_*.npz")):
         if launcher.poll() is not None:
@@ -75,15 +76,14 @@ def finish(images, out):
     return {**results["history"], **results["test"]}
 
 
-def compare(folder, steps, seed=0):
-    """Kills a run near each of `steps`, in one folder each; returns the seconds that the launchers took to end."""
-    rng = random.Random(seed)
-    write_images(folder / "images")
-    expected, seconds = finish(folder / "images", folder / "whole"), []
-    for i, step in enumerate(steps):
-        seconds.append(kill(folder / "images", folder / f"run{i}", step, rng))
-        found = finish(folder / "images", folder / f"run{i}")
-        assert found.keys() == expected.keys()
-        for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=f"{name} after a kill at step {step}")
+def compare(folder, step):
+    """Kills a run near `step` and resumes it; returns the seconds that the launcher took to end."""
+    images = folder / "images"
+    write_images(images)
+    expected = finish(images, folder / "whole")
+    seconds = kill(images, folder / "run", step)
+    found = finish(images, folder / "run")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
     return seconds

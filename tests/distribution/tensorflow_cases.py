@@ -6,9 +6,9 @@ of the named cases to FOLDER/results.json.
 
 import contextlib
 import json
-import os
+import multiprocessing
 import sys
-import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import keras
@@ -21,6 +21,7 @@ from keras_vit.pretraining import SimMIM
 from keras_vit.training import SAM, LayerDecay, adamw, layer_multipliers, sgd
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build, randomize
+from tests.training.test_running import TINY
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
@@ -161,19 +162,7 @@ def float16(on_two):
 
 def run(folder, name, distribution, kill=None):
     """Trains by a recipe on one device or two; returns its results, or None if it was interrupted."""
-    recipe = training.recipe("finetune_pets").replace(
-        {
-            "variant": "Ti/4",
-            "image_size": 8,
-            "model.num_layers": 1,
-            "model.hidden_dim": 12,
-            "model.mlp_dim": 16,
-            "batch_size": 4,
-            "warmup_steps": 2,
-            "steps": 8,
-            "clip": 0.1,
-        }
-    )
+    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 8, "clip": 0.1})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     options = {"weights": "none", "save_every": 1, "distribution": distribution, "verbose": 0}
     if distribution:
@@ -218,24 +207,8 @@ LONG = ["layer_decay", "distiller", "simmim", "run"]
 
 def in_a_fork(function, *arguments):
     """Returns the result of a function in a process of its own, because two strategies in one process interfere."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            answer = json.dumps(function(*arguments))
-        except BaseException:
-            answer = json.dumps({"error": traceback.format_exc()})
-        with os.fdopen(writing, "w") as stream:
-            stream.write(answer)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        answer = stream.read()
-    os.waitpid(pid, 0)
-    answer = json.loads(answer)
-    if isinstance(answer, dict) and "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 if __name__ == "__main__":

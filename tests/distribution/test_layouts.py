@@ -23,7 +23,7 @@ def params(kind):
 def found(tmp_path_factory, request):
     """Returns the results of all cases that this run needs, from one process with 8 devices."""
     folder = tmp_path_factory.mktemp("layouts")
-    children.write_images(folder, 4, 12, 40)
+    children.write_images(folder, "0123", 12, (40, 40))
     names = children.chosen(request.config, jax_cases.CASES, jax_cases.LONG)
     environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     return children.results("jax_cases", folder, names, **environment)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.backends("tensorflow")
 def found(tmp_path_factory, request):
     """Returns the results of all cases that this run needs."""
     folder = tmp_path_factory.mktemp("replicas")
-    children.write_images(folder, 2, 10, 12)
+    children.write_images(folder, "01", 10, (12, 12))
     names = children.chosen(request.config, tensorflow_cases.jobs(folder), tensorflow_cases.LONG)
     return children.results("tensorflow_cases", folder, names, KERAS_BACKEND="tensorflow")
 

@@ -7,17 +7,12 @@ from keras_vit.distribution.split import KINDS, Split
 
 
 @pytest.mark.every_backend
-def test_distributed_none_has_one_part():
-    with distributed(None) as split:
+@pytest.mark.parametrize("kind", [None, "data"])
+def test_distributed_on_one_device_has_one_part(kind):
+    with distributed(kind) as split:
         assert split == Split(parts=1, num_shards=1, shard_index=0)
-        assert keras.distribution.distribution() is None
-
-
-@pytest.mark.every_backend
-def test_distributed_data_on_one_device_has_one_part():
-    with distributed("data") as split:
-        assert split == Split(1, 1, 0)
-        assert (keras.distribution.distribution() is not None) == (keras.backend.backend() == "jax")
+        found = keras.distribution.distribution()
+        assert (found is not None) == (kind == "data" and keras.backend.backend() == "jax")
     assert keras.distribution.distribution() is None
 
 
@@ -26,7 +21,6 @@ def test_distributed_data_on_one_device_has_one_part():
     [
         (("model",), "`distribution`.*'data', 'fsdp', 'tensor', 'fsdp\\+tensor'.*Received: 'model'"),
         (("data", 2), "`model_devices`. Expected None with distribution='data'. Received: 2"),
-        (("fsdp", 2), "`model_devices`. Expected None with distribution='fsdp'. Received: 2"),
     ],
 )
 def test_distributed_invalid_argument_is_named(given, message):

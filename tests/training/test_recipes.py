@@ -1,6 +1,5 @@
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
 
@@ -10,6 +9,7 @@ from keras_vit.models.vit import architecture_of
 from keras_vit.training import RECIPES, recipe, run
 from keras_vit.training.from_recipe import lengths, optimizer
 from keras_vit.weights.zoo import resolve
+from tests.distribution.children import write_images
 
 # arXiv 2010.11929, tables 3 and 4 and section 4.1; arXiv 2012.12877, table 9.
 PUBLISHED = {
@@ -68,14 +68,7 @@ def test_recipe_weights_are_published(name):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Returns 40 photos in four folders."""
-    path = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for name in "abcd":
-        (path / name).mkdir()
-        for i in range(10):
-            pixels = keras.ops.image.resize(rng.uniform(0, 255, (4, 5, 3)), (40, 50), data_format="channels_last")
-            keras.utils.save_img(path / name / f"{i}.jpg", pixels, scale=False, data_format="channels_last")
-    return path
+    return write_images(tmp_path_factory.mktemp("recipes"), "abcd", 10, (40, 50))
 
 
 SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
@@ -84,10 +77,10 @@ SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": 
 
 # The other recipes differ from these only in numbers.
 STARTED = ["pretrain_imagenet21k", "coatnet_0", "finetune", "deit_tiny", "lora_flowers17"]
-STARTED += [pytest.param(name, marks=pytest.mark.long) for name in ("finetune_vtab", "scratch_cifar10")]
+LONG = ("finetune_vtab", "scratch_cifar10", "scratch_fashion_mnist")
 
 
-@pytest.mark.parametrize("name", [*STARTED, pytest.param("scratch_fashion_mnist", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", STARTED + [pytest.param(name, marks=pytest.mark.long) for name in LONG])
 def test_recipe_runs_on_a_folder_of_images(name, photos, tmp_path, caplog):
     row = RECIPES[name]
     small = SMALL if row.family == "vit" else SMALL_COATNET

@@ -7,6 +7,7 @@ import pytest
 
 from keras_vit import data, training
 from keras_vit.preprocessing import carrier_of
+from tests.distribution.children import write_images
 from tests.tiny import Kill
 
 TINY = {"variant": "Ti/4", "image_size": 8, "batch_size": 4, "warmup_steps": 2}
@@ -16,14 +17,7 @@ TINY |= {"model.num_layers": 1, "model.hidden_dim": 12, "model.num_heads": 3, "m
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Returns a folder of dark cats and bright dogs."""
-    path = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for name, low in (("cat", 0), ("dog", 128)):
-        (path / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = rng.integers(low, low + 128, (12, 12, 3))
-            keras.utils.save_img(path / name / f"{i}.png", pixels, scale=False)
-    return path
+    return write_images(tmp_path_factory.mktemp("run"), ("cat", "dog"), 10, (12, 12))
 
 
 @pytest.fixture
