@@ -98,25 +98,32 @@ def resume_of(folder, *callbacks, last=None):
     return steps.resume
 
 
+def stateful(folder):
+    """Returns callbacks that each have a state."""
+    options = {"save_weights_only": True}
+    return [
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, cooldown=1, min_delta=0.05),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.99 * rate),
+        keras.callbacks.EarlyStopping(patience=2, min_delta=0.02, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_best_only=True, **options),
+        keras.callbacks.ModelCheckpoint(folder / "last.weights.h5", save_freq=5, **options),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        Counter(),
+    ]
+
+
 def train_plain(folder):
     """Trains with many callbacks until EarlyStopping ends it."""
     folder = Path(folder)
-    counter, best = Counter(), folder / "best.weights.h5"
-    resume = resume_of(
-        folder / "run",
-        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
-        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05),
-        keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
-        keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
-        keras.callbacks.CSVLogger(folder / "log.csv"),
-        counter,
-    )
+    *callbacks, counter = stateful(folder)
+    resume = resume_of(folder / "run", *callbacks, counter)
     model = make_model()
     validation = make_dataset(0).take(5).cache()
     history = fit(model, make_dataset, EPOCHS, resume=resume, validation_data=validation, verbose=0)
     last = model.get_weights()
     end = [*last, *(history.history[k] for k in sorted(history.history)), model.optimizer.learning_rate.numpy()]
-    model.load_weights(best)
+    model.load_weights(folder / "best.weights.h5")
     end += [*model.get_weights(), counter.epochs, counter.batches, counter.mean, (folder / "log.csv").read_text()]
     np.savez(Path(folder) / "end.npz", *end, stopped=resume.stopped or "", epochs=history.epoch)
 
@@ -129,19 +136,14 @@ def vit(**changes):
     return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
 
 
-def distiller():
-    return Distiller(vit(distillation_token=True), vit())
-
-
 TRAINERS = {
     "sam": lambda: SAM(vit(), rho=0.1),
-    "distiller": distiller,
+    "distiller": lambda: Distiller(vit(distillation_token=True), vit()),
     "mae": lambda: MAE(vit(), decoder_num_layers=1, decoder_hidden_dim=12, decoder_num_heads=3),
     "simmim": lambda: SimMIM(vit(), mask_unit=4),
     "masked_patches": lambda: MaskedPatchPrediction(vit()),
     "float16": lambda: vit(dtype="mixed_float16"),
     "two_fits": vit,
-    "numpy": vit,
 }
 WITHOUT_LABELS = ("mae", "simmim", "masked_patches")
 
@@ -161,10 +163,7 @@ def train_small(mode, folder, last=None):
         dataset = make_dataset(epoch).take(FEW["steps"])
         return dataset if labelled else dataset.map(lambda x, y: x)
 
-    if mode == "numpy":
-        x, y = arrays(4 * FEW["steps"])
-        history = model.fit(x, y, 4, FEW["epochs"], callbacks=[resume], verbose=0)
-    elif mode == "two_fits":
+    if mode == "two_fits":
         fit(model, make_few, 1, resume=resume, verbose=0)
         fit(model, make_few, 2, resume=resume, verbose=0)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), LOSS, **options)
