@@ -74,13 +74,13 @@ def test_preflight_accepts_all_data_of_fit(model):
     ("labels", "loss", "message"),
     [
         (LABELS + 1, SPARSE, "from 0 to 4.*from 1 to 5. They look as if counted from 1"),
-        (np.where(LABELS == 3, 5, LABELS), SPARSE, "from 0 to 4, as the model has 5 outputs. Received: .* from 0 to 5"),
+        # Only the last label is wrong.
+        (np.array([0] * 9 + [5]), SPARSE, "from 0 to 4, as the model has 5 outputs. Received: .* from 0 to 5"),
         (LABELS - 1, SPARSE, "from 0 to 4.*from -1 to 3"),
         (LABELS + 0.5, SPARSE, "Expected integers as labels. Received: numbers as 0.5"),
         (np.array(list("abcde" * 2)), SPARSE, "Expected labels as integers from 0 to 4.*strings, as 'a'"),
         (np.eye(5)[LABELS], SPARSE, "one-hot labels of shape .batch, 5.. CategoricalCrossentropy takes them"),
         (MIXED, SPARSE, "mixed or smoothed labels of shape .batch, 5., as MixUp and CutMix"),
-        (MIXED, "sparse_categorical_crossentropy", "mixed or smoothed"),
         (LABELS, CATEGORICAL, "shape .batch,.. SparseCategoricalCrossentropy takes integers"),
         (np.eye(7)[LABELS], CATEGORICAL, "shape .batch, 5., one number for each output.*shape .batch, 7."),
         (2 * np.eye(5)[LABELS], keras.losses.BinaryCrossentropy(from_logits=True), "labels of 0 to 1"),
@@ -91,13 +91,6 @@ def test_preflight_accepts_all_data_of_fit(model):
 def test_preflight_labels_that_do_not_fit_the_loss(model, labels, loss, message):
     with pytest.raises(ValueError, match=message):
         look(model, (IMAGES, labels), loss)
-
-
-def test_preflight_checks_the_labels_of_all_images(model):
-    labels = np.zeros(10, int)
-    labels[-1] = 5
-    with pytest.raises(ValueError, match="from 0 to 5"):
-        look(model, (IMAGES, labels), batch_size=2)
 
 
 def test_preflight_loss_of_logits_of_a_softmax_model():
@@ -133,7 +126,6 @@ def test_preflight_labels_that_fit_the_loss(model):
     [
         (RAW, "images of -1 to 1, as the model takes them. Received: values from 0 to 255"),
         (IMAGES[:, :8], "images of 16 x 16 x 3, height.*Received: 8 x 16 x 3"),
-        (IMAGES[..., :1], "images of 16 x 16 x 3.*Received: 16 x 16 x 1"),
         (np.full_like(IMAGES, np.nan), "finite"),
     ],
 )

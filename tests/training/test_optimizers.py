@@ -164,14 +164,6 @@ def test_decay_groups_partition_the_variables():
     assert names == KEPT
 
 
-def test_decay_groups_leave_out_frozen_weights():
-    model = tiny.build()
-    model.get_layer("block_00").trainable = False
-    decayed, kept = decay_groups(model)
-    assert not any(v.path.startswith("block_00/") for v in decayed + kept)
-    assert len(decayed + kept) == len(model.trainable_variables)
-
-
 def test_decay_groups_of_other_layers():
     layer = keras.layers.SeparableConv2D(2, 3)
     layer.build((None, 8, 8, 3))

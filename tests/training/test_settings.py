@@ -26,7 +26,6 @@ def test_recipe_replace_parses_text():
         ({"lr": 1}, "Expected a setting of a recipe: source, .*'lr'"),
         ({"batch_size": "many"}, "Expected `batch_size` to be int .*None. Received: 'many'"),
         ({"batch_size": 0}, "above 0"),
-        ({"clip": "yes"}, "Expected `clip` to be float | None"),
         ({"optimizer": "lion"}, "`optimizer`"),
         ({"weight_decay": 0.1}, "no `weight_decay` with sgd"),
         ({"steps": 3, "epochs": 3}, "Expected one of `steps` and `epochs`"),
