@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import accuracy, imagenet_real_accuracy, read_real_labels, real_accuracy, top_k_accuracy
-from tests.evaluation.errors import refuses
+from tests.evaluation.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
@@ -90,11 +90,8 @@ def model_and_images():
     return model, PREDICTIONS[:, None, None].astype("float32")
 
 
-def test_real_accuracy_any_class_and_images_without_class():
-    assert real_accuracy(PREDICTIONS, CLASSES) == 3 / 5
-
-
 def test_imagenet_real_accuracy_of_model(tmp_path):
+    assert real_accuracy(PREDICTIONS, CLASSES) == 3 / 5
     model, images = model_and_images()
     data = (images, np.zeros(6, int))
     for own in (np.full(6, -1), np.full((6, 5), 0.2), np.array(["cat"] * 6)):
@@ -123,8 +120,7 @@ def test_file_names_without_valid_number_are_refused(name):
 def test_read_real_labels_refuses_invalid_file(tmp_path):
     for content in ({"a": 1}, [0, 1], [[0], ["cat"]], [[-1]], [[True]], [[0.5]]):
         refuses("real.json.* to hold a list of classes", read_real_labels, write(tmp_path, content))
-    with pytest.raises(FileNotFoundError, match="nowhere.json"):
-        read_real_labels(tmp_path / "nowhere.json")
+    not_found("nowhere.json", read_real_labels, tmp_path / "nowhere.json")
     (tmp_path / "broken.json").write_text("[[1], [2")
     refuses("Expected JSON in .*broken.json", read_real_labels, tmp_path / "broken.json")
 

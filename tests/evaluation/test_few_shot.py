@@ -5,6 +5,7 @@ import pytest
 
 from keras_vit.evaluation import extract_features, few_shot_accuracy, few_shot_from_features
 from tests.evaluation.arrays import blobs
+from tests.evaluation.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build
 
@@ -75,6 +76,8 @@ def test_few_shot_accuracy_of_model():
     features = extract_features(model, data, verbose=0)
     assert result.by_l2 == pytest.approx(few_shot_from_features(*features, *features, shots=8).by_l2, abs=0.06)
     assert result.accuracy > 0.8
+    # The options are checked before the features.
+    refuses("`shots`", few_shot_accuracy, None, None, None, shots=0)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +97,4 @@ def test_few_shot_accuracy_of_model():
 )
 def test_few_shot_refuses_invalid_features_or_options(changes, match):
     names = ("train_features", "train_labels", "test_features", "test_labels")
-    with pytest.raises(ValueError, match=match):
-        few_shot_from_features(**{**dict(zip(names, (*TRAIN, *TEST), strict=True)), **changes})
-
-
-def test_few_shot_checks_options_before_features():
-    with pytest.raises(ValueError, match="`shots`"):
-        few_shot_accuracy(None, None, None, shots=0)
+    refuses(match, few_shot_from_features, **{**dict(zip(names, (*TRAIN, *TEST), strict=True)), **changes})

@@ -3,6 +3,7 @@ import pytest
 
 from keras_vit.evaluation import knn, knn_accuracy, knn_from_features
 from tests.evaluation.arrays import blobs
+from tests.evaluation.errors import refuses
 from tests.tiny import build
 
 TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)
@@ -30,8 +31,6 @@ def test_knn_accuracy_of_model():
 
 
 def test_knn_refuses_invalid_options():
-    with pytest.raises(ValueError, match="`k`. Expected at most 80, .*Received: 81"):
-        knn_from_features(*TRAIN, *TEST, k=81)
+    refuses("`k`. Expected at most 80, .*Received: 81", knn_from_features, *TRAIN, *TEST, k=81)
     for options in ({"k": 0}, {"temperature": 0}, {"temperature": -1.0}):
-        with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
-            knn_accuracy(None, None, None, **options)
+        refuses(f"`{next(iter(options))}`", knn_accuracy, None, None, None, **options)

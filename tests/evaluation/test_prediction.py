@@ -144,7 +144,6 @@ def test_ensemble_of_models_can_be_saved(tmp_path):
         ({"regression": True}, "activation of predictions, softmax. Received: None"),
         ({"include_preprocessing": True}, "include_preprocessing, False. Received: True"),
         ({"mean": 0.3}, "preprocessing, .*Received: "),
-        ({"crop_fraction": 0.9}, "preprocessing, .*Received: "),
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ import pytest
 
 import keras_vit.data
 from keras_vit.evaluation import ResultsTable, vtab_mean
+from tests.evaluation.errors import not_found, refuses
 
 
 def example():
@@ -41,15 +42,12 @@ def test_failed_write_keeps_old_file(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         example().to_json(tmp_path / "t.json")
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("t.json", "old")]
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        example().to_csv(tmp_path / "nowhere" / "t.csv")
+    not_found("nowhere", example().to_csv, tmp_path / "nowhere" / "t.csv")
 
 
 def test_results_table_refuses_invalid_values():
-    with pytest.raises(ValueError, match="`scores`. Expected a string.*Received: \\[1\\]"):
-        ResultsTable().add(scores=[1])
-    with pytest.raises(ValueError, match="at least one value"):
-        ResultsTable().add()
+    refuses("`scores`. Expected a string.*Received: \\[1\\]", ResultsTable().add, scores=[1])
+    refuses("at least one value", ResultsTable().add)
 
 
 def test_vtab_mean_of_groups():
@@ -69,8 +67,6 @@ def test_vtab_mean_of_groups():
 
 def test_vtab_mean_refuses_invalid_accuracies():
     tasks = {"a": "natural", "b": "natural"}
-    with pytest.raises(ValueError, match="each of 2 tasks. Received: missing: b; not in `tasks`: c"):
-        vtab_mean({"a": 0.5, "c": 0.5}, tasks)
+    refuses("each of 2 tasks. Received: missing: b; not in `tasks`: c", vtab_mean, {"a": 0.5, "c": 0.5}, tasks)
     for value in (55.0, float("nan"), "0.5", True):
-        with pytest.raises(ValueError, match=r"numbers in \[0, 1\]. Received: .* for 'b'"):
-            vtab_mean({"a": 0.5, "b": value}, tasks)
+        refuses(r"numbers in \[0, 1\]. Received: .* for 'b'", vtab_mean, {"a": 0.5, "b": value}, tasks)
