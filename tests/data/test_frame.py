@@ -5,7 +5,7 @@ import pytest
 
 from keras_vit.data import Policy, from_dataframe
 from tests.data.images import batches, equal, write_classes
-from tests.evaluation.errors import refuses
+from tests.evaluation.errors import not_found, refuses
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,7 @@ def test_extension_is_appended_to_names(folder):
 def test_error_names_missing_or_broken_files(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="the `directory` .*Received: row 1: .*nowhere.jpg"):
         make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
-    with pytest.raises(FileNotFoundError, match="none.csv', which does not exist"):
-        from_dataframe(tmp_path / "none.csv")
+    not_found("none.csv', which does not exist", from_dataframe, tmp_path / "none.csv")
     (tmp_path / "a.jpg").write_bytes(b"text")
     with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*no image"):
         make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)

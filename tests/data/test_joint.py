@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_vit import data
 from tests.data.images import batches, equal, jpeg, write_classes
+from tests.evaluation.errors import refuses
 
 IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
 
@@ -89,8 +90,7 @@ def test_joint_datasets_refuse_other_batches():
         lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, ratio=0),
         lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, label_smoothing=1),
     ):
-        with pytest.raises(ValueError, match="`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`"):
-            bad()
+        refuses("`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`", bad)
 
 
 def test_pseudo_labels_refuse_broken_image(tmp_path):
@@ -100,5 +100,4 @@ def test_pseudo_labels_refuse_broken_image(tmp_path):
     for path in write_classes(tmp_path, 4, num_classes=1)[2:3]:
         path.write_bytes(jpeg(0)[:100])
     everything = data.from_directory(tmp_path, labels="none", image_size=16)
-    with pytest.raises(ValueError, match=r"`images`.*each of the 4 images; broken: .*002\.jpg.*Received: 3"):
-        pseudo_labels(tiny.build(), everything)
+    refuses(r"`images`.*each of the 4 images; broken: .*002\.jpg.*Received: 3", pseudo_labels, tiny.build(), everything)

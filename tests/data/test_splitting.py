@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data
-from tests.evaluation.errors import refuses
+from tests.evaluation.errors import not_found, refuses
 
 
 def fill(folder, count, value):
@@ -38,13 +38,11 @@ def test_splits_of_class_folders_depend_on_seed(tmp_path):
 
 
 def test_splits_refuse_invalid_data(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere', which does not exist"):
-        data.splits(tmp_path / "nowhere")
+    not_found("nowhere', which does not exist", data.splits, tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="There is no folder 'cifar10'. As the name"):
         data.splits("cifar10", data_dir=tmp_path)("train", **OPTIONS)
     (tmp_path / "labels.txt").write_text("path,label")
-    with pytest.raises(FileNotFoundError, match="labels.txt'$"):
-        data.splits(tmp_path / "labels.txt")
+    not_found("labels.txt'$", data.splits, tmp_path / "labels.txt")
     refuses("`holdout` in", data.splits, tmp_path, holdout=2)
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
@@ -70,8 +68,7 @@ def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
     refuses("`images` only with a CSV file", data.splits, tmp_path / "images", images=tmp_path)
     with pytest.raises(ValueError, match="`label_column` only with a CSV file. Received: label_column='animal' with"):
         data.splits(tmp_path / "images", label_column="animal")
-    with pytest.raises(FileNotFoundError, match="a folder, a CSV file or .*nowhere.csv"):
-        data.splits("nowhere.csv")
+    not_found("a folder, a CSV file or .*nowhere.csv", data.splits, "nowhere.csv")
 
 
 def test_labels_follow_classes_of_training_folder(tmp_path, caplog):
@@ -112,8 +109,7 @@ def test_errors_of_parts_name_line_of_file(tmp_path):
     training, _ = next(data.folds({"path": table["path"][:7], "label": table["label"][:7]}, 2))
     for column, cell in (("path", tmp_path / "gone.png"), ("label", "cat")):
         training[column].append(cell)
-    with pytest.raises(FileNotFoundError, match=f"Received: row {len(training['path']) - 1}: "):
-        data.from_dataframe(training, **OPTIONS)
+    not_found(f"Received: row {len(training['path']) - 1}: ", data.from_dataframe, training, **OPTIONS)
 
 
 @pytest.mark.parametrize("labels", [list("abcabcabcab"), [i % 3 for i in range(11)], [str(i % 3) for i in range(11)]])
