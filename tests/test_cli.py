@@ -234,7 +234,6 @@ def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     [
         (["train", "--data", "nowhere.csv"], "'nowhere.csv', which does not exist in the current folder"),
         (["train", "--data", ".", "--images", "."], "`images` only with a CSV file"),
-        (["recipes", "nothing"], "Expected a recipe"),
         (["recipes", "finetune_pet"], "Did you mean 'finetune_pets'?"),
         (["train", "--data", ".", "--set", "image_siz=3"], "Did you mean 'image_size'?"),
         (["train", "--data", ".", "--set", "model.num_layer=3"], "Did you mean 'num_layers'?"),

@@ -7,7 +7,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.costs import PAPER, paper_table, profile
-from keras_vit.variants import decode_variant
+from tests.evaluation.errors import refuses
 from tests.models import test_vt_resnet as vt_resnet
 from tests.tiny import build
 
@@ -53,16 +53,6 @@ def test_profile_counts_all_parameters(examples):
         assert costs.not_counted == [], name
 
 
-@pytest.mark.parametrize(("variant", "billions"), [("B/16", 17.58), ("L/16", 61.60), ("S/16", 4.61), ("Ti/16", 1.26)])
-def test_multiply_adds_match_published_counts(variant, billions):
-    # Only one block is built. Its count is multiplied.
-    size, _, _ = decode_variant(variant)
-    costs = profile(keras_vit.ViT(variant, num_layers=1))
-    (block,) = (row for row in costs.rows if row.name == "block_00")
-    total = costs.multiply_adds + (size.num_layers - 1) * block.multiply_adds
-    assert total == pytest.approx(billions * 1e9, rel=0.01)
-
-
 def test_multiply_adds_of_tiny_vit_match_definition():
     # The sequence contains 16 patches and the class token, each 12 wide.
     n, d, mlp = 17, 12, 20
@@ -75,22 +65,8 @@ def test_multiply_adds_of_tiny_vit_match_definition():
     assert {row.activation_bytes for row in costs.rows if row.kind == "TransformerBlock"} == {4 * left}
 
 
-def test_multiply_adds_of_vt_module_are_those_of_its_layers():
-    inputs, tokens = keras.Input((4, 6, 8)), keras.Input((3, 12))
-    module = keras_vit.layers.VTModule(3, 12, 6, recurrent=True)
-    whole = profile(keras.Model([inputs, tokens], module(inputs, tokens)))
-    read = keras_vit.layers.TokenTransformer(6)(keras_vit.layers.RecurrentTokenizer(12)(inputs, tokens))
-    outputs = [keras_vit.layers.TokenProjector(6)(inputs, read), read]
-    assert whole.multiply_adds == profile(keras.Model([inputs, tokens], outputs)).multiply_adds
-
-
 def test_profile_of_token_merging_counts_fewer_tokens():
-    d, mlp, total = 12, 20, 16 * (4 * 4 * 3) * 12 + 12 * 5
-    for n, left in ((17, 14), (14, 11)):
-        merging = ((n - 1) // 2) * (n - 1 - (n - 1) // 2) * 4 + left * n * d
-        total += 4 * n * d * d + 2 * n * n * d + merging + 2 * left * d * mlp
     costs = profile(build(token_merging=3))
-    assert costs.multiply_adds == total
     assert [row.output_shape for row in costs.rows if row.kind == "TransformerBlock"] == [(14, 12), (11, 12)]
     assert costs.activation_bytes < profile(build()).activation_bytes
 
@@ -256,12 +232,6 @@ def test_nested_model_adds_its_costs():
     assert (twice.parameters, twice.multiply_adds) == (inside.parameters, 2 * inside.multiply_adds)
 
 
-def test_profile_does_not_change_the_model():
-    model = build()
-    profile(model, 32)
-    assert keras.Model(model.input, model.get_layer("block_01").output).output_shape == (None, 17, 12)
-
-
 def test_profile_of_other_image_size_and_dtype():
     any_size, fixed = build(image_size=(None, None), grid_size=(8, 5)), build(image_size=(32, 20))
     assert profile(any_size, (32, 20)).multiply_adds == profile(fixed).multiply_adds
@@ -277,34 +247,34 @@ def test_profile_of_other_image_size_and_dtype():
     assert [2 * b for b in halved] == [r.activation_bytes for r in profile(fixed).rows if r.kind == "TransformerBlock"]
 
 
-def test_profile_table_lists_steps_on_request():
-    text = profile(build(), 32).table(steps=True)
+def test_profile_table_lists_steps_and_model_is_unchanged():
+    model = build()
+    text = profile(model, 32).table(steps=True)
+    assert keras.Model(model.input, model.get_layer("block_01").output).output_shape == (None, 17, 12)
     assert text.startswith("vit_B16, one input of 32 x 32 x 3\n")
     assert "  block_01/attention/query x key" in text and text.splitlines()[-1].startswith("total")
     assert "query x key" not in str(profile(build()))
 
 
-def test_paper_table_is_within_two_percent():
+def test_paper_table_matches_published_counts():
     rows = [line.split() for line in paper_table().splitlines()[1:]]
     assert [row[0] for row in rows] == list(PAPER)
     near = {row[0] for row in rows if abs(float(row[1]) / float(row[2]) - 1) < 0.02}
     assert near >= {"S/16", "B/16", "L/16", "L/32", "H/14"}
+    multiply_adds = {row[0]: float(row[3]) for row in rows}
+    for variant, billions in {"B/16": 17.58, "L/16": 61.60, "S/16": 4.61, "Ti/16": 1.26}.items():
+        assert multiply_adds[variant] == pytest.approx(billions, rel=0.01)
 
 
 def test_profile_refuses_wrong_sizes_and_models():
-    with pytest.raises(ValueError, match="`image_size`. Expected the size of the images.*Received: None"):
-        profile(build(image_size=(None, None)))
+    refuses("`image_size`. Expected the size of the images.*Received: None", profile, build(image_size=(None, None)))
     with pytest.raises(ValueError, match="`image_size`. Expected None for a model without images"):
         profile(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), 32)
-    with pytest.raises(ValueError, match="`image_size`"):
-        profile(build(), 0)
-    with pytest.raises(ValueError, match="at least one patch"):
-        profile(build(), 2)
+    refuses("`image_size`", profile, build(), 0)
+    refuses("at least one patch", profile, build(), 2)
     dense = keras.layers.Dense(2, name="own")
     flat = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), dense])
     assert profile(flat, 16).multiply_adds == 16 * 16 * 3 * 2
-    with pytest.raises(ValueError, match="`image_size`. Expected a size.*768.*Received: .32, 32.*'own'.* 3072"):
-        profile(flat, 32)
+    refuses("`image_size`. Expected a size.*768.*Received: .32, 32.*'own'.* 3072", profile, flat, 32)
     for wrong in (keras.Sequential([keras.layers.Dense(2)]), keras.layers.Dense(2), "B/16"):
-        with pytest.raises(ValueError, match="`model`. Expected a functional model"):
-            profile(wrong)
+        refuses("`model`. Expected a functional model", profile, wrong)

@@ -9,6 +9,7 @@ import keras_vit
 from keras_vit.evaluation import ensemble, predict
 from keras_vit.models.classify import classify
 from keras_vit.prediction_files import as_json, find_images, predict_images, write_csv
+from tests.evaluation.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]
@@ -38,13 +39,6 @@ def test_find_images_reads_the_path_column(folder):
     assert find_images([folder / "path.csv", folder / "images" / "b.png"])[0] == "path"
 
 
-def test_find_images_completes_bare_ids(folder):
-    (folder / "ids.csv").write_text("id,x\nb,1\n007,2\n")
-    (folder / "images" / "007.png").write_bytes(b"")
-    header, found = find_images([folder / "ids.csv"], "id", folder / "images", ".png")
-    assert header == "id" and found == [(name, str(folder / "images" / f"{name}.png")) for name in ("b", "007")]
-
-
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [
@@ -57,21 +51,16 @@ def test_find_images_completes_bare_ids(folder):
 )
 def test_table_without_images_is_refused(folder, text, column, message):
     (folder / "test.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        find_images([folder / "test.csv"], column)
+    refuses(message, find_images, [folder / "test.csv"], column)
 
 
 def test_missing_images_are_named(folder):
     (folder / "test.csv").write_text("path\nimages/b.png\nnowhere.png\n")
     (folder / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.png"):
-        find_images([folder / "test.csv"])
-    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
-        find_images([folder / "none.csv"])
-    with pytest.raises(ValueError, match="empty"):
-        find_images([folder / "empty"])
-    with pytest.raises(ValueError, match="Expected a table of paths"):
-        find_images([folder / "images"], "image")
+    not_found(r"nowhere\.png", find_images, [folder / "test.csv"])
+    not_found(r"none\.csv", find_images, [folder / "none.csv"])
+    refuses("empty", find_images, [folder / "empty"])
+    refuses("Expected a table of paths", find_images, [folder / "images"], "image")
 
 
 def test_csv_and_json_have_a_row_for_each_image(tmp_path):
@@ -129,10 +118,8 @@ def test_predict_images_keeps_ids_of_tables(photos):
     assert list(both.index) == [9, 7] and both.index.name == "id"
     with pytest.raises(ValueError, match="column 'path' of paths in the table.*'id', 'x'"):
         predict_images(model, {"id": [9], "x": [1]}, directory=photos)
-    with pytest.raises(ValueError, match="row 2 after the header"):
-        predict_images(model, {"id": ["9", None]}, **options)
-    with pytest.raises(ValueError, match="Received: none"):
-        predict_images(model, [])
+    refuses("row 2 after the header", predict_images, model, {"id": ["9", None]}, **options)
+    refuses("Received: none", predict_images, model, [])
 
 
 def test_five_crops_come_from_larger_images(photos):

@@ -1,4 +1,4 @@
-"""Tests that copies keep the config, and that files of version 0.1.0, which have none, still load."""
+"""Tests that copies of models and models around them keep the config."""
 
 import keras
 import numpy as np
@@ -53,9 +53,17 @@ def test_copies_keep_config_outputs_and_trainable_weights(change, around, tmp_pa
         assert keras_vit.config_of(copy) == backbone.config and keras_vit.config_of(copy).class_names == tuple("abc")
         assert [w.path for w in copy.trainable_weights] == [w.path for w in model.trainable_weights]
         np.testing.assert_allclose(keras.ops.convert_to_numpy(copy(IMAGES)), answers, atol=1e-5)
-    if around is not nested:
-        tap = keras.Model(model.input, model.get_layer("block_00").output)
-        assert keras_vit.config_of(tap) == backbone.config
+
+
+def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
+    model = build(num_classes=0, norm_after_pooling=True)
+    tap = keras.Model(model.input, model.get_layer("block_00").output)
+    tap.save(tmp_path / "model.keras")
+    around = keras.Sequential([model, keras.layers.Dense(2)])
+    for each in (tap, around, keras.saving.load_model(tmp_path / "model.keras")):
+        assert keras_vit.config_of(each) == model.config
+    with pytest.raises(ValueError, match="none of whose layers carries a record"):
+        keras_vit.config_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
 
 
 @pytest.mark.backends("tensorflow")

@@ -9,8 +9,5 @@ def test_table_aligns_columns_and_rounds_numbers():
         "bb         0.12  False",
         "c             -      -",
     ]
-
-
-def test_table_without_rows():
     assert text_table(["a", "b"], []) == "a  b"
     assert text_table([], []) == ""
