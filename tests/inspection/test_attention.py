@@ -10,19 +10,6 @@ from tests.evaluation.errors import refuses
 from tests.inspection import reference
 
 
-@pytest.mark.parametrize("changes", reference.MODELS.values(), ids=reference.MODELS)
-def test_attention_maps_match_definition(changes):
-    model, images = reference.build(**changes)
-    maps = attention_maps(model, images, blocks=None)
-    logits, expected = reference.run(model, images)
-    np.testing.assert_allclose(ops.convert_to_numpy(model(images)), logits, atol=1e-4)
-    assert len(maps) == 2
-    for actual, wanted in zip(maps, expected, strict=True):
-        assert actual.dtype == "float32"
-        np.testing.assert_allclose(actual, wanted, atol=1e-5)
-        np.testing.assert_allclose(actual.sum(axis=-1), 1, atol=1e-5)
-
-
 def test_attention_maps_of_chosen_blocks_and_batches():
     model, images = reference.build(num_layers=3)
     first, second, third = attention_maps(model, images, blocks=None)
@@ -49,7 +36,7 @@ def test_attention_maps_of_published_vit_b16(real):
     np.testing.assert_allclose(actual, expected["last_block_attention"], rtol=1e-3, atol=1e-7)
 
 
-def test_attention_maps_refuse_invalid_blocks_or_batches():
+def test_attention_maps_refuse_invalid_blocks_or_images():
     model, images = reference.build()
     refuses(r"below 2, the model's depth. Received: 2", attention_maps, model, images, blocks=2)
     refuses(r"below 2.*Received: \[0, -3\]", attention_maps, model, images, blocks=[0, -3])
@@ -57,6 +44,10 @@ def test_attention_maps_refuse_invalid_blocks_or_batches():
         refuses("`blocks`. Expected None, or integers below 2", attention_maps, model, images, blocks=blocks)
     refuses("at least one image", attention_maps, model, images[:0])
     refuses("`batch_size`", attention_maps, model, images, batch_size=0)
+    model = keras_vit.ViT("Ti/16", image_size=32, hidden_dim=12, num_layers=1, num_heads=3, mlp_dim=20)
+    expected = r"`images`. Expected images of shape \(32, 32, 3\).*resize them, or .*image_size=\(48, 32\)"
+    refuses(expected, attention_maps, model, np.zeros((1, 48, 32, 3)))
+    refuses(r"where None is any number. Received: \(3, 32, 32\)", attention_maps, model, np.zeros((1, 3, 32, 32)))
 
 
 def query_distances(attention, rows, columns, patch):
@@ -70,19 +61,6 @@ def query_distances(attention, rows, columns, patch):
 
 def distance_of(attention, rows, columns, patch):
     return np.mean(query_distances(attention, rows, columns, patch))
-
-
-@pytest.mark.parametrize("changes", reference.MODELS.values(), ids=reference.MODELS)
-def test_attention_distance_matches_definition(changes):
-    model, images = reference.build(**changes)
-    height, width, _ = model.input_shape[1:]
-    maps = reference.run(model, images)[1]
-    expected = [
-        [np.mean([distance_of(of_block[i, h], height // 4, width // 4, 4) for i in range(2)]) for h in range(3)]
-        for of_block in maps
-    ]
-    np.testing.assert_allclose(attention_distance(model, images), expected, rtol=1e-5)
-    np.testing.assert_allclose(attention_distance(model, images, batch_size=1), expected, rtol=1e-5)
 
 
 def test_distance_ignores_queries_without_patches():
@@ -119,8 +97,9 @@ def test_distance_of_hybrid_is_in_image_pixels():
 
 
 @pytest.mark.long
-def test_attention_distance_of_published_vit_b16(real):
+def test_distance_and_rollout_of_published_vit_b16(real):
     model, images, expected = real
+    np.testing.assert_allclose(attention_rollout(model, images)[0], expected["rollout_mean"], rtol=1e-3)
     np.testing.assert_allclose(attention_distance(model, images), expected["attention_distance_pixels"], rtol=1e-3)
 
 
@@ -138,18 +117,28 @@ def rollout_of(maps, fusion="mean"):
 
 
 @pytest.mark.parametrize("changes", reference.MODELS.values(), ids=reference.MODELS)
-def test_attention_rollout_matches_definition(changes):
+def test_maps_distance_and_rollout_match_definition(changes):
     model, images = reference.build(**changes)
-    matrix = rollout_of(reference.run(model, images)[1])
-    height, width, _ = model.input_shape[1:]
-    rows, columns = height // 4, width // 4
+    logits, maps = reference.run(model, images)
+    np.testing.assert_allclose(ops.convert_to_numpy(model(images)), logits, atol=1e-4)
+    rows, columns = (side // 4 for side in model.input_shape[1:3])
+    for actual, wanted in zip(attention_maps(model, images, blocks=None), maps, strict=True):
+        assert actual.dtype == "float32"
+        np.testing.assert_allclose(actual, wanted, atol=1e-5)
+        np.testing.assert_allclose(actual.sum(axis=-1), 1, atol=1e-5)
+    distances = [
+        [np.mean([distance_of(of_block[i, h], rows, columns, 4) for i in range(2)]) for h in range(3)]
+        for of_block in maps
+    ]
+    matrix = rollout_of(maps)
     prefix = len(matrix) - rows * columns
     row = matrix[reference.read(changes, prefix)].mean(axis=0)
-    actual = attention_rollout(model, images)
-    assert actual.shape == (2, rows, columns) and actual.dtype == "float32"
-    np.testing.assert_allclose(actual[0], row[prefix:].reshape(rows, columns), atol=1e-5)
     np.testing.assert_allclose(row.sum(), 1)
-    np.testing.assert_allclose(attention_rollout(model, images, batch_size=1), actual, atol=1e-6)
+    for batch_size in (1, 2):
+        np.testing.assert_allclose(attention_distance(model, images, batch_size=batch_size), distances, rtol=1e-5)
+        rollout = attention_rollout(model, images, batch_size=batch_size)
+        assert rollout.shape == (2, rows, columns) and rollout.dtype == "float32"
+        np.testing.assert_allclose(rollout[0], row[prefix:].reshape(rows, columns), atol=1e-5)
 
 
 @pytest.mark.parametrize("fusion", FUSE)
@@ -220,12 +209,6 @@ def test_discard_ratio_zeroes_smallest_weights():
     np.testing.assert_allclose(attention_rollout(model, images, discard_ratio=0.5)[0], expected, atol=1e-5)
 
 
-@pytest.mark.long
-def test_attention_rollout_of_published_vit_b16(real):
-    model, images, expected = real
-    np.testing.assert_allclose(attention_rollout(model, images)[0], expected["rollout_mean"], rtol=1e-3)
-
-
 def test_rollout_refuses_invalid_options():
     model, images = reference.build()
     with pytest.raises(ValueError, match="`head_fusion`. Expected one of 'mean', 'max', 'min'. Received: 'sum'"):
@@ -234,10 +217,3 @@ def test_rollout_refuses_invalid_options():
     for function in (attention_rollout, gradient_rollout):
         with pytest.raises(ValueError, match="`readout`. Expected one of None, 'token', 'gap'. Received: 'mean'"):
             function(model, images, readout="mean")
-
-
-def test_attention_maps_refuse_images_of_other_size():
-    model = keras_vit.ViT("Ti/16", image_size=32, hidden_dim=12, num_layers=1, num_heads=3, mlp_dim=20)
-    expected = r"`images`. Expected images of shape \(32, 32, 3\).*resize them, or .*image_size=\(48, 32\)"
-    refuses(expected, attention_maps, model, np.zeros((1, 48, 32, 3)))
-    refuses(r"where None is any number. Received: \(3, 32, 32\)", attention_maps, model, np.zeros((1, 3, 32, 32)))

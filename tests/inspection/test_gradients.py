@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 from keras_vit.inspection import gradient_rollout
+from tests.evaluation.errors import refuses
 from tests.inspection import reference
 
 STEP = 1e-5
@@ -75,15 +76,12 @@ def test_gradient_rollout_passes_layer_between_blocks():
 
 def test_gradient_rollout_refuses_invalid_classes_or_model():
     model, images = reference.build()
-    with pytest.raises(ValueError, match=r"`classes` to be integers of 0..4. Received: \[5, 5\]"):
-        gradient_rollout(model, images, classes=5)
+    refuses(r"`classes` to be integers of 0..4. Received: \[5, 5\]", gradient_rollout, model, images, classes=5)
     for classes in ([1], [1, 2, 3], [[1, 2]], []):
         with pytest.raises(ValueError, match=r"`classes` to be one integer, or one for each of 2 images. Received: "):
             gradient_rollout(model, images, classes=classes)
     two, images = reference.build(distillation_token=True, return_both_heads=True)
-    with pytest.raises(ValueError, match=r"output is \(batch, classes\)"):
-        gradient_rollout(two, images)
+    refuses(r"output is \(batch, classes\)", gradient_rollout, two, images)
     # Quantized attention has no gradient.
     model.get_layer("block_01").attention.out.quantize("int8")
-    with pytest.raises(ValueError, match="without quantized attention.*Received: model 'vit_B16'.*'int8'"):
-        gradient_rollout(model, images)
+    refuses("without quantized attention.*Received: model 'vit_B16'.*'int8'", gradient_rollout, model, images)

@@ -4,6 +4,7 @@ import pytest
 
 from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
 from tests import tiny
+from tests.evaluation.errors import refuses
 
 tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
 
@@ -40,7 +41,5 @@ def test_tensorboard_pictures_every_2_epochs_and_at_end(nested, tmp_path):
 
 
 def test_tensorboard_attention_refuses_invalid_options():
-    with pytest.raises(ValueError, match="`every`"):
-        TensorBoardAttention("logs", np.zeros((1, 16, 16, 3)), every=0)
-    with pytest.raises(ValueError, match="`head_fusion`"):
-        TensorBoardAttention("logs", np.zeros((1, 16, 16, 3)), head_fusion="sum")
+    refuses("`every`", TensorBoardAttention, "logs", np.zeros((1, 16, 16, 3)), every=0)
+    refuses("`head_fusion`", TensorBoardAttention, "logs", np.zeros((1, 16, 16, 3)), head_fusion="sum")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.inspection import plot_history, plot_predictions
+from tests.evaluation.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
@@ -63,8 +64,7 @@ def test_history_of_one_epoch_has_marker():
     (axes,) = plot_history({"loss": [1.0]}).axes
     (line,) = axes.lines
     assert line.get_marker() == "o", "a single epoch must be visible"
-    with pytest.raises(ValueError, match="at least one epoch of `loss`"):
-        plot_history({"loss": []})
+    refuses("at least one epoch of `loss`", plot_history, {"loss": []})
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -87,16 +87,11 @@ def test_predictions_plot_has_panel_per_image(channels, tmp_path):
         assert matplotlib.colors.to_rgb(axes.spines["left"].get_edgecolor()) == red
 
 
-def test_predictions_plot_cuts_long_class_names():
-    names = ["black-and-gold garden spider", "dog", "cat"]
-    figure = plot_predictions(*predictions(), names)
-    assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
-
-
-def test_predictions_plot_takes_tensors_and_floats():
+def test_predictions_plot_takes_tensors_and_long_class_names():
     images, labels, probabilities = predictions()
     tensors = [keras.ops.convert_to_tensor(x) for x in (images.astype("float32"), labels, probabilities)]
-    figure = plot_predictions(*tensors, NAMES)
+    figure = plot_predictions(*tensors, ["black-and-gold garden spider", "dog", "cat"])
+    assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), images[0])
 
 
@@ -113,8 +108,7 @@ def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         plot_history(HISTORY, path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old picture"]
-    with pytest.raises(ValueError, match=r"`path`. Expected a .png file. Received: .*history.pdf"):
-        plot_history(HISTORY, tmp_path / "history.pdf")
+    refuses(r"`path`. Expected a .png file. Received: .*history.pdf", plot_history, HISTORY, tmp_path / "history.pdf")
 
 
 @pytest.mark.parametrize(
@@ -131,8 +125,7 @@ def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
     ],
 )
 def test_predictions_plot_refuses_invalid_arrays(change, message):
-    with pytest.raises(ValueError, match=message):
-        plot_predictions(*change(*predictions()), NAMES)
+    refuses(message, plot_predictions, *change(*predictions()), NAMES)
 
 
 def test_error_without_matplotlib_names_package(monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 import keras_vit
 from keras_vit import cli
 from keras_vit.inspection import write_report
+from tests.evaluation.errors import not_found
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -130,10 +131,8 @@ def test_report_refuses_invalid_path_images_or_model(images, tmp_path):
         write_report(model, images, tmp_path / "report.pdf")
     with pytest.raises(ValueError, match="at least one path"):
         write_report(model, [], tmp_path / "report.html")
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        write_report(model, images, tmp_path / "nowhere" / "report.html")
-    with pytest.raises(FileNotFoundError, match=r"nowhere.png"):
-        write_report(model, [tmp_path / "nowhere.png"], tmp_path / "report.html")
+    not_found("there is no folder", write_report, model, images, tmp_path / "nowhere" / "report.html")
+    not_found(r"nowhere.png", write_report, model, [tmp_path / "nowhere.png"], tmp_path / "report.html")
     with pytest.raises(ValueError, match="holds a ViT"):
         write_report(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), images, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
