@@ -62,7 +62,7 @@ def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
     around = keras.Sequential([model, keras.layers.Dense(2)])
     for each in (tap, around, keras.saving.load_model(tmp_path / "model.keras")):
         assert keras_vit.config_of(each) == model.config
-    with pytest.raises(ValueError, match="none of whose layers carries a record"):
+    with pytest.raises(ValueError, match="none of whose layers stores a config"):
         keras_vit.config_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
 
 
