@@ -46,9 +46,9 @@ def test_fit_equals_model_fit(tmp_path):
     expected = plain.fit(dataset(), epochs=3, validation_data=(X, Y), shuffle=False, verbose=0, callbacks=[resume])
     calls = []
     record = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: calls.append("begin"),
-        on_train_end=lambda logs: calls.append("end"),
-        on_epoch_end=lambda epoch, logs: calls.append((epoch, record.params["epochs"], record.params["steps"])),
+        on_train_begin=lambda logs=None: calls.append("begin"),
+        on_train_end=lambda logs=None: calls.append("end"),
+        on_epoch_end=lambda epoch, logs=None: calls.append((epoch, record.params["epochs"], record.params["steps"])),
     )
     history = fit(ours, dataset, 3, resume=tmp_path / "b", callbacks=[record], validation_data=(X, Y), verbose=0)
     assert_equal(ours, plain)
