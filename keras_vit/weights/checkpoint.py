@@ -51,8 +51,9 @@ class Checkpoint:
         try:
             # The keys of the model start with `prefix` if the file holds it within another module, as Lightning's do.
             self.source, prefix = self._source(source)
-            keys = [key.removeprefix(prefix) for key in self.file.entries if key.startswith(prefix)]
-            canonical, self.ignored = self.source.canonical_keys(keys)
+            entries = self.file.entries.items()
+            inner = {key.removeprefix(prefix): entry for key, entry in entries if key.startswith(prefix)}
+            canonical, self.ignored = self.source.canonical_keys(inner)
             canonical = {name: prefix + key for name, key in canonical.items()}
             self.ignored += [key for key in self.file.entries if not key.startswith(prefix)]
         except ValueError as error:
