@@ -39,11 +39,6 @@ def test_contract(method, use_bias):
     check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1 + use_bias)
 
 
-def test_config_without_method_means_unfold():
-    layer = PatchEmbedding.from_config({**PatchEmbedding(8, 4).get_config(), "method": None})
-    assert layer.method == "unfold"
-
-
 @pytest.mark.every_backend
 def test_contract_of_patches():
     check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
