@@ -13,7 +13,7 @@ import pytest
 from tests.benchmarks.conftest import BENCHMARKS
 
 STUDIES = BENCHMARKS / "studies"
-NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training"))
+NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training", "axial_block"))
 
 
 def start(name, out, *options):
@@ -36,7 +36,7 @@ def study(monkeypatch):
     monkeypatch.syspath_prepend(str(STUDIES))
     yield importlib.import_module("study")
     # The modules have common names, which other tests could import.
-    for name in ("study", "training", *NAMES):
+    for name in ("axial_block", "study", "training", *NAMES):
         sys.modules.pop(name, None)
 
 
