@@ -209,6 +209,7 @@ def test_resume_refuses_checkpoints_of_another_run(tmp_path):
 # On other backends, Keras builds the model before it calls the callbacks.
 @pytest.mark.backends("tensorflow")
 def test_resume_unbuilt_model_is_refused(tmp_path):
+    interrupted(tmp_path, 5)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="a built model"):
