@@ -20,8 +20,10 @@ from tests.pictures import write_jpegs
 pytestmark = pytest.mark.backends("tensorflow")
 SIZE = 112
 TIMM = {f"timm {pct}": of_timm({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
+# timm pads with the mean.
+GRAY = {"mean": [0.5] * 3, "std": [0.5] * 3}
 TIMM |= {
-    f"timm {mode} {pct}": of_timm({"interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
+    f"timm {mode} {pct}": of_timm({**GRAY, "interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
     for mode in ("squash", "border")
     for pct in (0.9, 1.0)
 }
