@@ -8,6 +8,7 @@ pytestmark = pytest.mark.backends("jax")
 TINY = {"model": "Ti/16", "image_size": 32, "hidden_dim": 256, "num_heads": 8, "mlp_dim": 1024, "blocks": 2}
 
 
+@pytest.mark.long
 def test_fsdp_splits_parameters_and_optimizer_state(script):
     row = script.run({**TINY, "layout": "fsdp", "devices": 4, "model_devices": 1, "batch": 12, "remat": False})
     assert 0.25 < row["state"] / row["whole_state"] < 0.27
@@ -24,6 +25,7 @@ def test_fsdp_splits_parameters_and_optimizer_state(script):
         assert 1 < kinds[kind]["bytes"] / (2 * (2 * 12 * 256**2 + 768 * 256) + 4 * 256 * 1000) < 1.05
 
 
+@pytest.mark.long
 def test_tensor_layout_splits_kernels_and_activations(script):
     row = script.run({**TINY, "layout": "tensor", "devices": 4, "model_devices": 4, "batch": 3, "remat": True})
     assert row["split_kernels_share"] == 0.25

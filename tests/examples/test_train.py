@@ -9,6 +9,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytest.importorskip("matplotlib", reason="the examples draw figures")
 
 
+@pytest.mark.long
 def test_train_saves_model_and_figures(tmp_path):
     output = scripts.run("train.py", "--epochs", 2, "--out", tmp_path / "run", "--seed", 3)
     assert "accuracy:" in output and "━" in output, "no progress bar"

@@ -75,6 +75,7 @@ def test_child_imports_layers_of_modules_but_not_of_script(tmp_path):
 
 
 # PyTorch is imported fastest.
+@pytest.mark.long
 @pytest.mark.backends("torch")
 def test_custom_module_defines_layers_in_child(tmp_path):
     namespace = {"__name__": "__main__"}

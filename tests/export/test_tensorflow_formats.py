@@ -107,6 +107,7 @@ def test_static_int8_quantizes_products_and_keeps_top1(tmp_path):
         assert compiled(tmp_path / "vit.xml")(images[:count])["outputs"].shape == (count, 5)
 
 
+@pytest.mark.long
 def test_static_int8_range_covers_every_calibration_image(tmp_path):
     pytest.importorskip("nncf")
     images = images_of(24, 0.05)
@@ -123,6 +124,7 @@ def test_static_int8_range_covers_every_calibration_image(tmp_path):
     assert np.max(of_images.input_value(2).get_node().data) == pytest.approx(images.max(), rel=0.05)
 
 
+@pytest.mark.long
 def test_static_int8_leaves_dense_layer_with_outliers_in_float(tmp_path, monkeypatch):
     pytest.importorskip("nncf")
     # A unit of 192 that is large in all tokens is 14 times the root mean square.

@@ -76,8 +76,11 @@ SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": 
 
 
 # The other recipes differ from these only in numbers.
-STARTED = ["pretrain_imagenet21k", "coatnet_0", "finetune", "deit_tiny", "lora_flowers17"]
-LONG = ("finetune_vtab", "scratch_cifar10", "scratch_fashion_mnist")
+STARTED = ["finetune", "deit_tiny"]
+LONG = (
+    *("pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab"),
+    *("scratch_cifar10", "scratch_fashion_mnist"),
+)
 
 
 @pytest.mark.parametrize("name", STARTED + [pytest.param(name, marks=pytest.mark.long) for name in LONG])
