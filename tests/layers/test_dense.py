@@ -255,6 +255,20 @@ def test_lora_survives_a_file(tmp_path):
         np.testing.assert_array_equal(value, expected)
 
 
+def test_lora_weights_merge_into_a_layer_without_lora():
+    layers = [Dense(6), Dense(6)]
+    for layer in layers:
+        layer.build((None, 8))
+    layers[0].enable_lora(2, lora_alpha=5)
+    rng, state = np.random.default_rng(0), {}
+    layers[0].set_weights([rng.normal(size=w.shape) for w in layers[0].get_weights()])
+    layers[0].save_own_variables(state)
+    layers[1].load_own_variables(state)
+    x = rng.normal(size=(3, 8)).astype("float32")
+    outputs, expected = (ops.convert_to_numpy(layer(x)) for layer in layers)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_quantized_layer_refuses_lora_weights():
     layers = [Dense(6), Dense(6)]
     for layer in layers:

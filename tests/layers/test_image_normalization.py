@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_vit import Preprocessing
 from keras_vit.layers import ImageNormalization
 from tests.contract import check_layer
 
@@ -25,6 +26,14 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 )
 def test_contract(arguments):
     check_layer(ImageNormalization, arguments, (2, 4, 5, 3), output_shape=(2, 4, 5, 3), always_float32=True)
+
+
+def test_arguments_make_the_preprocessing():
+    values = {
+        **{"mean": (0.4,), "std": (0.3,), "interpolation": "bicubic", "crop_fraction": 0.9, "antialias": True},
+        **{"value_range": (0.0, 2.0), "resize_mode": "crop", "crop_rounding": "down"},
+    }
+    assert ImageNormalization(**values).preprocessing == Preprocessing(**values)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])

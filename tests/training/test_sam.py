@@ -103,6 +103,7 @@ def test_sam_trains_a_vit_and_saves_the_plain_model(tmp_path):
     frozen = model.get_layer("patch_embedding")
     frozen.trainable = False
     before = [keras.ops.convert_to_numpy(w).copy() for w in frozen.weights]
+    assert SAM(model).rho == 0.05
     trainer = SAM(model, rho=0.1)
     trainer.compile(optimizers.adamw(0.01), LOSS)
     history = trainer.fit(

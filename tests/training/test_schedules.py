@@ -30,6 +30,14 @@ def test_schedules_equal_the_official_code():
 
 
 @pytest.mark.parametrize("decay", schedules.DECAYS)
+def test_schedule_starts_at_the_peak_without_warmup(decay):
+    function = schedules.DECAYS[decay]
+    np.testing.assert_allclose(function(np.array([0.0]), 0.5, 100), 0.5, rtol=1e-6)
+    # Without a cooldown, the inverse square root does not reach 0.
+    assert (function(np.array([100.0]), 0.5, 100)[0] > 0.4) == (decay in ("constant", "rsqrt"))
+
+
+@pytest.mark.parametrize("decay", schedules.DECAYS)
 def test_schedule_of_a_million_steps_in_float32(decay):
     steps = np.array([0, 9_999, 10_000, 10_001, 499_999, 999_998, 1_000_000])
     exact = schedules.DECAYS[decay](steps.astype("float64"), 1e-3, 1_000_000, 10_000)

@@ -70,6 +70,7 @@ def test_parts_of_one_array_keep_their_order(count, h, d):
     whole = np.concatenate([p.to_file(v, (h, d))[0] for p, v in zip(parts, values, strict=True)])
     for part, value in zip(parts, values, strict=True):
         assert part.fits((whole.shape,), value.shape, (h, d))
+        assert math.prod(part.model_shape((whole.shape,))) == value.size
         np.testing.assert_array_equal(part.to_model((whole,), value.shape), value)
 
 
