@@ -95,10 +95,10 @@ def side_by_side(parts):
     ("num_shards", "options"),
     [
         (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "policy": ERASING, "num_parallel_calls": 3}),
-        (2, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}),
+        pytest.param(2, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}, marks=pytest.mark.long),
         (4, {"drop_remainder": True, "skip_batches": 2, "policy": Policy(repeats=3)}),
         (2, {"pad_remainder": True, "skip_batches": 1, "num_batches": 1, "batch_size": 20}),
-        (2, {"drop_remainder": True, "training": False, "labels": "none"}),
+        pytest.param(2, {"drop_remainder": True, "training": False, "labels": "none"}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -130,7 +130,7 @@ def test_shard_opens_only_its_files(folder, more, monkeypatch):
         assert len(found[0]) == len(found[1]) == 12 and len({*found[0], *found[1]}) == 24
 
 
-@pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 4), (2, 2), (3, 9)])
+@pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 4), pytest.param(2, 2, marks=pytest.mark.long), (3, 9)])
 def test_padded_epoch_contains_each_image_once(folder, tmp_path, num_shards, batch_size):
     paths, broken = sorted(folder.rglob("*.jpg"))[:7], {2, 6}
     (tmp_path / "broken").write_bytes(b"")
@@ -320,7 +320,7 @@ def test_fit_reads_batches_of_consecutive_epochs(folder):
     assert model.evaluate(evaluation, verbose=0) == model.evaluate(evaluation, verbose=0)
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_number_of_batches_in_len_and_fit(folder, tmp_path, broken):
     if broken:
         paths = write_classes(tmp_path, 24)
