@@ -174,9 +174,10 @@ def test_half_precision_pools_and_classifies_in_float32(family, dtype):
     heads = {"head"} if family in ("vit", "hybrid") else {"pooling", "head"}
     assert {model.get_layer(name).compute_dtype for name in heads} == {"float32"}
     x = images(2, *model.input_shape[1:])
-    found = model.predict_on_batch(x)
+    found, expected = model.predict_on_batch(x), float32.predict_on_batch(x)
     assert found.dtype == "float32"
-    np.testing.assert_allclose(found, float32.predict_on_batch(x), atol=0.1)
+    # Untrained outputs may be tiny, such as EfficientNet's.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * np.abs(expected).max())
 
 
 @each_builder
