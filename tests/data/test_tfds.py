@@ -50,6 +50,15 @@ def test_load_shuffles_training_split_by_seed(folder):
     assert first[1].shape == (15, 3) and first[1].argmax(axis=1).tolist() != [0, 1, 2] * 5
 
 
+def test_shards_share_the_batches_of_one_process(folder):
+    options = {"data_dir": folder, "image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle_buffer": 9}
+    shards = [load("tiny", "train", **options, num_shards=2, shard_index=i) for i in range(2)]
+    whole, first, second = (batches(data) for data in (load("tiny", "train", **options), *shards))
+    assert len(whole) == 3
+    for (images, _), (former, _), (latter, _) in zip(whole, first, second, strict=True):
+        np.testing.assert_array_equal(np.concatenate([former, latter]), images)
+
+
 def test_load_refuses_missing_dataset_or_labels(folder, tmp_path):
     for name in ("cifar10", "vtab/dtd", "no_such_dataset"):
         with pytest.raises(FileNotFoundError, match=f"to be prepared in '{tmp_path}'.*download_and_prepare"):
