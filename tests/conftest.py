@@ -54,7 +54,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 EVERYWHERE = os.environ.get("KERAS_VIT_EVERYWHERE") == "1"
 TESTS = Path(__file__).parent
 # The long run repeats hypothesis tests with more examples and layer contracts with more dtype policies.
-SIGNS_OF_LONG_TESTS = ("mark.long", "@given", "def test_contract(")
+SIGNS_OF_LONG_TESTS = ("mark.long", "@given", "def test_contract")
 
 
 def backend_of_folder(path):
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config, items):
     """Deselects the tests of other backends. With KERAS_VIT_EVERYWHERE=1, unmarked tests run on all of them."""
     if config.option.markexpr == "long":
         for item in items:
-            if getattr(item.obj, "is_hypothesis_test", False) or item.originalname == "test_contract":
+            if getattr(item.obj, "is_hypothesis_test", False) or item.originalname.startswith("test_contract"):
                 item.add_marker(pytest.mark.long)
     backend = keras.backend.backend()
     others = [item for item in items if backend not in backends_of(item)]
