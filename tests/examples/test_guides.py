@@ -15,9 +15,11 @@ from keras_vit import cli, training
 
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
-# Only JAX distributes variables. The long guides take half a minute each.
+# Only JAX distributes variables. The long guides take 10 to 30 seconds each.
 MARKS = {"distribution": pytest.mark.backends("jax")}
-MARKS |= dict.fromkeys(("evaluation", "export_and_serving", "fine_tuning", "inspection", "recipes"), pytest.mark.long)
+MARKS |= dict.fromkeys(
+    ("coming_from", "evaluation", "export_and_serving", "fine_tuning", "inspection", "recipes"), pytest.mark.long
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Lines may be wrapped elsewhere, and "..." stands for any text.
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
