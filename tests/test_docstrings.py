@@ -50,3 +50,9 @@ def test_public_layers_and_builders_have_an_example():
     public |= {name: getattr(keras_vit.layers, name) for name in keras_vit.layers.__all__}
     missing = [name for name, value in public.items() if callable(value) and ">>> " not in (value.__doc__ or "")]
     assert not missing
+
+
+@pytest.mark.parametrize("printed", ["(1, 197, 768)", "TensorShape([1, 197, 768])", "torch.Size([1, 197, 768])"])
+def test_shape_checker_compares_every_number(printed):
+    assert ShapeChecker().check_output("(1, 197, 768)\n", f"{printed}\n", 0)
+    assert not ShapeChecker().check_output("(1, 196, 768)\n", f"{printed}\n", 0)

@@ -47,6 +47,11 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert not OWN_PATH.findall(shown + "\n".join(cell.source for cell in notebook.cells))
 
 
+def test_own_paths_are_found():
+    assert OWN_PATH.findall("in /home/me/x, '/tmp/y'") == ["/home/me", "/tmp/y"]
+    assert not OWN_PATH.findall("/kaggle/input/flowers17 https://example.org/work/a images/usr/b")
+
+
 def test_every_notebook_has_a_source():
     assert NAMES and sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.ipynb")) == NAMES
 

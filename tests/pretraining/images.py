@@ -2,11 +2,9 @@
 
 import numpy as np
 
-RNG = np.random.default_rng(0)
-
 
 def raw_images(number, height=16, width=16, channels=3):
-    return RNG.integers(0, 256, (number, height, width, channels)).astype("uint8")
+    return np.random.default_rng(0).integers(0, 256, (number, height, width, channels)).astype("uint8")
 
 
 def numpy_patches(images, patch=4):

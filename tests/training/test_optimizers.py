@@ -170,3 +170,24 @@ def test_decay_groups_of_other_layers():
     decayed, kept = decay_groups(layer)
     assert len(decayed) == 2 and len(kept) == 1
     assert not is_decayed("kernels/bias") and is_decayed("kernel")
+
+
+def test_sgd_clips_all_gradients_together():
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    kernel, bias = values(layer.trainable_variables)
+    grads = [3 * RNG.normal(size=(3, 2)), 3 * RNG.normal(size=2)]
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    assert norm > 1
+    optimizers.sgd(0.1).apply([keras.ops.convert_to_tensor(g, "float32") for g in grads], layer.trainable_variables)
+    np.testing.assert_allclose(values([layer.kernel])[0], kernel - 0.1 * grads[0] / norm, rtol=1e-5)
+    np.testing.assert_allclose(values([layer.bias])[0], bias - 0.1 * grads[1] / norm, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
+def test_gradient_accumulation_equals_a_larger_batch(build):
+    large, small = twins()
+    fit(large, build(0.01), epochs=2, batch_size=8)
+    fit(small, build(0.01, gradient_accumulation_steps=4), epochs=2, batch_size=2)
+    for a, b in zip(large.get_weights(), small.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)

@@ -58,6 +58,7 @@ def test_constant_schedule_stays():
     assert [float(schedule(s)) for s in (0, 5, 10, 10**6)] == [0, 0.25, 0.5, 0.5]
 
 
+@pytest.mark.every_backend
 def test_schedule_in_a_compiled_train_step():
     """With a gradient of 1, the weight moves by the sum of the learning rates."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])

@@ -40,6 +40,17 @@ def test_freeze_can_be_repeated_and_undone():
     assert trainable.unfreeze(model) == trainable.count_parameters(model) == all_of_it
 
 
+def test_frozen_weights_stay_in_training():
+    model = tiny.build()
+    freeze(model, blocks=1)
+    before = {v.path: keras.ops.convert_to_numpy(v).copy() for v in model.weights}
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng = np.random.default_rng(0)
+    model.fit(rng.normal(size=(4, 16, 16, 3)), np.arange(4), verbose=0)
+    changed = {v.path.split("/")[0] for v in model.weights if not np.array_equal(before[v.path], v)}
+    assert changed == {"block_01", "norm", "head"}
+
+
 def own_head(backbone):
     x = keras.layers.BatchNormalization(name="bn")(backbone.output)
     return keras.Model(backbone.input, keras.layers.Dense(5, name="mine")(x))
