@@ -1,7 +1,5 @@
 """The class names and the task that the folders of transformers and timm state."""
 
-import re
-
 # The config fields of each `problem_type` of transformers.
 TASKS = {
     "single_label_classification": {},
@@ -15,13 +13,21 @@ def labels_of(checkpoint):
     num_classes, container = checkpoint.sizes["num_classes"], checkpoint.file.container
     if not num_classes or container not in ("huggingface", "timm"):
         return {}
+    config = checkpoint.facts["config"]
+    found = _task(checkpoint.path, config.get("problem_type"))
     if container == "huggingface":
-        names = _names_by_number(checkpoint.path, checkpoint.config.get("id2label"))
-        found = _task(checkpoint.path, checkpoint.config.get("problem_type"))
+        names = config.get("id2label")
+        if names is not None and not _is_numbered(names):
+            raise _invalid(checkpoint.path, "id2label with a name for each number from 0", names)
     else:
-        config = checkpoint.facts["config"]
-        names, found = config.get("label_names") or (checkpoint.facts["timm"] or {}).get("label_names"), {}
-    if names is None:
+        names = config.get("label_names") or (checkpoint.facts["timm"] or {}).get("label_names")
+        if isinstance(names, dict) and not _is_numbered(names):
+            # timm's numbers may have gaps, which class names cannot express.
+            return found
+    if isinstance(names, dict):
+        names = [name for _, name in sorted(names.items(), key=lambda item: int(item[0]))]
+    if names is None or names == [f"LABEL_{i}" for i in range(len(names))]:
+        # Without names, transformers writes placeholders.
         return found
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise _invalid(checkpoint.path, "class names that are texts", names)
@@ -45,19 +51,12 @@ def id2label(config):
     return found
 
 
-def _names_by_number(path, labels):
-    """Returns the names of an `id2label` in order; None if they are the placeholders of transformers."""
-    if labels is None:
-        return None
-    if not isinstance(labels, dict) or {str(key) for key in labels} != {str(i) for i in range(len(labels))}:
-        raise _invalid(path, "id2label with a name for each number from 0", labels)
-    names = [name for _, name in sorted(labels.items(), key=lambda item: int(item[0]))]
-    placeholders = all(isinstance(name, str) and re.fullmatch(rf"LABEL_{i}", name) for i, name in enumerate(names))
-    return None if placeholders else names
+def _is_numbered(names):
+    return isinstance(names, dict) and {str(key) for key in names} == {str(i) for i in range(len(names))}
 
 
 def _task(path, problem_type):
-    if problem_type is not None and problem_type not in TASKS:
+    if problem_type is not None and problem_type not in tuple(TASKS):
         raise _invalid(path, f"problem_type as one of {', '.join(TASKS)}", problem_type)
     return TASKS.get(problem_type, {})
 

@@ -92,3 +92,16 @@ def test_written_labels_are_read_back(tmp_path, format, task):
     if format == "huggingface":
         # timm has no word for the task.
         assert {name: getattr(found, name) for name in task} == task
+
+
+@pytest.mark.parametrize(
+    "labels, names",
+    [
+        (["LABEL_0", "LABEL_1", "LABEL_2"], None),
+        ({"0": "daffodil", "1": "sunflower", "2": "tulip"}, FLOWERS),
+        ({"0": "daffodil", "5": "sunflower", "7": "tulip"}, None),
+    ],
+)
+def test_timm_labels_may_be_placeholders_or_numbered(folder, labels, names):
+    model = load(folder("timm", label_names=labels, problem_type="multi_label_classification"))
+    assert model.config.class_names == names and model.config.multi_label
