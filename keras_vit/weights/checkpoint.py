@@ -50,12 +50,12 @@ class Checkpoint:
         self.config = self._config()
         try:
             # The keys of the model start with `prefix` if the file holds it within another module, as Lightning's do.
-            self.source, prefix = self._source(source)
-            entries = self.file.entries.items()
-            inner = {key.removeprefix(prefix): entry for key, entry in entries if key.startswith(prefix)}
-            canonical, self.ignored = self.source.canonical_keys(inner)
-            canonical = {name: prefix + key for name, key in canonical.items()}
-            self.ignored += [key for key in self.file.entries if not key.startswith(prefix)]
+            self.source, self.prefix = self._source(source)
+            entries, inner = self.file.entries, self._below(self.prefix)
+            canonical, ignored = self.source.canonical_keys({name: entries[key] for name, key in inner.items()})
+            canonical = {name: inner[key] for name, key in canonical.items()}
+            self.ignored = [inner[key] for key in ignored]
+            self.outside = sorted(entries.keys() - inner.values())
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         fields.refuse_unsupported(self, canonical)
@@ -118,17 +118,24 @@ class Checkpoint:
 
     def _source(self, source):
         """Returns the Source of the file, and the prefix of the model's keys if other modules surround it."""
-        if source is not None:
-            return names.SOURCES[arguments.one_of("source", source, names.SOURCES)], ""
         published = names.SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(self.path)))
-        if published is not None and published.knows(self.file.entries):
-            return published, ""
-        if found := names.recognise(self.file.entries, self.file.container, self.facts):
+        if source is not None:
+            given = names.SOURCES[arguments.one_of("source", source, names.SOURCES)]
+        elif published is not None and published.knows(self.file.entries):
+            given = published
+        else:
+            given = None
+
+        def recognise(keys):
+            if given is not None:
+                return given if given.knows(keys) else None
+            return names.recognise(keys, self.file.container, self.facts)
+
+        if found := recognise(self.file.entries):
             return found, ""
         inner = {}
-        for prefix in dict.fromkeys(key.partition(".")[0] + "." for key in self.file.entries if "." in key):
-            keys = [key.removeprefix(prefix) for key in self.file.entries if key.startswith(prefix)]
-            if found := names.recognise(keys, self.file.container, self.facts):
+        for prefix in dict.fromkeys(f"{names.unwrapped(key).partition('.')[0]}." for key in self.file.entries):
+            if found := recognise(list(self._below(prefix))):
                 inner[prefix] = found
         if len(inner) == 1:
             ((prefix, found),) = inner.items()
@@ -138,10 +145,19 @@ class Checkpoint:
                 f"Expected the weights of one model. Received: several, whose keys start with {', '.join(inner)}. Save "
                 "the state dict of one of them to a file."
             )
+        if given is not None:
+            return given, ""
         raise ValueError(
             "Its keys match no known source. Expected keys like "
             f"embedding/kernel or patch_embed.proj.weight. Received: {', '.join(list(self.file.entries)[:5])}"
         )
+
+    def _below(self, prefix):
+        """Returns {key without the prefix: key in the file} for the keys with a prefix."""
+        if not prefix:
+            return {key: key for key in self.file.entries}
+        keys = {key: names.unwrapped(key) for key in self.file.entries}
+        return {name.removeprefix(prefix): key for key, name in keys.items() if name.startswith(prefix)}
 
     def _unstacked(self, canonical):
         """Returns {canonical key: Place}, with a key per block if the file stacks them."""

@@ -178,6 +178,7 @@ class _Plan:
             self.prefix_there, self.grid_there = checkpoint.positions_for(self.sizes["grid_size"], self.prefix_here)
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
+        self.report.skipped.update(dict.fromkeys(checkpoint.outside, f"is outside of {checkpoint.prefix!r}"))
         for name in checkpoint.facts.get("others") or ():
             self.report.skipped[name] = f"the file's {checkpoint.facts['wrapper']!r} is read"
         self.report.assumed.update(checkpoint.facts.get("assumed") or {})

@@ -7,6 +7,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.pretrained import read_model
+from keras_vit.weights.checkpoint import Checkpoint
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused
 
@@ -40,7 +41,8 @@ def prefixed(weights, prefix):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "timm_model.", "backbone."]
+    "prefix",
+    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "timm_model.", "backbone.", "module.model."],
 )
 def test_wrapper_prefixes_are_removed(prefix, weights, model, tmp_path):
     assert_same(tmp_path / "w.pth", prefixed(weights, prefix), model)
@@ -52,10 +54,34 @@ def test_moving_average_is_read_before_raw_weights(average, raw, weights, model,
     assert_same(tmp_path / "w.pth", {raw: other, average: weights}, model)
 
 
-def test_counter_and_keys_outside_the_model_are_ignored(weights, model, tmp_path):
+@pytest.mark.parametrize("average", [{"decay": 0.99}, {}, 5])
+def test_entry_named_ema_without_weights_is_ignored(average, weights, model, tmp_path):
+    assert_same(tmp_path / "w.pth", {"state_dict": weights, "ema": average}, model)
+
+
+def test_average_wrapped_with_its_decay_is_read(weights, model, tmp_path):
+    other = {key: value + 1 for key, value in weights.items()}
+    assert_same(tmp_path / "w.pth", {"state_dict": other, "ema": {"module": weights, "decay": 0.9}}, model)
+
+
+@pytest.mark.parametrize("keys", [("model",), ("model", "model_ema")])
+def test_average_has_the_source_of_its_model(keys, weights, tmp_path):
+    torch.save(dict.fromkeys(keys, weights), tmp_path / "w.pth")
+    assert Checkpoint(tmp_path / "w.pth").source.name == "deit"
+
+
+def test_ignored_keys_below_a_prefix_keep_their_names(weights, tmp_path):
+    torch.save(prefixed({**weights, "mask_token": torch.zeros(1, 1, 12)}, "model."), tmp_path / "w.pth")
+    checkpoint = Checkpoint(tmp_path / "w.pth", source="mae")
+    assert checkpoint.ignored == ["model.mask_token"] and not checkpoint.outside
+
+
+def test_counter_and_keys_outside_the_model_are_reported(weights, model, tmp_path, caplog):
     assert_same(tmp_path / "w.pth", {"n_averaged": torch.tensor(5), **prefixed(weights, "module.")}, model)
     lightning = {**prefixed(weights, "model."), "criterion.weight": torch.ones(5)}
-    assert_same(tmp_path / "w.pth", {"epoch": 3, "state_dict": lightning, "optimizer": {"state": {}}}, model)
+    with caplog.at_level("WARNING", "keras_vit"):
+        assert_same(tmp_path / "w.pth", {"epoch": 3, "state_dict": lightning, "optimizer": {"state": {}}}, model)
+    assert "criterion.weight" in caplog.text and "outside of 'model.'" in caplog.text
 
 
 def test_two_models_in_one_file_are_refused(weights, tmp_path):

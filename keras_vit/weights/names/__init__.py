@@ -29,12 +29,12 @@ _EFFICIENTNETS = (TIMM_EFFICIENTNET, EFFICIENTNET, KERAS_APPLICATIONS)
 _OTHERS = (OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, TIMM_COATNET, DEIT)
 SOURCES = {source.name: source for source in (*_OTHERS, *_TRANSFORMERS, *_ORIGINAL, *_EFFICIENTNETS, KERAS)}
 
-__all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise"]
+__all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise", "unwrapped"]
 
 
 def recognise(keys, container, facts):
     """Returns the Source of a file, from its keys, container and facts, or None."""
-    keys = [unwrapped(key) for key in keys]
+    keys = list(dict.fromkeys(unwrapped(key) for key in keys))
     if container == "huggingface":
         return of_folder(facts["config"].get("model_type"))
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
@@ -49,7 +49,7 @@ def recognise(keys, container, facts):
         return original
     backbone = any(key.startswith("patch_embed.backbone.") for key in keys)
     if backbone or TIMM.knows(keys):
-        return DEIT if container == "pth" and facts.get("wrapper") == "model" and not backbone else TIMM
+        return DEIT if container == "pth" and facts.get("wrapper") in ("model", "model_ema") and not backbone else TIMM
     if any(re.fullmatch(r"stages\.0\.blocks\.0\.conv1\.weight", key) for key in keys):
         return TIMM_BIT
     if DINOV2.knows(keys) and any(key.endswith(".layer_scale1.lambda1") for key in keys):

@@ -156,4 +156,4 @@ def of_state_dict(keys, facts):
         return _BY_WRAPPERS[wrapper]
     # Unlike MAE's, DeiT's files have a head, and no norm after the mean.
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
-    return MAE if wrapper == "model" and of_mae and MAE.knows(keys) else None
+    return MAE if wrapper in ("model", "model_ema") and of_mae and MAE.knows(keys) else None

@@ -12,8 +12,10 @@ from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_dam
 from keras_vit.weights.read.torchscript import read_tensors
 
 # In order of choice: moving averages, as in timm; a teacher or target encoder before the model that learns from it.
+_AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _WRAPPERS = (
-    *("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict", "net", "module"),
+    *_AVERAGES,
+    *("model", "state_dict", "model_state_dict", "net", "module"),
     *("teacher", "target_encoder", "student", "encoder"),
 )
 
@@ -26,6 +28,8 @@ class PthFile(WeightsFile):
     def __init__(self, path):
         super().__init__(path)
         found = self._load()
+        if isinstance(found, dict):
+            found = {**found, **{name: _average(found[name]) for name in _AVERAGES if name in found}}
         wrapped = [name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
         self.facts = {"wrapper": wrapped[0] if wrapped else None, "others": wrapped[1:]}
         self._tensors = found[wrapped[0]] if wrapped else found
@@ -102,3 +106,13 @@ class PthFile(WeightsFile):
         # Copies, so that no view of the memory-mapped file is returned.
         torch.from_numpy(array).copy_(tensor.detach())
         return array
+
+
+def _average(found):
+    """Returns the state dict of a moving average, which may be wrapped with its settings; None if there is none."""
+    import torch
+
+    if isinstance(found, dict) and isinstance(found.get("module"), dict):
+        found = found["module"]
+    tensors = isinstance(found, dict) and found and all(isinstance(value, torch.Tensor) for value in found.values())
+    return found if tensors else None
