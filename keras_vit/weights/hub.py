@@ -21,7 +21,7 @@ _HUGGING_FACE = re.compile(
 )
 _KAGGLE = re.compile(r"kaggle://(?P<handle>[\w.-]+(/[\w.-]+){3}(/\d+)?)(/(?P<inside>[^/].*?))?/?")
 _SYNTAX = "hf://owner/name[@revision][/file or folder] or kaggle://owner/model/framework/variation[/version][/file]"
-_CONFIGS = ("config.json", "preprocessor_config.json")
+_CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 _FILES = (".npz", ".safetensors", ".pth", ".keras", ".h5")
 
 
