@@ -174,10 +174,15 @@ def _with_defaults(path, preprocessor, config):
 def _resizing(path, preprocessor):
     """Returns `resize_mode` and `crop_fraction`."""
     size = preprocessor["size"]
+    if isinstance(size, dict):
+        size = {name: side for name, side in size.items() if side is not None}
     side, crop = (_side(path, key, preprocessor.get(key)) for key in ("size", "crop_size"))
     if isinstance(size, dict) and set(size) not in ({"shortest_edge"}, {"height", "width"}):
         raise _unreadable(path, "size with shortest_edge, or with height and width", size)
-    keeps_shape = "shortest_edge" in size if isinstance(size, dict) else not preprocessor.get("default_to_square", True)
+    if isinstance(size, (dict, list)):
+        keeps_shape = "shortest_edge" in size
+    else:
+        keeps_shape = not preprocessor.get("default_to_square", True)
     if preprocessor["processor"] == "ConvNext":
         if side >= _SQUASHED_BY_CONVNEXT:
             return {"resize_mode": "squash", "crop_fraction": 1.0}
