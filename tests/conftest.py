@@ -54,7 +54,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 EVERYWHERE = os.environ.get("KERAS_VIT_EVERYWHERE") == "1"
 TESTS = Path(__file__).parent
 # The long run repeats hypothesis tests with more examples and layer contracts with more dtype policies.
-SIGNS_OF_LONG_TESTS = ("mark.long", "@given", "def test_contract")
+SIGNS_OF_LONG_TESTS = ("mark.long", "given(", "def test_contract")
 
 
 def backend_of_folder(path):

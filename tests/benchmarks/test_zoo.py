@@ -60,6 +60,7 @@ def test_random_weights_reveal_activation_and_epsilon(zoo, case):
             setattr(layer, setting, before)
 
 
+@pytest.mark.long
 def test_zoo_run_resumes_with_missing_models(zoo, run, tmp_path, monkeypatch, capsys):
     peer("transformers")
     asked = []

@@ -73,6 +73,7 @@ def test_recipe_table_marks_unmeasured_results(site):
     assert rows["finetune_flowers17"][2:4] == ["none", "test accuracy 0.9985"]
 
 
+@pytest.mark.long
 def test_docstring_is_rewritten_as_markdown(site):
     pytest.importorskip("griffe", reason="the site's extra brings it")
     rewritten = site("docstrings").rewritten
