@@ -53,6 +53,16 @@ def test_mix_switches_between_mixup_and_cutmix(mixers):
     assert 3 <= blended <= 30
 
 
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_policy_sets_the_strength_of_mixing(kind):
+    """The larger share of two images is 0.75 on average with an alpha of 1, and more with a smaller alpha."""
+    shares = {}
+    for alpha in (1.0, 0.2):
+        _, labels = Mix(Policy(**{kind: alpha}))(np.zeros((256, 16, 16, 3), "float32"), tf.eye(256), (3, 1))
+        shares[alpha] = np.max(np.array(labels), 1).mean()
+    assert 0.72 < shares[1.0] < 0.8 and 0.88 < shares[0.2] < 0.93
+
+
 def test_label_smoothing_without_mixing():
     _, labels = Mix(Policy(label_smoothing=0.1))(tf.zeros((2, 4, 4, 3)), tf.eye(2, 5), (0, 1))
     np.testing.assert_allclose(labels, np.eye(2, 5) * 0.9 + 0.02, atol=1e-6)
