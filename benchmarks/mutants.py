@@ -16,6 +16,7 @@ import collections
 import concurrent.futures
 import contextlib
 import copy
+import hashlib
 import json
 import os
 import queue
@@ -135,7 +136,15 @@ def draw(root, seed):
             file = path.relative_to(root).as_posix()
             candidates += [{"group": group, "folder": folder, "file": file, **row} for row in mutants_of(path)]
         rows += random.Random(f"{seed} {group}").sample(candidates, min(count, len(candidates)))
+    # Any number of the first ones is a sample of all groups.
+    random.Random(seed).shuffle(rows)
     return rows
+
+
+def state(root):
+    """Returns a hash of the code and the tests."""
+    files = sorted(path for name in ("keras_vit", "tests") for path in (root / name).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 class Record:
@@ -174,23 +183,20 @@ def record(folder, out):
 
 
 def tests_of(row, recorded):
-    """Returns the tests that run a mutant's function, those that run its line first, each kind in order of time.
+    """Returns the tests that run a mutant's function, the fastest first.
 
     A fixture runs once for the tests of a file, so that one test of a file counts for all of them.
     """
-    lines = recorded["lines"].get(row["file"], {})
+    lines, seconds = recorded["lines"].get(row["file"], {}), recorded["seconds"]
     first, last = row["function"]
-    exact = set(lines.get(str(row["line"]), ()))
-    around = {test for number in range(first, last + 1) for test in lines.get(str(number), ())}
-    files = {test.partition("::")[0] for test in around}
-    shared = {test for test in recorded["seconds"] if test.partition("::")[0] in files}
+    files = {test.partition("::")[0] for n in range(first, last + 1) for test in lines.get(str(n), ())}
+    tests = {test for test in seconds if test.partition("::")[0] in files} - set(recorded["failed"])
     chosen, total = [], 0
-    for tests in (exact, around - exact, shared - around - exact if around else set()):
-        for test in sorted(tests - set(recorded["failed"]), key=lambda test: (recorded["seconds"].get(test, 0), test)):
-            total += recorded["seconds"].get(test, 0)
-            if total > MOST_SECONDS:
-                return chosen
-            chosen.append(test)
+    for test in sorted(tests, key=lambda test: (seconds[test], test)):
+        total += seconds[test]
+        if total > MOST_SECONDS:
+            break
+        chosen.append(test)
     return chosen
 
 
@@ -286,6 +292,8 @@ class Worker:
                 if tests := tests_of(row, recorded[row["folder"], backend]):
                     number += len(tests)
                     code, name = self.ask(backend, tests)
+                    if code == 4 and not name:
+                        raise RuntimeError("Expected the recorded tests to exist. Delete the folder of --records.")
                     if code not in (0, 5):
                         result = {"result": "killed", "backend": backend, "by": name}
                         break
@@ -340,7 +348,7 @@ def run(arguments):
                 workers.put(worker)
 
         def record_folder(key):
-            path = arguments.records / f"{key[0]}_{key[1]}.json"
+            path = records / f"{key[0]}_{key[1]}.json"
             if not path.exists():
                 with_worker(Worker.record, *key, path)
             return key, json.loads(path.read_text())
@@ -351,7 +359,8 @@ def run(arguments):
             return with_worker(Worker.run, row, recorded)
 
         try:
-            arguments.records.mkdir(parents=True, exist_ok=True)
+            records = arguments.records.resolve() / state(arguments.root)
+            records.mkdir(parents=True, exist_ok=True)
             folders = dict.fromkeys(row["folder"] for row in waiting)
             recorded = dict(pool.map(record_folder, [(f, b) for f in folders for b in BACKENDS]))
             for future in concurrent.futures.as_completed([pool.submit(run_row, row) for row in waiting]):
