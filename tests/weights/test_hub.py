@@ -3,9 +3,7 @@ import re
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
-from huggingface_hub import constants
 
 import keras_vit
 from keras_vit.models.pretrained import read_model
@@ -13,6 +11,9 @@ from keras_vit.weights import hub as rooms
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same
 from tests.weights.servers import HubServer, running
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="it is the client of the hub")
+constants = pytest.importorskip("huggingface_hub.constants")
 
 TINY = "hf://user/tiny"
 
