@@ -76,6 +76,7 @@ def test_few_shot_accuracy_of_model():
     features = extract_features(model, data, verbose=0)
     assert result.by_l2 == pytest.approx(few_shot_from_features(*features, *features, shots=8).by_l2, abs=0.06)
     assert result.accuracy > 0.8
+    assert set(few_shot_accuracy(model, data, data, shots=8, l2=0.5, verbose=0).by_l2) == {0.5}
     # The options are checked before the features.
     refuses("`shots`", few_shot_accuracy, None, None, None, shots=0)
 
