@@ -23,7 +23,7 @@ from cifar10 import Batches, read
 from measure import resumed, write
 
 import keras_vit
-from keras_vit.text_table import text_table
+from keras_vit.console import text_table
 from keras_vit.training import WarmupDecay, adamw
 
 RESULTS = Path(__file__).parent / "results" / "families.json"

@@ -26,7 +26,7 @@ from peers import OURS
 from sides import Case, Entrant
 
 import keras_vit
-from keras_vit.text_table import text_table
+from keras_vit.console import text_table
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}

@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from keras_vit.console import text_table
 from keras_vit.data import Crop, read_image
 from keras_vit.export.image_bytes import STATUSES, ImageReader
 from keras_vit.files import replacing
-from keras_vit.text_table import text_table
 from tests import hostile_images
 
 SIDE, MAX_PIXELS = 5000, 25_000_000

@@ -37,7 +37,7 @@ from measure import resumed, write
 from PIL import Image
 
 from keras_vit import data
-from keras_vit.text_table import text_table
+from keras_vit.console import text_table
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 SIZE, BATCH = 224, 64

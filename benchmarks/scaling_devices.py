@@ -26,8 +26,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from keras_vit.console import text_table
 from keras_vit.files import replacing
-from keras_vit.text_table import text_table
 
 BATCH = 4096
 # Layout, devices, of which share one copy of the blocks, batch. 40 equals no other side of an array.

@@ -98,7 +98,7 @@ def measure(model, num_layers, step, rounds, folder):
 
 
 def print_table(rows):
-    from keras_vit.text_table import text_table
+    from keras_vit.console import text_table
 
     lines = []
     for row in rows:

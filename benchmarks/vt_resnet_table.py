@@ -15,9 +15,9 @@ from pathlib import Path
 import keras
 
 import keras_vit
+from keras_vit.console import text_table
 from keras_vit.files import replacing
-from keras_vit.text_table import text_table
-from keras_vit.vt_resnet_config import VT_RESNETS
+from keras_vit.models.vt_resnet.config import VT_RESNETS
 
 RESULTS = Path(__file__).parent / "results" / "vt_resnet.json"
 # (millions of parameters, millions of multiply-adds), which the paper calls FLOPs.

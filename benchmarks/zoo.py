@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_vit.console import text_table
 from keras_vit.files import replacing
-from keras_vit.text_table import text_table
 
 TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*", "coatnet*", "coatnext*")
 TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")

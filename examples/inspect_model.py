@@ -20,7 +20,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import inspection
-from keras_vit.models.classify import read_image
+from keras_vit.prediction.classify import read_image
 
 
 def positive_int(text):

@@ -29,37 +29,34 @@ from keras_vit import (
     inspection,
     layers,
     models,
+    prediction,
     pretraining,
     semi_supervised,
     training,
     weights,
 )
-from keras_vit.coatnet_config import CoAtNetConfig
-from keras_vit.config import BiTConfig, ViTConfig
-from keras_vit.costs import paper_table, profile
-from keras_vit.efficientnet_config import EfficientNetConfig
+from keras_vit.config import Preprocessing, config_of
 from keras_vit.models import (
     BiT,
     CoAtNet,
     EfficientNet,
     ViT,
     VTResNet,
-    decode_predictions,
-    features,
     fold_preprocessing,
     from_pretrained,
-    preprocess_input,
-    read_image,
 )
 from keras_vit.models import builders as _builders
+from keras_vit.models.bit.config import BiTConfig
 
 # ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
 from keras_vit.models.builders import *  # noqa: F403
-from keras_vit.prediction_files import predict_images
-from keras_vit.preprocessing import Preprocessing
-from keras_vit.record import config_of
+from keras_vit.models.coatnet.config import CoAtNetConfig
+from keras_vit.models.efficientnet.config import EfficientNetConfig
+from keras_vit.models.profile import paper_table, profile
+from keras_vit.models.vit.config import ViTConfig
+from keras_vit.models.vt_resnet.config import VTResNetConfig
+from keras_vit.prediction import decode_predictions, features, predict_images, preprocess_input, read_image
 from keras_vit.version import __version__
-from keras_vit.vt_resnet_config import VTResNetConfig
 from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights
 
 __all__ = [
@@ -93,6 +90,7 @@ __all__ = [
     "models",
     "paper_table",
     "predict_images",
+    "prediction",
     "preprocess_input",
     "pretraining",
     "profile",

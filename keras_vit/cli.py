@@ -41,9 +41,9 @@ def _convert(args):
 
 
 def _predict(args):
-    from keras_vit import prediction_files
     from keras_vit.files import replacing
-    from keras_vit.models.classify import classify, table
+    from keras_vit.prediction import files as prediction_files
+    from keras_vit.prediction.classify import classify, table
 
     header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
     names, paths = zip(*images, strict=True)
@@ -97,8 +97,8 @@ def _inspect(args):
 
 def _export(args):
     import keras_vit
-    from keras_vit.models.classify import read_images
-    from keras_vit.models.predictions import gives_classes, postprocess_of
+    from keras_vit.prediction.classes import gives_classes, postprocess_of
+    from keras_vit.prediction.classify import read_images
 
     options, path = {"overwrite": args.overwrite}, args.out
     if args.to != "saved_model":

@@ -1,21 +1,53 @@
-"""The configs of ViT and BiT models, which each model stores in its first layer."""
+"""What all model configs share: fields, checks, copies, JSON conversion and the preprocessing."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from keras_vit import arguments
-from keras_vit.interpolation import POSITION_METHODS
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE, ModelConfig, activation_of, checked
-from keras_vit.variants import decode_resnet, decode_variant
+import keras
 
-POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
-POOLINGS = ("token", "gap", "token_gap", "map", None)
-ROTARY_EMBEDDINGS = ("dinov3", "eva02", "axial")
-# Whose epsilons a ResNet has in its standardized convolutions and norms.
-RESNET_EPSILONS = ("official", "timm")
-# Limits far above any model: blocks (or units of a stage), stages and width factor. A file beyond them is damaged.
-MOST_LAYERS, MOST_STAGES, MOST_WIDE = 1024, 8, 64
+from keras_vit import activations, arguments
+
+# Sets the position table of a model of any size, unless its weights have another.
+DEFAULT_IMAGE_SIZE = 224
+# More classes than any model has.
+MOST_CLASSES = 2**20
+
+# Limits far above any model: blocks (or units of a stage) and stages. A file beyond them is damaged.
+MOST_LAYERS, MOST_STAGES = 1024, 8
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
+# Beyond these, float32 could not scale images.
+_SMALLEST, _LARGEST = 1e-6, 1e6
+# The only value these filters allow.
+_ANTIALIAS = {"nearest": False, "area": True}
+# Of convolutions with strides: TensorFlow's, and the same number of zeros on all sides, as in PyTorch.
+PADDINGS = ("same", "symmetric")
+
+# (field, dependent field that `replace` derives again unless it is passed too).
+_FOLLOWS = (
+    ("hidden_dim", "head_dim"),
+    ("num_heads", "head_dim"),
+    ("image_size", "grid_size"),
+    ("pooling", "class_token"),
+)
+
+
+def checked(check, *args, optional=False, **options):
+    """Returns a dataclass field that is validated by `check(name, value, *args)`, or may be None if `optional`."""
+
+    def check_field(name, value):
+        return None if optional and value is None else check(name, value, *args)
+
+    return dataclasses.field(metadata={"check": check_field}, **options)
+
+
+def activation_of(name, value):
+    """Returns an activation's name, or a user's own function unchanged."""
+    try:
+        return activations.name_of(activations.get(value))
+    except (ValueError, TypeError):
+        expected = 'an activation of Keras, as a name or a function, or "gelu_tanh"'
+        raise arguments.invalid(name, expected, value) from None
 
 
 def stage_sizes(name, value):
@@ -27,227 +59,233 @@ def stage_sizes(name, value):
     return tuple(arguments.positive_int(name, num_units, MOST_LAYERS) for num_units in value)
 
 
-def half_multiple(name, value):
-    """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
-    if arguments.positive_number(name, value) * 2 % 1 or value > MOST_WIDE:
-        raise arguments.invalid(name, f"a multiple of 0.5, at most {MOST_WIDE}, since the norms have 32 groups", value)
-    return float(value)
-
-
-def total_stride(stages):
-    """Returns the total stride of a ResNet: 4 in the root, 2 in each stage but the first."""
-    return 4 * 2 ** max(len(stages) - 1, 0)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(ModelConfig):
-    """The config of a Vision Transformer or hybrid: the arguments of `keras_vit.ViT` that determine its outputs.
+class Preprocessing:
+    """The resizing, cropping and scaling that a model expects of its images.
 
     Args:
-        patch_size: Int or (height, width), in pixels; for hybrids, in pixels of the feature map.
-        hidden_dim: Int.
-        num_layers: Int.
-        num_heads: Int.
-        mlp_dim: Int.
-        **others: As in `keras_vit.ViT`. Any number for `layer_scale_init` means that residual branches are scaled.
-
-    Raises:
-        ValueError: If a value is out of range or conflicts with another.
-
-    Example:
-
-    >>> config = keras_vit.ViTConfig.from_variant("B/16", num_classes=10)
-    >>> config.hidden_dim, config.grid, config == keras_vit.ViTConfig.from_dict(config.to_dict())
-    (768, (14, 14), True)
-    """
-
-    family: ClassVar[str] = "vit"
-
-    patch_size: int | tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
-    hidden_dim: int = checked(arguments.positive_int, arguments.LARGEST)
-    num_layers: int = checked(arguments.positive_int, MOST_LAYERS)
-    num_heads: int = checked(arguments.positive_int, arguments.LARGEST)
-    mlp_dim: int = checked(arguments.positive_int, arguments.LARGEST)
-    head_dim: int | None = checked(arguments.positive_int, optional=True, default=None)
-    stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
-    width_factor: float = checked(half_multiple, default=1.0)
-    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
-    pooling: str | None = checked(arguments.one_of, POOLINGS, default="token")
-    position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
-    position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
-    grid_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
-    class_token: bool | None = checked(arguments.boolean, optional=True, default=None)
-    class_token_position: bool = checked(arguments.boolean, default=True)
-    distillation_token: bool = checked(arguments.boolean, default=False)
-    distillation_head: bool = checked(arguments.boolean, default=True)
-    return_both_heads: bool = checked(arguments.boolean, default=False)
-    num_registers: int = checked(arguments.non_negative_int, arguments.LARGEST, default=0)
-    rotary_embedding: str | None = checked(arguments.one_of, ROTARY_EMBEDDINGS, optional=True, default=None)
-    rotary_grid: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
-    patch_bias: bool = checked(arguments.boolean, default=True)
-    norm_before_blocks: bool = checked(arguments.boolean, default=False)
-    norm_after_pooling: bool = checked(arguments.boolean, default=False)
-    projection_dim: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
-    representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
-    layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
-    qk_norm: bool = checked(arguments.boolean, default=False)
-    qkv_bias: bool = checked(arguments.boolean, default=True)
-    key_bias: bool = checked(arguments.boolean, default=True)
-    attention_norm: bool = checked(arguments.boolean, default=False)
-    gated_mlp: bool = checked(arguments.boolean, default=False)
-    mlp_norm: bool = checked(arguments.boolean, default=False)
-    activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
-    layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
-
-    @classmethod
-    def from_variant(cls, variant, **overrides):
-        """Returns the config of a variant, such as "B/16" or "R50+B/16"; `overrides` set other fields."""
-        size, patch_size, stages = decode_variant(variant)
-        return arguments.record(cls, {**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.class_token is None:
-            self._set("class_token", self.pooling in ("token", "token_gap", None))
-        if not self.qkv_bias:
-            self._set("key_bias", False)
-        if not self.distillation_token:
-            self._set("distillation_head", True)
-        self._check_head_dim()
-        standard = self.stages is not None or self.width_factor == 1
-        self._require(standard, "width_factor=1 without a ResNet", "width_factor")
-        standard = self.stages is not None or self.resnet_epsilons == "official"
-        self._require(standard, 'resnet_epsilons="official" without a ResNet', "resnet_epsilons")
-        known_size = "grid_size=None with images of a known size"
-        self._require(self.grid_size is None or self.any_size, known_size, "grid_size", "image_size")
-        # Raises if the images are smaller than a patch.
-        _ = self.grid
-        self._check_tokens()
-
-    def _require(self, holds, expected, *names):
-        """Raises a ValueError that tells the values of the fields `names`, unless `holds`."""
-        if not holds:
-            received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-            raise ValueError(f"Expected {expected}. Received: {received}")
-
-    def _check_head_dim(self):
-        width, remainder = divmod(self.hidden_dim, self.num_heads)
-        self._require(width, "at least as many channels as heads", "hidden_dim", "num_heads")
-        expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
-        holds = self.head_dim == width or (self.head_dim is None and not remainder)
-        self._require(holds, expected, "hidden_dim", "num_heads", "head_dim")
-        # None if it follows from the other fields, so that copies with other values derive it again.
-        self._set("head_dim", width if remainder else None)
-
-        self._check_rotary()
-
-    def _check_rotary(self):
-        width = self.head_dim or self.hidden_dim // self.num_heads
-        holds = self.rotary_embedding is None or width % 4 == 0
-        expected = "heads of a multiple of 4 channels with `rotary_embedding`"
-        self._require(holds, expected, "rotary_embedding", "hidden_dim", "num_heads")
-        expected = '`rotary_grid` only with rotary_embedding="eva02" or "axial"'
-        scales = self.rotary_grid is None or self.rotary_embedding in ("eva02", "axial")
-        self._require(scales, expected, "rotary_grid", "rotary_embedding")
-
-    def _check_tokens(self):
-        has_token = self.pooling not in ("token", "token_gap") or self.class_token
-        self._require(has_token, f"a class token with pooling={self.pooling!r}", "class_token")
-        pooled = self.pooling is not None or self.projection_dim is None
-        self._require(pooled, "no projection_dim with pooling=None", "projection_dim")
-        without = self.representation_size is None and self.projection_dim is None and not self.norm_after_pooling
-        plain = self.pooling == "token" and without
-        expected = (
-            'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False with '
-            "distillation_token=True and its head"
-        )
-        names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
-        self._require(plain or not self.has_distillation_head, expected, *names)
-        has_both = self.has_distillation_head and self.num_classes
-        expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
-        names = ("distillation_token", "distillation_head", "num_classes")
-        self._require(has_both or not self.return_both_heads, expected, *names)
-        normed = not self.norm_after_pooling or self.pooling in ("token", "gap")
-        self._require(normed, 'pooling="token" or "gap" with norm_after_pooling=True', "pooling")
-
-    @property
-    def block_names(self):
-        """The names of the transformer blocks, in order."""
-        return [f"block_{i:02d}" for i in range(self.num_layers)]
-
-    @property
-    def any_size(self):
-        """Whether the model takes images of any size."""
-        return self.image_size == (None, None)
-
-    @property
-    def stride(self):
-        """The stride of the ResNet below the patches; 1 without one."""
-        return 1 if self.stages is None else total_stride(self.stages)
-
-    @property
-    def grid(self):
-        """(rows, columns) of patches; if the model takes any size, of its position table."""
-        if self.grid_size is not None:
-            return self.grid_size
-        image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
-        return arguments.grid_size(image_size, self.patch_size, self.stride)
-
-    @property
-    def has_positions_in_blocks(self):
-        """Whether each block needs all patches in order, for relative or rotary positions."""
-        return self.position_embedding == "relative" or self.rotary_embedding is not None
-
-    @property
-    def has_distillation_head(self):
-        """Whether the distillation token is pooled by itself, with its own head if num_classes > 0."""
-        return self.distillation_token and self.distillation_head
-
-    @property
-    def num_prefix_tokens(self):
-        """The number of class, distillation and register tokens before the patches."""
-        return self.num_positioned_tokens + self.num_registers
-
-    @property
-    def num_positioned_tokens(self):
-        """The number of prefix tokens that may have a position embedding: all but the registers."""
-        return int(self.class_token) + int(self.distillation_token)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BiTConfig(ModelConfig):
-    """The config of a Big Transfer ResNet, as built by `keras_vit.BiT`.
-
-    Args:
-        stages: Ints, the number of units per stage.
-        width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
-        pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
-        resnet_epsilons: "official" or "timm", as in `keras_vit.BiT`.
-        **others: As in `keras_vit.BiT`.
+        value_range: (low, high), to which pixels of 0 and 255 are scaled before the mean is subtracted.
+        mean: Float, or one per channel, in the units of `value_range`.
+        std: Float, or one per channel, likewise. The default maps images of 0..255 to [-1, 1], as the official
+            checkpoints expect.
+        interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
+        antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
+            the official code. None: False for "bilinear" and "nearest", else True.
+        crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
+            `floor(size / crop_fraction)`.
+        resize_mode: "squash" resizes to that size regardless of the aspect ratio; "crop" keeps the aspect ratio and
+            matches the shorter side; "pad" matches the longer side and pads with the mean. The centre is then cropped.
+            None: "squash" if `crop_fraction` is 1, else "crop".
+        crop_rounding: "even" or "down", for a crop whose corner falls on half a pixel: torchvision and timm round it to
+            the even pixel, transformers rounds it down.
 
     Raises:
         ValueError: If a value is out of range.
 
     Example:
 
-    >>> keras_vit.BiTConfig.from_variant("R50x1").stages
-    (3, 4, 6, 3)
+    >>> keras_vit.Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)).interpolation
+    'bilinear'
     """
 
-    family: ClassVar[str] = "bit"
+    value_range: tuple[float, float] = (0.0, 1.0)
+    mean: float | tuple[float, ...] = 0.5
+    std: float | tuple[float, ...] = 0.5
+    interpolation: str = "bilinear"
+    antialias: bool | None = None
+    crop_fraction: float = 1.0
+    resize_mode: str | None = None
+    crop_rounding: str = "even"
 
-    stages: tuple[int, ...] = checked(stage_sizes)
-    width_factor: float = checked(half_multiple)
-    pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
-    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
+    def __post_init__(self):
+        value_range, mean, std = (_numbers(name, getattr(self, name)) for name in ("value_range", "mean", "std"))
+        if len(value_range) != 2 or value_range[1] - value_range[0] < _SMALLEST:
+            raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
+        if min(std) < _SMALLEST:
+            raise arguments.invalid("std", f"positive numbers of at least {_SMALLEST:g}", self.std)
+        arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        arguments.one_of("crop_rounding", self.crop_rounding, ("even", "down"))
+        if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
+            raise arguments.invalid("crop_fraction", "a number in (0, 1]", self.crop_fraction)
+        arguments.optional(arguments.boolean, "antialias", self.antialias)
+        only = _ANTIALIAS.get(self.interpolation)
+        if None not in (only, self.antialias) and self.antialias != only:
+            expected = f"None or {only} with interpolation={self.interpolation!r}"
+            raise arguments.invalid("antialias", expected, self.antialias)
+        arguments.one_of("resize_mode", self.resize_mode, ("crop", "squash", "pad", None))
+        resolved = {
+            "value_range": value_range,
+            "mean": mean,
+            "std": std,
+            "antialias": self._usual_antialias() if self.antialias is None else self.antialias,
+            "crop_fraction": float(self.crop_fraction),
+            "resize_mode": self._usual_mode() if self.resize_mode is None else self.resize_mode,
+        }
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
 
-    @classmethod
-    def from_variant(cls, variant, **overrides):
-        """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
-        stages, width_factor = decode_resnet(variant)
-        return arguments.record(cls, {"stages": stages, "width_factor": width_factor, **overrides})
+    def _usual_antialias(self):
+        return self.interpolation not in ("bilinear", "nearest")
+
+    def _usual_mode(self):
+        return "squash" if self.crop_fraction == 1 else "crop"
+
+    def changed(self, **changes) -> "Preprocessing":
+        """Returns a copy with changed values; `antialias` and `resize_mode` follow them if at their default."""
+        usual = {}
+        if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
+            usual["antialias"] = None
+        if self.resize_mode == self._usual_mode():
+            usual["resize_mode"] = None
+        return dataclasses.replace(self, **{**usual, **changes})
+
+    def check_channels(self, channels):
+        """Raises unless `mean` and `std` each hold 1 or `channels` values."""
+        for name in ("mean", "std"):
+            constants = getattr(self, name)
+            if len(constants) not in (1, channels):
+                raise ValueError(
+                    f"Expected `{name}` to hold one number, or one for each of the images' {channels} channels. "
+                    f"Received: {constants}"
+                )
+
+    def for_channels(self, channels) -> "Preprocessing":
+        """Returns a copy for a number of channels, averaging `mean` and `std` if they hold another number of values."""
+        constants = {"mean": self.mean, "std": self.std}
+        averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
+        return dataclasses.replace(self, **averaged)
 
     @property
-    def block_names(self):
-        """The names of the residual units, in order."""
-        return [f"stage_{s}_unit_{u:02d}" for s, units in enumerate(self.stages, 1) for u in range(1, units + 1)]
+    def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(offset, scale) for images x of 0..255, one or per channel: `(x - offset) / scale`."""
+        low, high = self.value_range
+        levels = 255 / (high - low)
+        return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
+
+
+def preprocessing_record(value):
+    """Returns a `Preprocessing`, built from its fields if `value` is a dict."""
+    if isinstance(value, Mapping):
+        return arguments.record(Preprocessing, value)
+    if not isinstance(value, Preprocessing):
+        raise arguments.invalid("preprocessing", "a keras_vit.Preprocessing", value)
+    return value
+
+
+def _numbers(name, value):
+    """Returns a number up to 1e6, or a list, tuple or array of them, as a tuple of floats."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    values = values if isinstance(values, (tuple, list)) else (values,)
+    if not values or not all(arguments.is_number(number) and abs(number) <= _LARGEST for number in values):
+        raise arguments.invalid(name, f"a number up to {_LARGEST:g}, or one per channel", value)
+    return tuple(map(float, values))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The fields, checks, copies and JSON conversion shared by the configs of all families."""
+
+    # The model family's name in JSON.
+    family: ClassVar[str] = ""
+
+    image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
+    in_channels: int = checked(arguments.positive_int, arguments.LARGEST, default=3)
+    num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
+    classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+    # Not compared, since none changes the outputs. `multi_label`: an image may have any number of classes.
+    # `regression`: the outputs are numbers instead of classes.
+    class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
+    multi_label: bool = checked(arguments.boolean, default=False, compare=False)
+    regression: bool = checked(arguments.boolean, default=False, compare=False)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if "check" in field.metadata:
+                self._set(field.name, field.metadata["check"](field.name, getattr(self, field.name)))
+        self._set("image_size", arguments.image_size(self.image_size))
+        self._set("preprocessing", preprocessing_record(self.preprocessing))
+        # Any number of names: a head may be added later.
+        self._set("class_names", arguments.class_names(self.class_names, None))
+        self.preprocessing.check_channels(self.in_channels)
+        if self.multi_label and self.regression:
+            raise ValueError("Expected one of `multi_label` and `regression`. Received: both")
+
+    def _set(self, name, value):
+        object.__setattr__(self, name, value)
+
+    def replace(self, **changes):
+        """Returns a copy with changed fields, deriving dependent ones again; raises ValueError if one is invalid."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
+        return arguments.record(type(self), {**values, **derived, **changes})
+
+    def to_dict(self):
+        """Returns the config as a dict that `json.dumps` accepts."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["preprocessing"] = dataclasses.asdict(self.preprocessing)
+        for name in ("activation", "classifier_activation"):
+            if name in values:
+                values[name] = activations.serialize(values[name])
+        return {"family": self.family, **_lists(values)}
+
+    @classmethod
+    def from_dict(cls, values):
+        """Returns the config from a dict by `to_dict`; raises ValueError for unknown, missing or invalid fields."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
+        values = dict(values)
+        family = values.pop("family", cls.family)
+        families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}
+        if family not in families:
+            raise ValueError(f"Expected `family` as one of {', '.join(map(repr, families))}. Received: {family!r}")
+        return arguments.record(families[family], values)
+
+
+def _lists(value):
+    """Returns a value with tuples converted to lists, as in JSON."""
+    if isinstance(value, dict):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
+
+
+def carrier_of(model):
+    """Returns the layer, also in nested models, that stores the `Preprocessing`, or None."""
+    for layer in model.layers:
+        # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
+        if isinstance(getattr(layer, "layers", None), (list, tuple)):
+            if (found := carrier_of(layer)) is not None:
+                return found
+        elif isinstance(getattr(layer, "preprocessing", None), Preprocessing):
+            return layer
+    return None
+
+
+def config_of(model: keras.Model) -> ModelConfig:
+    """Returns the config of a model, or of the model of this package that it extends or contains.
+
+    Args:
+        model: A functional or Sequential `keras.Model`.
+
+    Returns:
+        A config, such as a `ViTConfig`. A new head does not change it; if the model contains several models, it is that
+        of the first.
+
+    Raises:
+        ValueError: If no layer stores a config.
+
+    Example:
+
+    >>> backbone = keras_vit.ViTTi16(num_classes=0)
+    >>> model = keras.Model(backbone.input, keras.layers.Dense(5)(backbone.output))
+    >>> keras_vit.config_of(model).hidden_dim
+    192
+    """
+    config = getattr(carrier_of(model), "config", None)
+    if config is None:
+        raise ValueError(
+            "Expected a model of this package's builders, or one that extends or contains it. Received: model "
+            f"{model.name!r}, none of whose layers stores a config. Its layers are "
+            f"{', '.join(layer.name for layer in model.layers)}"
+        )
+    return config

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.preprocessing import Preprocessing, carrier_of
+from keras_vit.config import Preprocessing, carrier_of
 from tests import tiny
 
 DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_fraction": 0.875}

@@ -12,9 +12,9 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
-from tests.models import test_efficientnet as efficientnet
-from tests.models import test_vt_resnet as vt_resnet
-from tests.models.test_vit import KINDS
+from tests.models.efficientnet import test_model as efficientnet
+from tests.models.vit.test_model import KINDS
+from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import build, randomize
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from markdown_table import markdown_table
 from model_tables import model_of
 
-from keras_vit.costs import PAPER
+from keras_vit.models.profile import PAPER
 from keras_vit.training import RECIPES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -13,7 +13,7 @@ from keras_vit.data.source import Source
 from keras_vit.data.splitting import folds, splits
 from keras_vit.data.tfds import load
 from keras_vit.data.vtab import VTAB
-from keras_vit.image_files import read_image
+from keras_vit.images.files import read_image
 
 __all__ = [
     "POLICIES",

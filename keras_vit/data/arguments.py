@@ -4,7 +4,7 @@ import dataclasses
 
 import keras
 
-from keras_vit.preprocessing import Preprocessing, carrier_of
+from keras_vit.config import Preprocessing, carrier_of
 
 
 def inputs_of(preprocessing, **given):

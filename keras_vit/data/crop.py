@@ -4,9 +4,10 @@ import io
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.config import Preprocessing
 from keras_vit.data.source import tf
-from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import (
+from keras_vit.images.evaluation_transform import EvaluationTransform
+from keras_vit.images.files import (
     JPEG,
     MAX_SCANS,
     PNG,
@@ -17,7 +18,6 @@ from keras_vit.image_files import (
     read_image,
     to_channels,
 )
-from keras_vit.preprocessing import Preprocessing
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
 # The paper's resize sizes for "finetune"; other sizes use the usual ratio of 8/7, as 256 for 224.

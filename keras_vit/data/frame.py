@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
-from keras_vit.data.table import classes, columns_of, empty, fail, floats, indicators, several_classes, weights
+from keras_vit.images.table import classes, columns_of, empty, fail, floats, indicators, several_classes, weights
 
 
 def from_dataframe(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import arguments
+from keras_vit.config import Preprocessing
 from keras_vit.data.arguments import inputs_of, labels_of
 from keras_vit.data.augment import POLICIES, Policy
 from keras_vit.data.broken import BrokenImages, in_place
@@ -12,7 +13,6 @@ from keras_vit.data.crop import Crop
 from keras_vit.data.epochs import Epochs
 from keras_vit.data.source import Source, tf
 from keras_vit.data.steps import Steps, read
-from keras_vit.preprocessing import Preprocessing
 
 
 def pipeline(

@@ -7,7 +7,7 @@ from keras_vit import arguments
 from keras_vit.data.folder import image_files_of
 from keras_vit.data.source import logger
 from keras_vit.files import replacing
-from keras_vit.image_files import read_image
+from keras_vit.images.files import read_image
 
 
 def resize_folder(

@@ -7,9 +7,9 @@ import numpy as np
 from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_directory, held_out, read_folder
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
-from keras_vit.data.table import Part, columns_of, real
 from keras_vit.data.tfds import load
 from keras_vit.files import absent
+from keras_vit.images.table import Part, columns_of, real
 
 
 def folds(

@@ -10,9 +10,9 @@ from keras_vit import arguments
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
 from keras_vit.distillation.teacher import FrozenTeacher
 from keras_vit.models.backbone import HEADS
-from keras_vit.models.predictions import activation_of
-from keras_vit.models.recorded import cut_from
+from keras_vit.models.family import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
+from keras_vit.prediction.classes import activation_of
 
 # The running step, "training" or "evaluation"; per thread, as TensorFlow runs each replica of a strategy in its own.
 _STEP = contextvars.ContextVar("step", default=None)

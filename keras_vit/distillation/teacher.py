@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.models.predictions import activation_of
-from keras_vit.models.preprocessing import normalization_of
-from keras_vit.preprocessing import carrier_of
+from keras_vit.config import carrier_of
+from keras_vit.prediction.classes import activation_of
+from keras_vit.prediction.preprocessing import normalization_of
 
 
 def raw_images(images, model: keras.Model):

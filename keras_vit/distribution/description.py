@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.console import text_table
 from keras_vit.distribution.processes import num_processes
-from keras_vit.text_table import text_table
 
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(_COLLECTIVES)})(?:-start)?\(")

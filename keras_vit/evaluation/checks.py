@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_vit.models.inputs import to_numpy
+from keras_vit.prediction.inputs import to_numpy
 
 
 def invalid(name, expected, received):

@@ -8,9 +8,9 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.evaluation.checks import integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
-from keras_vit.models.inputs import is_arrays, sliced, to_numpy
-from keras_vit.models.outputs import finite_batches, outputs_of
-from keras_vit.models.recorded import cut_from
+from keras_vit.models.family import cut_from
+from keras_vit.prediction.inputs import is_arrays, sliced, to_numpy
+from keras_vit.prediction.outputs import finite_batches, outputs_of
 
 
 def extract_features(

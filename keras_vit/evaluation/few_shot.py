@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
+from keras_vit.console import Progress
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.features import train_and_test_features
-from keras_vit.progress import Progress
 
 # As in the official code: from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))

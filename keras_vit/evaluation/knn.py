@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
+from keras_vit.console import Progress
 from keras_vit.evaluation.checks import checked_parts, invalid
 from keras_vit.evaluation.features import train_and_test_features
-from keras_vit.progress import Progress
 
 # Test images per step, to bound the memory of their similarities to all training images.
 CHUNK = 1024

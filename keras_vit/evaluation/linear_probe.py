@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
+from keras_vit.console import Progress
 from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
 from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import train_and_test_features
-from keras_vit.progress import Progress
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # The number of steps from which L-BFGS estimates the curvature; 10 is usual.

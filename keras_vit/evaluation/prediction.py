@@ -9,17 +9,17 @@ from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.evaluation.checks import invalid
-from keras_vit.models.inputs import is_arrays, to_numpy
-from keras_vit.models.outputs import image_batches, outputs_of_views
-from keras_vit.models.predictions import (
+from keras_vit.models.family import cut_from
+from keras_vit.prediction.classes import (
     activation_of,
     final_activation,
     mean_probabilities,
     outputs_named,
     prediction_activation,
 )
-from keras_vit.models.preprocessing import normalization_of
-from keras_vit.models.recorded import cut_from
+from keras_vit.prediction.inputs import is_arrays, to_numpy
+from keras_vit.prediction.outputs import image_batches, outputs_of_views
+from keras_vit.prediction.preprocessing import normalization_of
 
 
 def predict(

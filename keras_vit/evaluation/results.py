@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.console import text_table
 from keras_vit.evaluation.checks import invalid
 from keras_vit.files import replacing
-from keras_vit.text_table import text_table
 
 
 class ResultsTable:

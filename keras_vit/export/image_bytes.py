@@ -1,12 +1,12 @@
-"""TensorFlow ops that decode JPEG and PNG files within the limits of `keras_vit.image_files`."""
+"""TensorFlow ops that decode JPEG and PNG files within the limits of `keras_vit.images.files`."""
 
 import dataclasses
 
 import tensorflow as tf
 
-from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import Preprocessing
+from keras_vit.images.evaluation_transform import EvaluationTransform
+from keras_vit.images.files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header
 
 # Clients read these strings: do not change them.
 STATUSES = ("ok", "unknown_format", "too_large", "damaged")

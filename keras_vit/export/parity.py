@@ -6,9 +6,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vit.console import Progress
 from keras_vit.export.precision import AccuracyChange
-from keras_vit.models.inputs import range_of
-from keras_vit.progress import Progress
+from keras_vit.prediction.inputs import range_of
 
 BATCH = 8
 

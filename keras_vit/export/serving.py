@@ -17,10 +17,10 @@ from keras_vit.export.saved_files import write_saved_model
 from keras_vit.files import absent, draft_folder, put_folder
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
-from keras_vit.models.inputs import KEEP_SCALE, range_of
-from keras_vit.models.predictions import activation_of, classes_of
-from keras_vit.models.preprocessing import normalization_of
-from keras_vit.models.watch import Watch
+from keras_vit.prediction.classes import activation_of, classes_of
+from keras_vit.prediction.inputs import KEEP_SCALE, range_of
+from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.prediction.watch import Watch
 
 # Used by serving_bytes if the model takes any size.
 DEFAULT_SIZE = 224

@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 
 from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
-from keras_vit.models.watch import Watch
+from keras_vit.prediction.watch import Watch
 
 
 class Server(tf.Module):

@@ -19,7 +19,7 @@ from keras_vit.inspection.weights import (
     plot_position_similarity,
     position_similarity,
 )
-from keras_vit.models.watch import PatchLayout
+from keras_vit.prediction.watch import PatchLayout
 
 __all__ = [
     "PatchLayout",

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.inspection.inputs import batches, indices
-from keras_vit.models.watch import Watch, scores_of, to_numpy
+from keras_vit.prediction.watch import Watch, scores_of, to_numpy
 
 FUSIONS = {"mean": ops.mean, "max": ops.max, "min": ops.min}
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from keras import ops
 
+from keras_vit.images.figures import finish, new_figure, new_panels, show
 from keras_vit.inspection.overlays import attention_overlay, images_and_attention
-from keras_vit.pictures import finish, new_figure, new_panels, show
 
 
 def plot_attention_rollout(

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.inspection.inputs import batches
-from keras_vit.models.watch import Watch, scores_of, to_numpy
+from keras_vit.prediction.watch import Watch, scores_of, to_numpy
 
 
 def gradient_rollout(

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.models.watch import PatchLayout, Watch, to_numpy
+from keras_vit.prediction.watch import PatchLayout, Watch, to_numpy
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:

@@ -7,10 +7,10 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.images.figures import displayable
+from keras_vit.images.tensorboard import TensorBoardPictures
 from keras_vit.inspection.attention import FUSIONS, attention_rollout
 from keras_vit.inspection.inputs import pictures_of
-from keras_vit.pictures import displayable
-from keras_vit.tensorboard import TensorBoardPictures
 
 
 def attention_overlay(images, attention) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from keras import ops
 
-from keras_vit.pictures import finish, new_panels, show
+from keras_vit.images.figures import finish, new_panels, show
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.console import Progress
 from keras_vit.files import replacing
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
@@ -23,11 +24,10 @@ from keras_vit.inspection.weights import (
     position_similarity,
 )
 from keras_vit.layers import PositionEmbedding
-from keras_vit.models.classify import classify, read_image
-from keras_vit.models.predictions import gives_features, postprocess_of
-from keras_vit.models.preprocessing import scaled
-from keras_vit.models.watch import Watch, sublayers
-from keras_vit.progress import Progress
+from keras_vit.prediction.classes import gives_features, postprocess_of
+from keras_vit.prediction.classify import classify, read_image
+from keras_vit.prediction.preprocessing import scaled
+from keras_vit.prediction.watch import Watch, sublayers
 
 _STYLE = """
 :root { color-scheme: light }

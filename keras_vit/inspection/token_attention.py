@@ -6,8 +6,8 @@ import numpy as np
 from keras import ops
 
 from keras_vit.inspection.inputs import batches, indices
-from keras_vit.layers import VTModule
-from keras_vit.models.watch import infer, run_once, sublayers, to_numpy, unfolded
+from keras_vit.models.vt_resnet.vt_module import VTModule
+from keras_vit.prediction.watch import infer, run_once, sublayers, to_numpy, unfolded
 
 
 def token_attention_maps(

@@ -37,7 +37,8 @@ def is_direct(layer, x, dtype_policy):
 def _is_known(layer):
     """Whether a layer is of this package or of Keras' plainest, and neither hooks nor regularizers see its tensors."""
     return (
-        (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit.layers."))
+        (type(layer) in _KERAS_LAYERS or type(layer).__module__.startswith("keras_vit."))
+        and not isinstance(layer, keras.Model)
         and layer.activity_regularizer is None
         and "forward" not in vars(layer)
         and not (ON_TORCH and _has_hooks(layer))

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.model_config import ModelConfig
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import ModelConfig, Preprocessing
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

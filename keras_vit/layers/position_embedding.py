@@ -3,7 +3,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.interpolation import POSITION_METHODS, resize_matrix
+from keras_vit.images.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
 

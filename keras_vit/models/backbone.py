@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import keras
 
+from keras_vit.config import carrier_of, config_of
 from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_before
-from keras_vit.preprocessing import carrier_of
-from keras_vit.record import config_of
 
 # The heads of the class token and of the distillation token.
 HEADS = ("head", "head_dist")

@@ -1,15 +1,15 @@
-"""The named builders, one row each; their sizes are in `keras_vit.variants`."""
+"""The named builders, one row each; their sizes are in `keras_vit.models.vit.config`."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from keras_vit.models.bit import BiT
-from keras_vit.models.coatnet import CoAtNet
-from keras_vit.models.efficientnet import EfficientNet
-from keras_vit.models.vit import ViT
-from keras_vit.models.vt_resnet import VTResNet
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import Preprocessing
+from keras_vit.models.bit.model import BiT
+from keras_vit.models.coatnet.model import CoAtNet
+from keras_vit.models.efficientnet.model import EfficientNet
+from keras_vit.models.vit.builder import ViT
+from keras_vit.models.vt_resnet.model import VTResNet
 from keras_vit.weights.names.source import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.weights.zoo import find, local_path
 
@@ -49,7 +49,7 @@ def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **de
     return build
 
 
-# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.variants`.
+# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.models.vit.config`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS8 = row("ViTS8", ViT, "S/8")

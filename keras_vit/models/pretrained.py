@@ -11,12 +11,12 @@ from pathlib import Path
 import keras
 
 from keras_vit import arguments
+from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.files import absent
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE
-from keras_vit.models.bit import BiT
-from keras_vit.models.coatnet import CoAtNet
-from keras_vit.models.efficientnet import EfficientNet
-from keras_vit.models.vit import ViT
+from keras_vit.models.bit.model import BiT
+from keras_vit.models.coatnet.model import CoAtNet
+from keras_vit.models.efficientnet.model import EfficientNet
+from keras_vit.models.vit.builder import ViT
 from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.families import FAMILIES

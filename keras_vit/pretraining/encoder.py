@@ -3,12 +3,12 @@ import math
 import keras
 import numpy as np
 
+from keras_vit.config import config_of
 from keras_vit.layers import PositionEmbedding, PrefixTokens, RotaryEmbedding
 from keras_vit.layers.patch_embedding import unfold
 from keras_vit.models.backbone import blocks_of
-from keras_vit.models.features import check_every_patch
-from keras_vit.models.preprocessing import normalization_of
-from keras_vit.record import config_of
+from keras_vit.prediction.features import check_every_patch
+from keras_vit.prediction.preprocessing import normalization_of
 
 
 class Encoder:

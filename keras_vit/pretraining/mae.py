@@ -5,10 +5,10 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.config import config_of
 from keras_vit.layers import PositionEmbedding, TransformerBlock
 from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
-from keras_vit.record import config_of
 
 
 class MAE(MaskedImageModel):

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from keras_vit.pictures import displayable, finish, new_panels, show
-from keras_vit.tensorboard import TensorBoardPictures
+from keras_vit.images.figures import displayable, finish, new_panels, show
+from keras_vit.images.tensorboard import TensorBoardPictures
 
 TITLES = ("original", "masked", "prediction")
 

@@ -6,8 +6,8 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.distribution.processes import num_processes
-from keras_vit.models.predictions import activation_of
 from keras_vit.models.wrapper import TrainingWrapper
+from keras_vit.prediction.classes import activation_of
 from keras_vit.semi_supervised.meta_teacher import MetaTeacher, cross_entropy
 
 # The released code's, of the moving mean of the feedback.

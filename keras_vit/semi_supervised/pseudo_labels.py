@@ -9,11 +9,11 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.config import config_of
 from keras_vit.files import replacing
-from keras_vit.models.inputs import to_numpy
-from keras_vit.models.outputs import image_batches, outputs_of
-from keras_vit.models.predictions import activation_of, classes_of
-from keras_vit.record import config_of
+from keras_vit.prediction.classes import activation_of, classes_of
+from keras_vit.prediction.inputs import to_numpy
+from keras_vit.prediction.outputs import image_batches, outputs_of
 
 _FORMAT = "keras_vit pseudo labels, version 1"
 # Probabilities are compared to this many decimals: the last bits of float32 depend on an image's place in a batch.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.models.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
-from keras_vit.preprocessing import carrier_of
+from keras_vit.config import carrier_of
+from keras_vit.prediction.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
 from keras_vit.training.labels_and_loss import label_doubts, label_problems
 
 # Enough for bright and dark images, and quick to read.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vit.costs import profile
+from keras_vit.models.profile import profile
 from keras_vit.training.checkpoints import CheckpointSlots
 
 # The gradients take about twice the time of the forward pass.

@@ -3,7 +3,7 @@ import math
 import keras
 
 from keras_vit.distribution.synchronization import check_synchronized
-from keras_vit.models.inputs import num_batches
+from keras_vit.prediction.inputs import num_batches
 from keras_vit.training.resume import Resume
 from keras_vit.training.run_record import data_of
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.models.predictions import activation_of
+from keras_vit.prediction.classes import activation_of
 
 # The labels that classification losses take, by lower-case class name.
 KINDS = {

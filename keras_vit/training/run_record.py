@@ -9,7 +9,7 @@ import reprlib
 import keras
 import numpy as np
 
-from keras_vit.models.inputs import num_batches, to_numpy
+from keras_vit.prediction.inputs import num_batches, to_numpy
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data")
 # Modules differ between backends and versions; the state of random generators is in the checkpoint.

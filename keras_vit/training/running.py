@@ -12,11 +12,11 @@ from typing import NamedTuple
 import keras
 
 from keras_vit import arguments
+from keras_vit.console import silenced
 from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
-from keras_vit.progress import silenced
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
 from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer

@@ -8,7 +8,7 @@ import os
 from typing import NamedTuple
 
 from keras_vit import arguments
-from keras_vit.config import total_stride
+from keras_vit.models.bit.config import total_stride
 from keras_vit.weights import fields, hub, names, preprocessing, rotary, timm_models
 from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
 from keras_vit.weights.published import SOURCES_OF_FILES

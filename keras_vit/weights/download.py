@@ -12,8 +12,8 @@ from pathlib import Path
 import keras
 
 from keras_vit import arguments
+from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import replacing
-from keras_vit.progress import MEGABYTE, Progress
 from keras_vit.weights.read.file import check_is_no_stand_in, digest_in
 from keras_vit.weights.read.file import sha256 as digest_of
 

@@ -5,7 +5,7 @@ import os
 import re
 
 from keras_vit import arguments
-from keras_vit.efficientnet_config import SCALES, STAGES, efficientnet_of
+from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of
 from keras_vit.weights.names.efficientnet import PREPROCESSING
 from keras_vit.weights.names.source import IMAGENET_PREPROCESSING
 

@@ -2,8 +2,8 @@
 
 import re
 
-from keras_vit import arguments, variants
-from keras_vit.config import total_stride
+from keras_vit import arguments
+from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.weights import preprocessing, rotary
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.model import SETTINGS
@@ -113,7 +113,7 @@ def sizes(checkpoint):
         "num_classes": size("head/bias", 1, 0) or 0,
         "grid_size": checkpoint.grid_size,
         "stages": None if root_width is None else stages(weights),
-        "width_factor": None if root_width is None else root_width / variants.ROOT_WIDTH,
+        "width_factor": None if root_width is None else root_width / ROOT_WIDTH,
     }
 
 

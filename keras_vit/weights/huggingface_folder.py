@@ -4,11 +4,11 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from keras_vit.config import ViTConfig
-from keras_vit.evaluation_transform import EvaluationTransform
+from keras_vit.config import Preprocessing
 from keras_vit.files import replacing
-from keras_vit.preprocessing import Preprocessing
-from keras_vit.variants import ROOT_WIDTH
+from keras_vit.images.evaluation_transform import EvaluationTransform
+from keras_vit.models.bit.config import ROOT_WIDTH
+from keras_vit.models.vit.config import ViTConfig
 from keras_vit.weights.fields import ACTIVATIONS
 from keras_vit.weights.labels import id2label
 from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP

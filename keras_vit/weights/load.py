@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.interpolation import POSITION_METHODS, TABLE_METHODS
-from keras_vit.record import config_of
+from keras_vit.config import config_of
+from keras_vit.images.interpolation import POSITION_METHODS, TABLE_METHODS
 from keras_vit.weights import resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.model import (

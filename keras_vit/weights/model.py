@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
-from keras_vit import arguments, variants
-from keras_vit.config import ViTConfig
-from keras_vit.preprocessing import carrier_of
-from keras_vit.record import config_of
+from keras_vit import arguments
+from keras_vit.config import carrier_of, config_of
+from keras_vit.models.vit import config as vit
+from keras_vit.models.vit.config import ViTConfig
 from keras_vit.weights.families import FAMILIES
 
 # The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
@@ -86,7 +86,7 @@ def heads_of(sizes):
 
 def name_of(sizes):
     """Returns the name of the variant with these sizes, such as "ViT-L/16" or "BiT-R50x1", or None."""
-    return sizes["model"] or variants.name_of(SimpleNamespace(**sizes))
+    return sizes["model"] or vit.name_of(SimpleNamespace(**sizes))
 
 
 def describe_sizes(sizes):

@@ -1,7 +1,6 @@
 """Writes the README.md of a model on the Hugging Face hub."""
 
-from keras_vit.preprocessing import carrier_of
-from keras_vit.record import config_of
+from keras_vit.config import carrier_of, config_of
 from keras_vit.weights.model import describe_sizes, sizes_of
 
 _MOST_CLASS_NAMES = 50

@@ -6,8 +6,7 @@ import re
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.model_config import preprocessing_record
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import Preprocessing, preprocessing_record
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.names.source import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
 

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import Preprocessing
 from keras_vit.weights import names
 
 _GOOGLE = "https://storage.googleapis.com"

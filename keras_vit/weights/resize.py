@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from keras_vit.interpolation import resize_matrix
+from keras_vit.images.interpolation import resize_matrix
 
 
 def resize_positions(grid, rows, columns, method="linear"):

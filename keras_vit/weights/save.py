@@ -10,8 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.preprocessing import carrier_of
-from keras_vit.record import config_of
+from keras_vit.config import carrier_of, config_of
 from keras_vit.weights import hub, names, timm_folder
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.huggingface_folder import kind_of, write_bit_folder, write_folder

@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-from keras_vit import variants
-from keras_vit.config import total_stride
-from keras_vit.model_config import ModelConfig
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import ModelConfig, Preprocessing
+from keras_vit.models.bit.config import total_stride
+from keras_vit.models.vit import config as vit
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.fields import fixed_positions, is_gated, settings_of_resnet
 from keras_vit.weights.labels import labels_of
@@ -144,7 +143,7 @@ def _add_num_heads(checkpoint, found):
     dims = fields["hidden_dim"], fields["num_layers"], fields["mlp_dim"]
     # Some of DINOv3 have the sizes of others.
     known = not checkpoint.source.name.startswith("dinov3")
-    published = variants.num_heads_of(*dims, fields.get("gated_mlp", False)) if known else None
+    published = vit.num_heads_of(*dims, fields.get("gated_mlp", False)) if known else None
     if published is None:
         found.unknown["num_heads"] = "no published model has these widths and depth"
     else:

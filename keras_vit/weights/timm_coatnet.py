@@ -4,8 +4,8 @@ import math
 import re
 
 from keras_vit import arguments
-from keras_vit.coatnet_config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
-from keras_vit.model_config import DEFAULT_IMAGE_SIZE
+from keras_vit.config import DEFAULT_IMAGE_SIZE
+from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
 
 # The fields that decide the outputs and that no array shows.
 SETTINGS = (

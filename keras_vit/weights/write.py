@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import replacing
-from keras_vit.progress import MEGABYTE, Progress
 from keras_vit.weights.read import sha256
 from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest

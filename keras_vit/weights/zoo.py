@@ -8,9 +8,10 @@ import stat
 import tempfile
 from pathlib import Path
 
-from keras_vit import arguments, variants
+from keras_vit import arguments
+from keras_vit.console import text_table
 from keras_vit.files import absent
-from keras_vit.text_table import text_table
+from keras_vit.models.vit import config as vit
 from keras_vit.weights import hub
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.download import DownloadError, confirm, download
@@ -143,7 +144,7 @@ def most_bytes(row):
 
 def _size_of(family, size, _):
     """Returns a name out of `SIZES`: "DINOv2G" for ("DINOv2", "G", "14"), "S" for ("DINOv2", "S", "14")."""
-    return family + size if family + size in variants.SIZES else size
+    return family + size if family + size in vit.SIZES else size
 
 
 def _parameters(row):
@@ -151,7 +152,7 @@ def _parameters(row):
     found = re.search(_ARCHITECTURE, row.architecture)
     if found is None:
         return None
-    width, num_layers, mlp_dim, _, gated = variants.SIZES[_size_of(*found.groups())]
+    width, num_layers, mlp_dim, _, gated = vit.SIZES[_size_of(*found.groups())]
     # Queries, keys, values and output; the MLP; two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
     patch = int(found[3])

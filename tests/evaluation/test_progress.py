@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_vit import progress
+from keras_vit import console as progress
 from keras_vit.evaluation import extract_features, few_shot_from_features, knn_from_features, linear_probe_from_features
 from tests.evaluation.arrays import blobs
 from tests.tiny import build

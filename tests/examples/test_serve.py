@@ -17,7 +17,7 @@ import pytest
 from keras import ops
 
 from keras_vit import export, preprocess_input
-from keras_vit.models.classify import read_image
+from keras_vit.prediction.classify import read_image
 from tests.examples import scripts
 from tests.export.bodies import encoded
 from tests.tiny import build

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import progress
+from keras_vit import console as progress
 from keras_vit.export import ParityError, parity
 from keras_vit.export.checked import Format, write_checked
 from keras_vit.export.precision import PRECISIONS

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_vit.models.classify import read_image
-from keras_vit.preprocessing import Preprocessing
+from keras_vit.config import Preprocessing
+from keras_vit.prediction.classify import read_image
 from tests import hostile_images
 from tests.export.bodies import bad_images, encoded, pixels
 from tests.tiny import build

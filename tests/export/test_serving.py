@@ -15,7 +15,7 @@ from keras import ops
 import keras_vit
 from keras_vit import export
 from keras_vit.export import saved_files, serving
-from keras_vit.models.classify import read_images
+from keras_vit.prediction.classify import read_images
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
 from tests.tiny import build

@@ -9,12 +9,12 @@ from keras import ops
 
 import keras_vit
 from keras_vit import export
-from keras_vit.evaluation_transform import EvaluationTransform
-from keras_vit.image_files import read_image
+from keras_vit.images.evaluation_transform import EvaluationTransform
+from keras_vit.images.files import read_image
 from keras_vit.inspection import attention_rollout
 from tests.export.bodies import encoded, strings
 from tests.export.server import Refused, Server, warm_up_requests
-from tests.models.test_coatnet import build as coatnet
+from tests.models.coatnet.test_model import build as coatnet
 from tests.tiny import build
 
 pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")

@@ -9,7 +9,7 @@ import keras_vit
 from keras_vit import export
 from keras_vit.export.parity import outputs_of
 from tests import tiny
-from tests.models.test_coatnet import build as coatnet
+from tests.models.coatnet.test_model import build as coatnet
 
 if keras.backend.backend() != "torch":
     pytest.skip("the formats are tested on PyTorch, which takes seconds to import", allow_module_level=True)

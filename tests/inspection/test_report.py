@@ -69,7 +69,7 @@ def test_report_is_complete_and_self_contained(images, tmp_path):
         assert words in text
     # The table of each image has a header and five classes.
     assert page.tags.count("tr") == 2 * 6
-    best = keras_vit.models.classify.classify(model, images)[0][0]
+    best = keras_vit.prediction.classify.classify(model, images)[0][0]
     assert f"{best[2]:.1%}" in text
 
 

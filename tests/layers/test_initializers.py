@@ -11,6 +11,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.layers import initializers
+from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 CLASSES = (initializers.RandomUniform, initializers.RandomNormal, initializers.TruncatedNormal)
 
@@ -102,7 +103,7 @@ def test_seed_gives_every_backend_the_same_model():
 
 def test_seed_gives_pinned_convolutions_and_decoders():
     keras.utils.set_random_seed(6)
-    conv = keras_vit.layers.StandardizedConv2D(5, 3)
+    conv = StandardizedConv2D(5, 3)
     conv.build((None, 8, 8, 4))
     backbone = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, hidden_dim=8, num_heads=2, mlp_dim=8)
     head = keras_vit.pretraining.SimMIM(backbone).head

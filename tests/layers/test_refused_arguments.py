@@ -5,6 +5,19 @@ import re
 import pytest
 
 from keras_vit import layers
+from keras_vit.models.bit.bottleneck import Bottleneck
+from keras_vit.models.bit.group_normalization import GroupNormalization
+from keras_vit.models.bit.standardized_conv import StandardizedConv2D
+from keras_vit.models.coatnet.mbconv import MBConv
+from keras_vit.models.coatnet.relative_attention import RelativeAttention
+from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
+from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
+from keras_vit.models.vt_resnet.filter_tokenizer import FilterTokenizer
+from keras_vit.models.vt_resnet.recurrent_tokenizer import RecurrentTokenizer
+from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
+from keras_vit.models.vt_resnet.token_projector import TokenProjector
+from keras_vit.models.vt_resnet.token_transformer import TokenTransformer
+from keras_vit.models.vt_resnet.vt_module import VTModule
 
 POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0"
 COUNT, PAIR, ODD = "an integer of at least 0", "an integer or (height, width)", "an odd number"
@@ -26,18 +39,18 @@ REFUSED = [
     (layers.MultiHeadSelfAttention, {"num_heads": 2}, {POSITIVE: "num_heads head_dim max_relative_distance"}),
     (layers.MultiHeadSelfAttention, {"num_heads": 2}, {RATE: "dropout_rate", ABOVE_0: "layer_norm_epsilon"}),
     (layers.AttentionPooling, HEADS, {POSITIVE: "num_heads mlp_dim", ABOVE_0: "layer_norm_epsilon"}),
-    (layers.Bottleneck, {"width": 32}, {POSITIVE: "width strides", "a multiple of 32": "width"}),
-    (layers.Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
+    (Bottleneck, {"width": 32}, {POSITIVE: "width strides", "a multiple of 32": "width"}),
+    (Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
     (layers.PrefixTokens, {}, {POSITIVE: "num_tokens"}),
     (layers.DropPath, {}, {RATE: "rate"}),
-    (layers.FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
-    (layers.GroupNormalization, {}, {POSITIVE: "groups", ABOVE_0: "epsilon"}),
-    (layers.InvertedBottleneck, CONV, {POSITIVE: "filters strides expansion", ODD: "kernel_size"}),
-    (layers.InvertedBottleneck, CONV, {PADDING: "padding", ABOVE_0: "epsilon", RATE: "drop_path_rate"}),
+    (FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
+    (GroupNormalization, {}, {POSITIVE: "groups", ABOVE_0: "epsilon"}),
+    (InvertedBottleneck, CONV, {POSITIVE: "filters strides expansion", ODD: "kernel_size"}),
+    (InvertedBottleneck, CONV, {PADDING: "padding", ABOVE_0: "epsilon", RATE: "drop_path_rate"}),
     (layers.LayerScale, {}, {FINITE: "init_value"}),
-    (layers.MBConv, MBCONV, {POSITIVE: "filters", STRIDES: "strides", PADDING: "padding", RATE: "drop_path_rate"}),
-    (layers.MBConv, MBCONV, {"one of 'expansion', 'depthwise', 'pooling'": "downsampling"}),
-    (layers.MBConv, MBCONV, {"one of 'max2', 'max3', 'avg2'": "pool_type"}),
+    (MBConv, MBCONV, {POSITIVE: "filters", STRIDES: "strides", PADDING: "padding", RATE: "drop_path_rate"}),
+    (MBConv, MBCONV, {"one of 'expansion', 'depthwise', 'pooling'": "downsampling"}),
+    (MBConv, MBCONV, {"one of 'max2', 'max3', 'avg2'": "pool_type"}),
     (layers.MLP, {"mlp_dim": 4}, {POSITIVE: "mlp_dim", RATE: "dropout_rate"}),
     (layers.PatchDropout, {"rate": 0.5}, {RATE: "rate", COUNT: "num_prefix_tokens"}),
     (
@@ -51,22 +64,22 @@ REFUSED = [
     (layers.PositionEmbedding, {"grid_size": 4}, {POSITIVE: "grid_size patch_size", COUNT: "num_prefix_tokens"}),
     (layers.PositionEmbedding, {"grid_size": 4}, {"one of 'learned', 'learned2d', 'sincos2d'": "method"}),
     (layers.PositionEmbedding, {"grid_size": 4}, {"at most `num_prefix_tokens`, 0": "num_prefix_positions"}),
-    (layers.RecurrentTokenizer, {}, {POSITIVE: "token_dim"}),
-    (layers.RelativeAttention, RELATIVE, {POSITIVE: "num_heads head_dim grid_size position_mlp_dim"}),
-    (layers.RelativeAttention, RELATIVE, {"one of 'bilinear', 'geometric'": "interpolation"}),
-    (layers.RelativeTransformerBlock, RELATIVE, {POSITIVE: "units", STRIDES: "strides", ABOVE_0: "epsilon"}),
-    (layers.RelativeTransformerBlock, RELATIVE, {FINITE: "layer_scale_init", "one of 'layer', 'batch'": "norm"}),
-    (layers.ResNetBlock, {"width": 2}, {POSITIVE: "width strides", RATE: "drop_path_rate", BOOL: "bottleneck"}),
+    (RecurrentTokenizer, {}, {POSITIVE: "token_dim"}),
+    (RelativeAttention, RELATIVE, {POSITIVE: "num_heads head_dim grid_size position_mlp_dim"}),
+    (RelativeAttention, RELATIVE, {"one of 'bilinear', 'geometric'": "interpolation"}),
+    (RelativeTransformerBlock, RELATIVE, {POSITIVE: "units", STRIDES: "strides", ABOVE_0: "epsilon"}),
+    (RelativeTransformerBlock, RELATIVE, {FINITE: "layer_scale_init", "one of 'layer', 'batch'": "norm"}),
+    (ResNetBlock, {"width": 2}, {POSITIVE: "width strides", RATE: "drop_path_rate", BOOL: "bottleneck"}),
     (
         layers.RotaryEmbedding,
         {"kind": "dinov3", "head_dim": 8, "patch_size": 4},
         {"one of 'dinov3', 'eva02', 'axial'": "kind", "a multiple of 4 for rotary positions": "head_dim"},
     ),
     (layers.SqueezeExcitation, {}, {POSITIVE: "reduced_dim"}),
-    (layers.StandardizedConv2D, CONV, {POSITIVE: "filters kernel_size", PAIR: "strides", PADDING: "padding"}),
-    (layers.StandardizedConv2D, CONV, {ABOVE_0: "epsilon", "one of 'std', 'variance'": "epsilon_added_to"}),
+    (StandardizedConv2D, CONV, {POSITIVE: "filters kernel_size", PAIR: "strides", PADDING: "padding"}),
+    (StandardizedConv2D, CONV, {ABOVE_0: "epsilon", "one of 'std', 'variance'": "epsilon_added_to"}),
     (
-        layers.StandardizedConv2D,
+        StandardizedConv2D,
         {**CONV, "padding": "symmetric"},
         {ODD_SIZES: "kernel_size"},
     ),
@@ -78,15 +91,15 @@ REFUSED = [
         {COUNT: "num_prefix_tokens"},
     ),
     (layers.TokenPooling, {}, {"one of 'token', 'gap', 'token_gap'": "method"}),
-    (layers.TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
-    (layers.TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
+    (TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
+    (TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
     (
         layers.TransformerBlock,
         HEADS,
         {**BLOCK, ABOVE_0: "layer_norm_epsilon", COUNT: "token_merging num_prefix_tokens"},
     ),
     (
-        layers.VTModule,
+        VTModule,
         {"num_tokens": 3},
         {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate", BOOL: "recurrent project"},
     ),

@@ -6,6 +6,8 @@ import pytest
 from keras import ops
 
 from keras_vit import layers
+from keras_vit.models.bit.group_normalization import GroupNormalization
+from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 IMAGES, TOKENS = (None, None, 4), (None, 8)
 PIXELS = [(IMAGES,), ((8, 12, 4),), ((17, 10, 4),)]
@@ -21,8 +23,8 @@ ATTENTION = {"num_heads": 2, "max_relative_distance": 2, "qk_norm": True}
 @pytest.mark.parametrize(
     "cls, arguments, shapes, output_shape",
     [
-        (layers.GroupNormalization, {"groups": 2}, PIXELS, IMAGES),
-        (layers.StandardizedConv2D, CONV, PIXELS, IMAGES),
+        (GroupNormalization, {"groups": 2}, PIXELS, IMAGES),
+        (StandardizedConv2D, CONV, PIXELS, IMAGES),
         (layers.PatchEmbedding, {**EMBEDDING, "method": "conv"}, PIXELS, TOKENS),
         (layers.PatchEmbedding, {**EMBEDDING, "method": "unfold"}, PIXELS, TOKENS),
         (layers.PatchMap, {"patch_size": (4, 5)}, PATCHES, (None, None, 8)),

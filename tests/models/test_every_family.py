@@ -10,12 +10,12 @@ import keras_vit
 from keras_vit import inspection, pretraining
 from tests import tiny
 from tests.contract import check_model, check_nan, randomize
-from tests.models import test_bit as bit
-from tests.models import test_coatnet as coatnet
-from tests.models import test_efficientnet as efficientnet
-from tests.models import test_hybrid as hybrid
-from tests.models import test_vt_resnet as vt_resnet
+from tests.models.bit import test_model as bit
+from tests.models.coatnet import test_model as coatnet
+from tests.models.efficientnet import test_model as efficientnet
 from tests.models.small import answers, images
+from tests.models.vit import test_hybrid as hybrid
+from tests.models.vt_resnet import test_model as vt_resnet
 
 STEM = {"patch_size": (2, 3), "position_embedding": "learned2d", "in_channels": 1}
 SHALLOW = {"depths": (1, 1, 1, 1)}

@@ -8,6 +8,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.pretrained import read_model
+from keras_vit.models.vit import config as vit_config
 from keras_vit.weights import fields
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint
@@ -236,7 +237,7 @@ BARE_TIMM = [
 
 @pytest.mark.parametrize("arguments, unknown", BARE_TIMM)
 def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, arguments, unknown):
-    monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 3)
+    monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 3)
     model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
@@ -250,7 +251,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     ("name", "asked"), [("hf_clip", "activation="), ("hf_dinov3_gated", "num_heads=, activation=")]
 )
 def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
-    monkeypatch.setattr(fields.variants, "num_heads_of", lambda *sizes: 4)
+    monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 4)
     path = GOLDEN_FOLDER / name / "model.safetensors"
     with pytest.raises(ValueError, match=f"Pass {asked} to"):
         keras_vit.from_pretrained(path)

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.pictures import displayable
+from keras_vit.images.figures import displayable
 from keras_vit.pretraining import Reconstruction, SimMIM, TensorBoardReconstructions, plot_reconstructions
 from tests import tiny
 from tests.pretraining.images import raw_images

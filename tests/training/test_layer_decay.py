@@ -7,7 +7,7 @@ from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multi
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
-from tests.models import test_vt_resnet as vt_resnet
+from tests.models.vt_resnet import test_model as vt_resnet
 from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, built, fit, twins, values
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from keras_vit.data import POLICIES, splits
 from keras_vit.models.pretrained import BUILDERS
-from keras_vit.models.vit import architecture_of
+from keras_vit.models.vit.builder import architecture_of
 from keras_vit.training import RECIPES, recipe, run
 from keras_vit.training.from_recipe import lengths, optimizer
 from keras_vit.weights.zoo import resolve

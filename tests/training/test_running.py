@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data, training
-from keras_vit.preprocessing import carrier_of
+from keras_vit.config import carrier_of
 from tests.distribution.children import write_images
 from tests.tiny import Kill
 

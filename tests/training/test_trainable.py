@@ -12,7 +12,7 @@ from keras_vit.training import trainable
 from keras_vit.training.optimizers import adamw, decay_groups
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests import tiny
-from tests.models import test_vt_resnet as vt_resnet
+from tests.models.vt_resnet import test_model as vt_resnet
 from tests.training.test_optimizers import MODELS
 
 

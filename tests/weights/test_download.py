@@ -10,7 +10,7 @@ from concurrent import futures
 import keras
 import pytest
 
-from keras_vit import progress
+from keras_vit import console as progress
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, confirm
 from tests.weights.read.damage import flipped

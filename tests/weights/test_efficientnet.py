@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import keras_vit
 from tests.contract import randomize
 from tests.golden import GOLDEN_FOLDER
-from tests.models.test_efficientnet import REPEATS, WIDTHS, build
+from tests.models.efficientnet.test_model import REPEATS, WIDTHS, build
 from tests.weights.helpers import check_not_saved, check_refused, outputs, timm_folder
 
 FOLDER = "timm_efficientnet"

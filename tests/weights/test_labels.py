@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.predictions import activation_of
+from keras_vit.prediction.classes import activation_of
 from tests.tiny import build
 from tests.weights.helpers import check_refused
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.config import ViTConfig
-from keras_vit.models.vision_transformer import vision_transformer
+from keras_vit.models.vit.config import ViTConfig
+from keras_vit.models.vit.model import vision_transformer
 from keras_vit.weights import WeightsMismatchError, load, names, resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint

@@ -6,7 +6,7 @@ import scipy.ndimage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit.interpolation import POSITION_METHODS
+from keras_vit.images.interpolation import POSITION_METHODS
 from keras_vit.weights import resize
 from tests.golden import GOLDEN_FOLDER
 

@@ -8,7 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
-from tests.models import test_vt_resnet as vt_resnet
+from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same, unchanged
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from keras_vit import progress
+from keras_vit import console as progress
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
 

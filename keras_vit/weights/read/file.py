@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vit import arguments
+from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import absent
-from keras_vit.progress import MEGABYTE, Progress
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
 # The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.

@@ -12,7 +12,7 @@ from keras_vit.weights import names
 from keras_vit.weights.timm_coatnet import of_arrays, variant_of
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
-from tests.models.test_coatnet import build, images, randomize
+from tests.models.coatnet.test_model import build, images, randomize
 from tests.peers import peer
 from tests.weights.helpers import check_not_saved, check_refused, outputs, shapes_of, timm_folder
 

@@ -7,8 +7,8 @@ import keras_vit
 from keras_vit.weights import names
 from keras_vit.weights.model import weights_of
 from keras_vit.weights.read.file import Entry
-from tests.models import test_coatnet as coatnet
-from tests.models import test_efficientnet as efficientnet
+from tests.models.coatnet import test_model as coatnet
+from tests.models.efficientnet import test_model as efficientnet
 from tests.tiny import build
 
 # For each source: models that together have every weight of its table.

@@ -1,0 +1,92 @@
+"""Progress bars for work that takes longer than a few seconds."""
+
+import contextlib
+import sys
+import time
+
+import keras
+
+from keras_vit import arguments
+
+# Seconds of work before anything is shown.
+DELAY = 5.0
+MEGABYTE = 1_000_000
+
+
+class Progress:
+    """Keras' progress bar with a rate, which appears once the work has taken five seconds.
+
+    Args:
+        target: The number of steps, None if unknown.
+        unit: What a step is, such as "batch".
+        counted: What the rate counts, such as "images".
+        title: A line to print above the bar.
+        verbose: 0 or 1; 0 shows nothing, and neither does `keras.config.disable_interactive_logging()`.
+    """
+
+    def __init__(self, target, unit, counted, *, title=None, verbose=1):
+        self.verbose, self.title = arguments.one_of("verbose", verbose, (0, 1)), title
+        self.rate = f"{counted}/s"
+        # Outside a terminal or notebook each update is a new line.
+        moving = getattr(sys.stdout, "isatty", bool)() or "ipykernel" in sys.modules
+        options = {"unit_name": unit, "stateful_metrics": [self.rate], "interval": 0.1 if moving else 10}
+        self.bar = keras.utils.Progbar(target, **options)
+        self.start, self.shown, self.done, self.count = time.monotonic(), False, 0, 0
+
+    def over(self, items, steps=lambda item: 1, count=None):
+        """Yields the items, each of which is `steps(item)` of the target and `count(item)` of the rate."""
+        with self:
+            for item in items:
+                yield item
+                self.update(self.done + steps(item), self.count + (count or steps)(item))
+
+    def update(self, done, count=None):
+        """Sets the steps that are done, and what the rate counts."""
+        self.done, self.count = done, done if count is None else count
+        if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
+            if self.title and not self.shown and keras.config.is_interactive_logging_enabled():
+                print(self.title, flush=True)
+            self.shown = True
+            self._draw()
+
+    def _draw(self, **options):
+        seconds = max(time.monotonic() - self.start, 1e-6)
+        self.bar.update(self.done, [(self.rate, self.count / seconds)], **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # Ends the line.
+        if self.shown and (self.bar.target is None or self.done < self.bar.target):
+            self._draw(finalize=True)
+
+
+@contextlib.contextmanager
+def silenced(silent=True):
+    """Shows no bars and titles while it lasts, if `silent`."""
+    before = keras.config.is_interactive_logging_enabled()
+    if silent:
+        keras.config.disable_interactive_logging()
+    try:
+        yield
+    finally:
+        if before:
+            keras.config.enable_interactive_logging()
+
+
+def text_table(columns, rows, decimals=4, missing=""):
+    """Formats rows as an aligned text table; `missing` stands for None."""
+
+    def text(value):
+        if isinstance(value, float):
+            return f"{value:,.{decimals}f}"
+        if isinstance(value, int) and not isinstance(value, bool):
+            return f"{value:,}"
+        return missing if value is None else str(value)
+
+    cells = [list(columns), *([text(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = ["<" if any(isinstance(row[i], str) for row in rows) else ">" for i in range(len(widths))]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return "\n".join(form.format(*row).rstrip() for row in cells)

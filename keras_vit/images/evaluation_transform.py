@@ -1,0 +1,181 @@
+"""Turns image files into images of the model's size, as in evaluation.
+
+The TensorFlow transform gives the same bits in pipelines and exported graphs; NumPy's differs only by rounding.
+"""
+
+import dataclasses
+import math
+import operator
+
+import numpy as np
+
+from keras_vit.config import Preprocessing
+from keras_vit.images.interpolation import cubic, triangle
+
+# TensorFlow's names of the filters, their support and their kernels for NumPy.
+_KERNELS = {
+    "bilinear": ("triangle", 1.0, triangle),
+    "bicubic": ("keyscubic", 2.0, cubic(-0.5)),
+    "lanczos3": ("lanczos3", 3.0, lambda x, xp: np.sinc(x) * np.sinc(x / 3) * (np.abs(x) < 3)),
+    "lanczos5": ("lanczos5", 5.0, lambda x, xp: np.sinc(x) * np.sinc(x / 5) * (np.abs(x) < 5)),
+    "area": ("box", 0.5, lambda x, xp: np.heaviside(0.5 - np.abs(x), 0.5)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationTransform:
+    """Resizes images, and crops or pads them to (height, width) `image_size`, as a `Preprocessing` specifies."""
+
+    image_size: tuple[int, int]
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+
+    @property
+    def resized(self):
+        """The (height, width) to resize to; "crop" and "pad" match only one of them."""
+        # The epsilon keeps 384 / (384 / 438) from rounding down to 437.
+        return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
+
+    def plan(self, size, xp=np):
+        """Returns the (height, width) to resize an image to, and the crop's (top, left), negative for padding.
+
+        `size` is the image's (height, width), as integers of `xp`, NumPy or TensorFlow.
+        """
+        height, width = size[0], size[1]
+        rows, columns = map(np.int64, self.resized)
+        mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
+        if mode == "squash":
+            new = (0 * height + rows, 0 * width + columns)
+        else:
+            # The height decides if, relative to the target, it is the shorter side (crop) or the longer one (pad).
+            short, long = height * columns, width * rows
+            by_height = short <= long if mode == "crop" else short >= long
+            # torchvision truncates the other side. timm uses torchvision for square crops, and rounds otherwise.
+            divide = operator.floordiv if mode == "crop" and square else _rounded
+            new = (
+                xp.where(by_height, rows, xp.maximum(divide(height * columns, width), 1)),
+                xp.where(by_height, xp.maximum(divide(width * rows, height), 1), columns),
+            )
+        new = xp.stack(new)
+        margin = new - np.array(self.image_size, "int64")
+        odd = margin // 2 % 2 if self.preprocessing.crop_rounding == "even" else 0
+        # Of an odd padding, the smaller half comes first.
+        return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
+
+    def seen(self, size, xp=np):
+        """Returns the part of an image that is kept: its upper left and lower right (y, x), in heights and widths.
+
+        `size` is as in `plan`. With padding, the corners are outside the image.
+        """
+        new, start = self.plan(size, xp)
+        return xp.stack([start / new, (start + np.array(self.image_size, "int64")) / new])
+
+    @property
+    def fill(self):
+        """The padding value or values per channel: the mean, rounded to a byte."""
+        offset, _ = self.preprocessing.offset_and_scale
+        return np.clip(np.round(np.array(offset, "float32")), 0, 255)
+
+    def in_numpy(self, image):
+        """Transforms a NumPy array, (height, width, channels), to float32 (*image_size, channels)."""
+        new, start = self.plan(np.array(image.shape[:2], "int64"))
+        if self.preprocessing.interpolation == "nearest":
+            for axis in (0, 1):
+                places = np.arange(self.image_size[axis]) + start[axis]
+                places = ((places + 0.5) * image.shape[axis] / new[axis]).astype("int64")
+                image = np.take(image, np.clip(places, 0, image.shape[axis] - 1), axis=axis)
+            return self._padded(image.astype("float32"), new, start, np)
+        of_bytes = image.dtype == np.uint8
+        for axis in (1, 0):
+            weights = self._weights(image.shape[axis], new[axis], start[axis], self.image_size[axis])
+            image = _weighted(image, *weights, axis)
+            # Pillow rounds to bytes after each axis.
+            if of_bytes and self.preprocessing.antialias:
+                image = np.clip(np.round(image), 0, 255)
+        return self._padded(self._clipped(image, of_bytes, np), new, start, np)
+
+    def in_tensorflow(self, image):
+        """Transforms a tensor, (height, width, channels or None), to float32 (*image_size, channels)."""
+        import tensorflow as tf
+
+        height, width = self.image_size
+        interpolation, antialias = self.preprocessing.interpolation, self.preprocessing.antialias
+        of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
+        whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
+        if whole and interpolation in ("bilinear", "bicubic") and not antialias:
+            # As in the official code.
+            image = tf.image.resize(image, self.image_size, interpolation)
+            return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
+        new, start = self.plan(shape, tf)
+        # Computes only the crop: a whole image of 1 x 16384 pixels would be resized to 224 x 3.7 million.
+        scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
+        if interpolation == "nearest":
+            for axis in (0, 1):
+                places = tf.cast(tf.range(self.image_size[axis], dtype="int64") + start[axis], "float64") + 0.5
+                places = tf.cast(places * tf.cast(shape[axis], "float64") / tf.cast(new[axis], "float64"), "int64")
+                image = tf.gather(image, tf.clip_by_value(places, 0, shape[axis] - 1), axis=axis)
+            return self._padded(tf.cast(image, "float32"), new, start, tf)
+        scale, move = tf.cast(scale, "float32"), -tf.cast(start, "float32")
+
+        def resized(image, size, scale, move):
+            return tf.raw_ops.ScaleAndTranslate(
+                images=image[None],
+                size=size,
+                scale=scale,
+                translation=move,
+                kernel_type=_KERNELS[interpolation][0],
+                antialias=antialias,
+            )[0]
+
+        if of_bytes and antialias:
+            for axis in (1, 0):
+                along = tf.constant([axis == 0, axis == 1])
+                size = tf.where(along, [height, width], tf.shape(image)[:2])
+                image = resized(image, size, tf.where(along, scale, 1.0), tf.where(along, move, 0.0))
+                image = tf.clip_by_value(tf.round(image), 0.0, 255.0)
+        else:
+            image = self._clipped(resized(image, [height, width], scale, move), of_bytes, tf)
+        return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
+
+    def _clipped(self, image, of_bytes, xp):
+        """Clips images of 1, 3 or 4 channels to [0, 255]; float images only if the kernel overshoots."""
+        if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
+            return image
+        clip = np.clip if xp is np else xp.clip_by_value
+        return clip(image, 0.0, 255.0) if image.shape[-1] in (1, 3, 4) else image
+
+    def _padded(self, image, new, start, xp):
+        if self.preprocessing.resize_mode != "pad":
+            return image
+        inside = []
+        for axis, side in enumerate(self.image_size):
+            places = np.arange(side) + start[axis]
+            inside.append((places >= 0) & (places < new[axis]))
+        return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
+
+    def _weights(self, old, new, start, size):
+        """Returns the first source pixel of each of `size` new pixels, and the weights of it and the following ones."""
+        _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
+        step = old / new
+        wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
+        centres = (np.arange(size) + start + 0.5) * step
+        first = np.ceil(centres - reach * wide - 0.5).astype("int64")
+        places = first[:, None] + np.arange(math.floor(2 * reach * wide) + 1)
+        weights = kernel((places + 0.5 - centres[:, None]) / wide, np)
+        weights[(places < 0) | (places >= old)] = 0
+        total = weights.sum(axis=1, keepdims=True)
+        return first, (weights / np.where(total == 0, 1, total)).astype("float32")
+
+
+def _rounded(size, by):
+    """Divides and rounds to the nearest integer, halves to the even one, as Python's `round`."""
+    return (2 * size + by - 1 + size // by % 2) // (2 * by)
+
+
+def _weighted(image, first, weights, axis):
+    """Sums pixels along an axis with weights; `first` holds the first source pixel of each new one."""
+    # Moves the axis to the front, where each pixel's values are contiguous.
+    image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
+    total = np.zeros((len(first), *image.shape[1:]), "float32")
+    for i, shares in enumerate(weights.T):
+        total += image[np.clip(first + i, 0, len(image) - 1)] * shares[:, None, None]
+    return np.moveaxis(total, 0, axis)

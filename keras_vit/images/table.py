@@ -1,0 +1,202 @@
+"""Reads tables and parses their labels and weights; errors name the rows."""
+
+import csv
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from keras_vit.files import absent
+
+logger = logging.getLogger("keras_vit.data")
+
+
+class Part(dict):
+    """Some rows of a table as {name: values}, which errors call by their lines in the whole."""
+
+    def __init__(self, columns, lines, chosen):
+        super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
+        what, numbers = lines
+        self.lines = what, [numbers[row] for row in chosen]
+
+
+def columns_of(frame):
+    """Returns ({name: values}, lines, the folder of relative paths).
+
+    `lines` is what errors call a row: "row" or "line", and a number for each.
+    """
+    if isinstance(frame, Mapping) or hasattr(frame, "columns"):
+        columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
+        if len(lengths := {len(column) for column in columns.values()}) > 1:
+            raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
+        lines = "row", range(max(lengths, default=0))
+        # Unless rows were added or removed.
+        if isinstance(frame, Part) and len(frame.lines[1]) == len(lines[1]):
+            lines = frame.lines
+        return columns, lines, "."
+    path = Path(frame)
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")
+    rows = csv_rows(path)
+    header, rows = (rows[0], rows[1:]) if rows else ([], [])
+    lines = "line", range(2, len(rows) + 2)
+    bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]
+    fail(f"Expected {len(header)} cells, as in the header of {str(path)!r}", lines, bad)
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines, path.parent
+
+
+def csv_rows(path):
+    """Reads a CSV file, header included, as lists of cells; a blank line is an empty list."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return list(csv.reader(file, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"Expected a CSV file in UTF-8. {str(path)!r}: {error}") from error
+
+
+def integer(value):
+    """Parses an integer, which may be written "3" or 3.0; None if invalid."""
+    try:
+        return int(float(value)) if float(value) == int(float(value)) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def real(value):
+    """Parses a finite number; None if invalid."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def empty(cell):
+    """Whether a cell is None, "" or a missing value of a DataFrame, NaN or NA."""
+    try:
+        return cell is None or bool(cell == "" or cell != cell)
+    except TypeError:
+        # NA is neither equal nor different.
+        return True
+
+
+def fail(expected, lines, bad, error=ValueError):
+    """Raises if there are `bad` rows, pairs of (row index from 0, value)."""
+    if bad:
+        what, numbers = lines
+        shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])
+        more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
+        raise error(f"{expected}. Received: {shown}{more}")
+
+
+def classes(cells, lines, class_names, num_classes):
+    """Parses one class per row. Returns (labels, kind, class names, number of classes)."""
+    _refuse_lists(cells, lines)
+    fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
+    lookup, names, count = _lookup(cells, class_names, num_classes)
+    return [row[0] for row in _numbers([[c] for c in cells], lookup, count, lines)], "int", names, count
+
+
+def several_classes(cells, lines, class_names, num_classes, separator):
+    """Like `classes`, for any number of classes per row: multi-hot labels."""
+    if not separator:
+        raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
+    _refuse_lists(cells, lines)
+    cells = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in cells]
+    lookup, names, count = _lookup([part for cell in cells for part in cell], class_names, num_classes)
+    numbers = _numbers(cells, lookup, count, lines)
+    return [[float(k in row) for k in range(count)] for row in map(set, numbers)], "multi_hot", names, count
+
+
+def _refuse_lists(cells, lines):
+    bad = [(i, repr(cell)) for i, cell in enumerate(cells) if isinstance(cell, (list, tuple, set, dict, np.ndarray))]
+    fail("Expected a label as text or a number; several joined by `label_separator`", lines, bad)
+
+
+def indicators(columns, label_columns, lines):
+    """Like `several_classes`, from one 0/1 column per class."""
+    hint = "; labels='float' takes regression targets"
+    expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
+    numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
+    return numbers, "multi_hot", tuple(label_columns), len(label_columns)
+
+
+def floats(columns, label_columns, lines):
+    """Like `classes`, for regression targets."""
+    expected = f"Expected a finite number in each of the columns {label_columns}"
+    numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
+    return numbers, "float", (), len(label_columns)
+
+
+def _rows(columns, names, lines, parse, is_valid, expected):
+    """Parses several columns, row by row."""
+    rows = list(zip(*(columns[name] for name in names), strict=True))
+    parsed = [[parse(value) for value in row] for row in rows]
+    fail(expected, lines, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])
+    return parsed
+
+
+def weights(cells, lines):
+    """Parses the sample weights."""
+    numbers = [real(value) for value in cells]
+    bad = [(i, repr(cells[i])) for i, number in enumerate(numbers) if number is None or number < 0]
+    fail("Expected a weight of at least 0", lines, bad)
+    return numbers
+
+
+def _lookup(values, class_names, num_classes):
+    """Returns (function from a label to its class index or None, class names, number of classes)."""
+    if class_names is not None:
+        if isinstance(class_names, str):
+            raise ValueError(f"Expected `class_names` to be a sequence of names. Received: {class_names!r}")
+        index = {str(name): i for i, name in enumerate(class_names)}
+        if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
+            raise ValueError(f"Expected different `class_names`, as many as `num_classes`. Received: {class_names}")
+
+        def find(value):
+            # A DataFrame with missing values turns 1 into 1.0.
+            number = integer(value)
+            return index.get(str(value), None if number is None else index.get(str(number)))
+
+        return find, tuple(index), len(index)
+    integers = [integer(v) for v in values]
+    if None not in integers:
+        return integer, (), _count(integers) if num_classes is None else num_classes
+    if num_classes is not None:
+        raise ValueError(f"Expected integers as labels for `num_classes`. Received: {values[integers.index(None)]!r}")
+    if None not in map(real, values):
+        raise ValueError(
+            f"Expected labels that are names, or integers. Received: {values[integers.index(None)]!r}. "
+            "labels='float' takes regression targets; pass `class_names` if they are names"
+        )
+    index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}
+    return (lambda v: index.get(str(v))), tuple(index), len(index)
+
+
+def _count(integers):
+    """Infers the number of classes from integer labels."""
+    found = {i for i in integers if i >= 0}
+    count = max(found, default=-1) + 1
+    how = "`num_classes` sets the number of classes; `class_names` lists their labels in order"
+    if count > 2 * len(found):
+        raise ValueError(
+            f"Expected integers counted from 0 as labels. Received: {len(found)} values up to {count - 1}. {how}"
+        )
+    if absent := sorted(set(range(count)) - found):
+        logger.warning("No image is labelled with %s of the %d classes 0 to %d. %s", absent[:10], count, count - 1, how)
+    return count
+
+
+def _numbers(cells, lookup, count, lines):
+    """Returns the class indices of each row's labels."""
+    rows = [[lookup(value) for value in cell] for cell in cells]
+    bad = [
+        (i, repr(value))
+        for i, (row, cell) in enumerate(zip(rows, cells, strict=True))
+        for number, value in zip(row, cell, strict=True)
+        if number is None or not 0 <= number < count
+    ]
+    fail(f"Expected labels of one of the {count} classes", lines, bad)
+    return rows

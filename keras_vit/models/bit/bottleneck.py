@@ -1,0 +1,112 @@
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.activations import relu_with_nan
+from keras_vit.layers.base import Layer
+from keras_vit.models.bit.config import RESNET_EPSILONS
+from keras_vit.models.bit.group_normalization import GroupNormalization
+from keras_vit.models.bit.standardized_conv import StandardizedConv2D
+
+
+def conv_options(pre_activation, epsilons):
+    """Returns the options of the convolutions: those of hybrids, or of BiT with `pre_activation`."""
+    padding = "symmetric" if pre_activation else "same"
+    if epsilons == "timm":
+        return {"padding": padding, "epsilon": 1e-8, "epsilon_added_to": "variance"}
+    if pre_activation:
+        return {"padding": padding, "epsilon": 1e-10, "epsilon_added_to": "variance"}
+    return {"padding": padding, "epsilon": 1e-5, "epsilon_added_to": "std"}
+
+
+def norm_options(pre_activation, epsilons):
+    """Returns the options of the norms, as `conv_options` does."""
+    return {"groups": 32, "epsilon": 1e-5 if pre_activation or epsilons == "timm" else 1e-6}
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class Bottleneck(Layer):
+    """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
+
+    The branch is 1 x 1, 3 x 3 (strided), 1 x 1; if the shape changes, a 1 x 1 convolution projects the shortcut.
+
+    Args:
+        width: Int, a multiple of 32, the number of channels inside the unit.
+        strides: Int, the reduction of height and width.
+        pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
+            after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first.
+            The padding and epsilon of the convolutions differ too.
+        epsilons: "official", or "timm" for those of timm and transformers.
+
+    Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
+
+    Raises:
+        ValueError: If `width` or the channels are not multiples of 32.
+
+    Example:
+
+    >>> Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
+    (1, 28, 28, 256)
+
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), strided in the second convolution; pre-activation:
+    [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
+    Initialized as in the official Flax code: LeCun normal kernels; the last norm's scale is zero in hybrids.
+    """
+
+    def __init__(self, width, strides=1, pre_activation=False, epsilons="official", **kwargs):
+        super().__init__(**kwargs)
+        self.width = arguments.positive_int("width", width)
+        self.strides = arguments.positive_int("strides", strides)
+        self.pre_activation = bool(pre_activation)
+        self.epsilons = arguments.one_of("epsilons", epsilons, RESNET_EPSILONS)
+        if self.width % 32:
+            raise arguments.invalid("width", "a multiple of 32", width)
+        self.conv_1 = self._conv("conv_1", width, 1)
+        self.conv_2 = self._conv("conv_2", width, 3, strides)
+        self.conv_3 = self._conv("conv_3", 4 * width, 1)
+        self.norm_1, self.norm_2 = self._norm("norm_1"), self._norm("norm_2")
+        self.norm_3 = self._norm("norm_3", gamma_initializer="ones" if self.pre_activation else "zeros")
+        self.conv_proj = self.norm_proj = None
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def _conv(self, name, filters, kernel_size, strides=1):
+        options = {**conv_options(self.pre_activation, self.epsilons), **self.inherited}
+        return StandardizedConv2D(filters, kernel_size, strides, name=name, **options)
+
+    def _norm(self, name, **kwargs):
+        return GroupNormalization(
+            name=name, **norm_options(self.pre_activation, self.epsilons), **self.inherited, **kwargs
+        )
+
+    def build(self, images_shape):
+        if self.strides > 1 or images_shape[-1] != 4 * self.width:
+            self.conv_proj = self._conv("conv_proj", 4 * self.width, 1, self.strides)
+            self.conv_proj.build(images_shape)
+            if not self.pre_activation:
+                self.norm_proj = self._norm("norm_proj")
+                self.norm_proj.build(self.conv_proj.compute_output_shape(images_shape))
+        shape = images_shape
+        for conv, norm in ((self.conv_1, self.norm_1), (self.conv_2, self.norm_2), (self.conv_3, self.norm_3)):
+            conv.build(shape)
+            if self.pre_activation:
+                norm.build(shape)
+            shape = conv.compute_output_shape(shape)
+            if not self.pre_activation:
+                norm.build(shape)
+
+    def call(self, images):
+        # NaN has to stay only on the shortcut.
+        if self.pre_activation:
+            x = self.norm_1(images, show_nan=False)
+            x = ops.relu(x) if self.conv_proj is None else relu_with_nan(x)
+            shortcut = images if self.conv_proj is None else self.conv_proj(x)
+            x = ops.relu(self.norm_2(self.conv_1(x), show_nan=False))
+            return shortcut + self.conv_3(ops.relu(self.norm_3(self.conv_2(x), show_nan=False)))
+        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images), show_nan=False)
+        x = ops.relu(self.norm_1(self.conv_1(images), show_nan=False))
+        x = ops.relu(self.norm_2(self.conv_2(x), show_nan=False))
+        return relu_with_nan(shortcut + self.norm_3(self.conv_3(x), show_nan=False))
+
+    def compute_output_shape(self, images_shape):
+        return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))

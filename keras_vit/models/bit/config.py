@@ -1,0 +1,79 @@
+"""The config of BiT models and of the ResNets of hybrids, and the table of their depths."""
+
+import dataclasses
+import re
+from typing import ClassVar
+
+from keras_vit import arguments
+from keras_vit.config import ModelConfig, checked, stage_sizes
+
+# Whose epsilons a ResNet has in its standardized convolutions and norms.
+RESNET_EPSILONS = ("official", "timm")
+# A width factor far above any model's: a file beyond it is damaged.
+MOST_WIDE = 64
+# The width of a standard ResNet's first convolution.
+ROOT_WIDTH = 64
+
+# Units per stage by depth: Deep Residual Learning (arXiv 1512.03385), table 1; 200: Identity Mappings in Deep
+# Residual Networks (arXiv 1603.05027).
+RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+
+
+def half_multiple(name, value):
+    """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
+    if arguments.positive_number(name, value) * 2 % 1 or value > MOST_WIDE:
+        raise arguments.invalid(name, f"a multiple of 0.5, at most {MOST_WIDE}, since the norms have 32 groups", value)
+    return float(value)
+
+
+def total_stride(stages):
+    """Returns the total stride of a ResNet: 4 in the root, 2 in each stage but the first."""
+    return 4 * 2 ** max(len(stages) - 1, 0)
+
+
+def decode_resnet(variant):
+    """Parses "R50x1" into (units per stage, width factor); raises if it is unknown."""
+    match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
+    if match is None or int(match[1]) not in RESNETS:
+        depths = ", ".join(map(str, RESNETS))
+        raise arguments.invalid("variant", f'R, a depth of {depths}, x and a width factor, as in "R50x1"', variant)
+    return RESNETS[int(match[1])], int(match[2])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiTConfig(ModelConfig):
+    """The config of a Big Transfer ResNet, as built by `keras_vit.BiT`.
+
+    Args:
+        stages: Ints, the number of units per stage.
+        width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
+        pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
+        resnet_epsilons: "official" or "timm", as in `keras_vit.BiT`.
+        **others: As in `keras_vit.BiT`.
+
+    Raises:
+        ValueError: If a value is out of range.
+
+    Example:
+
+    >>> keras_vit.BiTConfig.from_variant("R50x1").stages
+    (3, 4, 6, 3)
+    """
+
+    family: ClassVar[str] = "bit"
+
+    stages: tuple[int, ...] = checked(stage_sizes)
+    width_factor: float = checked(half_multiple)
+    pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
+    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
+
+    @classmethod
+    def from_variant(cls, variant, **overrides):
+        """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
+        stages, width_factor = decode_resnet(variant)
+        return arguments.record(cls, {"stages": stages, "width_factor": width_factor, **overrides})
+
+    @property
+    def block_names(self):
+        """The names of the residual units, in order."""
+        return [f"stage_{s}_unit_{u:02d}" for s, units in enumerate(self.stages, 1) for u in range(1, units + 1)]

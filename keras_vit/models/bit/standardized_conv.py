@@ -1,0 +1,98 @@
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers import initializers
+from keras_vit.layers.base import Layer
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class StandardizedConv2D(Layer):
+    """A convolution without bias whose kernel is standardized per filter, to mean 0 and standard deviation about 1.
+
+    The kernel is standardized in float32. The defaults are those of hybrids; BiT uses
+    `padding="symmetric", epsilon=1e-10, epsilon_added_to="variance"`.
+
+    Args:
+        filters: Int, the number of output channels.
+        kernel_size: Int, or (height, width), in pixels.
+        strides: Int, or (vertical, horizontal), in pixels.
+        padding: "same" (as in TensorFlow: an odd pixel goes to the bottom and right) or "symmetric" (`kernel_size // 2`
+            on each side; odd sizes only). They differ only if `strides` is above 1.
+        epsilon: Float, avoids division by zero.
+        epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
+        kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.
+
+    Input shape: (batch, height, width, channels), always channels last.
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
+
+    Example:
+
+    >>> StandardizedConv2D(64, kernel_size=7, strides=2)(np.zeros((1, 224, 224, 3))).shape
+    (1, 112, 112, 64)
+
+    Reference: [arXiv 1903.10520](https://arxiv.org/abs/1903.10520).
+    """
+
+    def __init__(
+        self,
+        filters,
+        kernel_size,
+        strides=1,
+        padding="same",
+        epsilon=1e-5,
+        epsilon_added_to="std",
+        kernel_initializer=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.filters = arguments.positive_int("filters", filters)
+        self.kernel_size = arguments.pair("kernel_size", kernel_size)
+        self.strides = arguments.pair("strides", strides)
+        self.padding = arguments.one_of("padding", padding, ("same", "symmetric"))
+        if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
+            raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.epsilon_added_to = arguments.one_of("epsilon_added_to", epsilon_added_to, ("std", "variance"))
+        self.kernel_initializer = keras.initializers.get(
+            initializers.LecunNormal() if kernel_initializer is None else kernel_initializer
+        )
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, images_shape):
+        channels = images_shape[-1]
+        if channels is None:
+            raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
+        # No autocast: a lower compute dtype should round the standardized kernel, not the stored one.
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*self.kernel_size, channels, self.filters),
+            initializer=self.kernel_initializer,
+            autocast=False,
+        )
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
+
+    def standardized_kernel(self):
+        """The standardized kernel, (height, width, channels, filters), float32."""
+        kernel = ops.cast(self.kernel, "float32")
+        kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
+        variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
+        if self.epsilon_added_to == "variance":
+            return kernel / ops.sqrt(variance + self.epsilon)
+        # The square root has no gradient at 0, the variance of a constant filter.
+        return kernel / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
+
+    def call(self, images):
+        padding = "same"
+        if self.padding == "symmetric" and self.strides != (1, 1):
+            vertical, horizontal = (size // 2 for size in self.kernel_size)
+            if vertical or horizontal:
+                images = ops.pad(images, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+            padding = "valid"
+        kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
+        return ops.conv(images, kernel, strides=self.strides, padding=padding, data_format="channels_last")
+
+    def compute_output_shape(self, images_shape):
+        batch, *sides, _ = images_shape
+        sides = (None if side is None else -(-side // stride) for side, stride in zip(sides, self.strides, strict=True))
+        return batch, *sides, self.filters

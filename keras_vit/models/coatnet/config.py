@@ -1,0 +1,222 @@
+"""The config of CoAtNet models, and the table of their variants. To add a variant, add a row."""
+
+import dataclasses
+import re
+from typing import ClassVar
+
+from keras_vit import arguments
+from keras_vit.config import DEFAULT_IMAGE_SIZE, PADDINGS, ModelConfig, checked, stage_sizes
+from keras_vit.images.interpolation import TABLE_METHODS
+
+EXPANDED_FROM = ("output", "input")
+DOWNSAMPLINGS = ("expansion", "depthwise", "pooling")
+POOL_TYPES = ("max2", "max3", "avg2")
+NORMS = ("layer", "batch")
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+# The hidden width of MBConv and MLP relative to what it is counted from.
+EXPANSION = 4
+
+
+def stage_widths(name, value):
+    """Returns `value` as a tuple of ints; raises if it is not the number of channels per stage."""
+    if not isinstance(value, (tuple, list)) or not value:
+        raise arguments.invalid(name, "the number of channels of each stage, as in (96, 192, 384, 768)", value)
+    return tuple(arguments.positive_int(name, width, arguments.LARGEST) for width in value)
+
+
+def conv_depths(name, value):
+    """Returns `value` as a tuple of ints; raises if it is not a number of blocks per stage."""
+    if not isinstance(value, (tuple, list)):
+        raise arguments.invalid(name, "the number of MBConv blocks of each stage, as in (2, 3, 0, 0)", value)
+    return tuple(arguments.non_negative_int(name, depth) for depth in value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoAtNetConfig(ModelConfig):
+    """The config of a CoAtNet: the arguments of `keras_vit.CoAtNet` that determine its outputs.
+
+    Args:
+        depths: Ints, the number of blocks per stage.
+        widths: Ints, the number of channels per stage.
+        stem_widths: Ints, the channels of the two convolutions of the stem.
+        **others: As in `keras_vit.CoAtNet`. Any number for `layer_scale_init` means that residual branches are scaled.
+
+    Raises:
+        ValueError: If a value is out of range or conflicts with another.
+
+    Example:
+
+    >>> config = keras_vit.CoAtNetConfig.from_variant("0")
+    >>> config.depths, config.widths, config.grid(3)
+    ((2, 3, 5, 2), (96, 192, 384, 768), (14, 14))
+    """
+
+    family: ClassVar[str] = "coatnet"
+
+    depths: tuple[int, ...] = checked(stage_sizes)
+    widths: tuple[int, ...] = checked(stage_widths)
+    stem_widths: tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
+    conv_depths: tuple[int, ...] | None = checked(conv_depths, optional=True, default=None)
+    head_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=32)
+    expanded_from: str = checked(arguments.one_of, EXPANDED_FROM, default="output")
+    downsampling: str = checked(arguments.one_of, DOWNSAMPLINGS, default="expansion")
+    pool_type: str = checked(arguments.one_of, POOL_TYPES, default="max2")
+    padding: str = checked(arguments.one_of, PADDINGS, default="same")
+    activation: str = checked(arguments.one_of, ACTIVATIONS, default="gelu")
+    conv_activation: str = checked(arguments.one_of, ACTIVATIONS, default="gelu")
+    pre_norm_activation: bool = checked(arguments.boolean, default=False)
+    conv_bias: bool = checked(arguments.boolean, default=True)
+    shortcut_bias: bool = checked(arguments.boolean, default=True)
+    se_ratio: float = checked(arguments.positive_number, default=0.25)
+    se_activation: str = checked(arguments.one_of, ACTIVATIONS, default="silu")
+    se_before_norm: bool = checked(arguments.boolean, default=False)
+    transformer_norm: str = checked(arguments.one_of, NORMS, default="layer")
+    layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
+    position_mlp_dim: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
+    position_interpolation: str = checked(arguments.one_of, TABLE_METHODS, default="bilinear")
+    table_image_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
+    norm_after_pooling: bool = checked(arguments.boolean, default=False)
+    representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
+    layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
+    batch_norm_epsilon: float = checked(arguments.epsilon, default=1e-5)
+
+    @classmethod
+    def from_variant(cls, variant, **overrides):
+        """Returns the config of a variant, such as "0" or "coatnet_0_rw"; `overrides` set other fields."""
+        return arguments.record(cls, {**VARIANTS[decode_coatnet(variant)], **overrides})
+
+    def __post_init__(self):
+        super().__post_init__()
+        stages = len(self.depths)
+        for name in ("widths", "conv_depths"):
+            value = getattr(self, name)
+            if value is not None and len(value) != stages:
+                raise arguments.invalid(name, f"a number for each of the {stages} stages of `depths`", value)
+        usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(self.depths))
+        if self.conv_depths is not None and any(n > d for n, d in zip(self.conv_depths, self.depths, strict=True)):
+            raise arguments.invalid("conv_depths", f"at most `depths`, {self.depths}", self.conv_depths)
+        if self.conv_depths == usual:
+            # None if it follows from `depths`, so that copies with other depths derive it again.
+            self._set("conv_depths", None)
+        for block in self.blocks:
+            if not block.is_conv and block.attention_width % self.head_dim:
+                expected = f"a divisor of the {block.attention_width} channels of the attention in {block.name}"
+                raise arguments.invalid("head_dim", expected, self.head_dim)
+        if self.table_image_size is not None and None not in self.image_size:
+            expected = "None with images of a known size"
+            raise arguments.invalid("table_image_size", expected, self.table_image_size)
+
+    @property
+    def blocks(self):
+        """The `Block` of each block, in order."""
+        inputs, found = self.stem_widths[1], []
+        for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+            num_conv = (depth if s < 2 else 0) if self.conv_depths is None else self.conv_depths[s]
+            for b in range(depth):
+                expanded = width if self.expanded_from == "output" else inputs
+                name = f"stage_{s + 1}_block_{b + 1:02d}"
+                found.append(Block(name, s + 1, b < num_conv, width, expanded, 1 if b else 2))
+                inputs = width
+        return found
+
+    @property
+    def block_names(self):
+        """The names of the blocks, in order."""
+        return [block.name for block in self.blocks]
+
+    def grid(self, stage):
+        """Returns (rows, columns) of the tables of a stage, counted from 1."""
+        image_size = self.image_size
+        if None in image_size:
+            image_size = self.table_image_size or (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
+        return table_grid(image_size, stage)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of a CoAtNet: its sizes, as they follow from a config."""
+
+    name: str
+    stage: int
+    is_conv: bool
+    width: int
+    # The width that is expanded to MBConv's hidden width, or, in a transformer block, that of the attention.
+    attention_width: int
+    strides: int
+
+
+def table_grid(image_size, stage):
+    """Returns (rows, columns) of the feature map of a stage, counted from 1, for images of (height, width)."""
+    stride = 2 ** (stage + 1)
+    return tuple(-(-side // stride) for side in image_size)
+
+
+# Stages of C-C-T-T, from arXiv 2106.04803, table 3; the hidden layer of the head and its widths from timm, since only
+# with it the parameters are those of table 4.
+def _sizes(depths, widths, stem):
+    return {"depths": depths, "widths": widths, "stem_widths": stem}
+
+
+_BLOCKS_0, _BLOCKS_1, _BLOCKS_4 = (2, 3, 5, 2), (2, 6, 14, 2), (2, 12, 28, 2)
+_WIDTHS_0, _WIDTHS_2, _WIDTHS_3 = (96, 192, 384, 768), (128, 256, 512, 1024), (192, 384, 768, 1536)
+_WIDTHS_NANO = (64, 128, 256, 512)
+_SIZES = {
+    "0": _sizes(_BLOCKS_0, _WIDTHS_0, (64, 64)),
+    "1": _sizes(_BLOCKS_1, _WIDTHS_0, (64, 64)),
+    "2": _sizes(_BLOCKS_1, _WIDTHS_2, (128, 128)),
+    "3": _sizes(_BLOCKS_1, _WIDTHS_3, (192, 192)),
+    "4": _sizes(_BLOCKS_4, _WIDTHS_3, (192, 192)),
+    "5": _sizes(_BLOCKS_4, (256, 512, 1280, 2048), (192, 192)),
+}
+_HEADS = {
+    name: {"norm_after_pooling": True, "representation_size": size["widths"][-1]} for name, size in _SIZES.items()
+}
+# timm 1.0.31: all of its models, those of the paper's sizes, and its own (`rw`).
+_TIMM = {"pool_type": "avg2", "padding": "symmetric", "position_interpolation": "geometric"}
+_OWN = {**_TIMM, "expanded_from": "input", "conv_activation": "silu"}
+_RW = {**_OWN, "pre_norm_activation": True, "conv_bias": False, "se_activation": "relu"}
+_EARLY = {"se_before_norm": True, "shortcut_bias": False}
+_DW, _POOL, _SILU, _SCALE = {"downsampling": "depthwise"}, {"downsampling": "pooling"}, {"se_activation": "silu"}, 1e-6
+_SIZE_PICO = _sizes(_BLOCKS_0, _WIDTHS_NANO, (32, 64))
+_SIZE_NANO = _sizes((3, 4, 6, 3), _WIDTHS_NANO, (32, 64))
+_SIZE_0 = _sizes((2, 3, 7, 2), _WIDTHS_0, (32, 64))
+_SIZE_1 = _sizes(_BLOCKS_1, _WIDTHS_0, (32, 64))
+_SIZE_2 = _sizes(_BLOCKS_1, _WIDTHS_2, (64, 128))
+_SIZE_3 = _sizes(_BLOCKS_1, _WIDTHS_3, (96, 192))
+VARIANTS = {
+    **{name: {**size, **_HEADS[name], "head_dim": 64 if name == "5" else 32} for name, size in _SIZES.items()},
+    **{f"coatnet_{name}": {**size, **_HEADS[name], **_TIMM, **_DW} for name, size in _SIZES.items()},
+    "coatnet_pico_rw": {**_SIZE_PICO, **_OWN, **_DW},
+    "coatnet_nano_rw": {**_SIZE_NANO, **_OWN, **_POOL},
+    "coatnet_0_rw": {**_SIZE_0, **_RW, **_EARLY, **_POOL},
+    "coatnet_1_rw": {**_SIZE_1, **_RW, **_EARLY, **_DW},
+    "coatnet_2_rw": {**_SIZE_2, **_RW, **_SILU, **_DW},
+    "coatnet_3_rw": {**_SIZE_3, **_RW, **_SILU, **_DW, "layer_scale_init": _SCALE},
+    "coatnet_bn_0_rw": {**_SIZE_0, **_RW, **_EARLY, **_DW, "transformer_norm": "batch"},
+    "coatnet_rmlp_nano_rw": {**_SIZE_NANO, **_OWN, **_DW, "position_mlp_dim": 384},
+    "coatnet_rmlp_0_rw": {**_SIZE_0, **_RW, **_DW, "position_mlp_dim": 512},
+    "coatnet_rmlp_1_rw": {**_SIZE_1, **_RW, **_EARLY, **_POOL, "pool_type": "max3", "position_mlp_dim": 384},
+    "coatnet_rmlp_1_rw2": {**_SIZE_1, **_RW, **_DW, "position_mlp_dim": 512},
+    "coatnet_rmlp_2_rw": {**_SIZE_2, **_RW, **_SILU, **_DW, "layer_scale_init": _SCALE, "position_mlp_dim": 512},
+    "coatnet_rmlp_3_rw": {**_SIZE_3, **_RW, **_SILU, **_DW, "layer_scale_init": _SCALE, "position_mlp_dim": 512},
+    "coatnet_nano_cc": {**_SIZE_NANO, **_RW, **_POOL, "conv_depths": (3, 4, 1, 1)},
+    # The smallest one, of timm's own tests.
+    "test_coatnet": {**_sizes((1, 1, 2, 1), (32, 64, 96, 128), (16, 32)), **_OWN, **_POOL},
+}
+
+
+def decode_coatnet(variant):
+    """Returns the key in `VARIANTS` of a variant: its own name, timm's without the image size, or "0_rw" for short."""
+    if isinstance(variant, str):
+        name = re.sub(r"(?<=\w)_\d{3}$", "", variant)
+        for key in (variant, name, f"coatnet_{name}"):
+            if key in VARIANTS:
+                return key
+    expected = f'one of {", ".join(VARIANTS)}, or the name of timm, as in "coatnet_0_rw_224"'
+    raise arguments.invalid("variant", expected, variant)
+
+
+def image_size_of(variant):
+    """Returns the image size at the end of timm's name, as in "coatnet_rmlp_2_rw_384", or 224."""
+    match = re.search(r"_(\d{3})$", variant) if isinstance(variant, str) else None
+    return int(match[1]) if match else DEFAULT_IMAGE_SIZE

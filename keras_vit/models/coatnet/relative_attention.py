@@ -1,0 +1,160 @@
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.images.interpolation import TABLE_METHODS, resize_matrix
+from keras_vit.layers import initializers
+from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.dense import Dense
+from keras_vit.layers.fused_attention import attend, attend_unfused
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class RelativeAttention(CompositeLayer):
+    """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
+
+    The bias of a head and an offset, (rows, columns) from a key to a query, is read from a learned table, which is
+    resized for feature maps of another size, or computed by a small MLP.
+
+    Args:
+        num_heads: Int, the number of heads.
+        head_dim: Int, the width of a head.
+        units: Int, the number of output channels.
+        grid_size: (rows, columns) of the feature map that the table is stored for.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the biases from the offsets, each as
+            `sign(x) * log(1 + |x|)`; None for a table.
+        interpolation: How the table is resized: "bilinear", as in the paper, or "geometric", as in timm.
+
+    Call arguments:
+        images: (batch, rows, columns, channels).
+        return_attention_scores: Bool, whether to return the attention weights too.
+
+    Returns:
+        (batch, rows, columns, units), then the weights, (batch, num_heads, rows * columns, rows * columns), if
+        requested.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> RelativeAttention(12, 32, 384, grid_size=(14, 14))(np.zeros((1, 14, 14, 384))).shape
+    (1, 14, 14, 384)
+
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2.1 and A.1; the MLP is timm's, after
+    [arXiv 2111.09883](https://arxiv.org/abs/2111.09883), section 3.3. Initialized as in timm: Xavier uniform for query,
+    key, value and output, a table of standard deviation 0.02.
+    """
+
+    def __init__(
+        self, num_heads, head_dim, units, grid_size, position_mlp_dim=None, interpolation="bilinear", **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.head_dim = arguments.positive_int("head_dim", head_dim)
+        self.units = arguments.positive_int("units", units)
+        self.grid_size = arguments.pair("grid_size", grid_size)
+        self.position_mlp_dim = arguments.optional(arguments.positive_int, "position_mlp_dim", position_mlp_dim)
+        self.interpolation = arguments.one_of("interpolation", interpolation, TABLE_METHODS)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, images_shape):
+        channels, width = images_shape[-1], self.num_heads * self.head_dim
+        qkv_init = initializers.xavier_uniform(channels, width)
+        self.qkv = Dense(3 * width, kernel_initializer=qkv_init, name="qkv", **self.inherited)
+        self.qkv.build(images_shape)
+        self.out = Dense(self.units, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
+        self.out.build((*images_shape[:-1], width))
+        if self.position_mlp_dim is None:
+            rows, columns = (2 * side - 1 for side in self.grid_size)
+            self.position_table = self.add_weight(
+                name="position_table",
+                shape=(rows * columns, self.num_heads),
+                initializer=initializers.TruncatedNormal(stddev=0.02),
+            )
+        else:
+            # No dense layers, since neither LoRA nor quantization is for so few weights.
+            shapes = {"kernel_1": (2, self.position_mlp_dim), "bias_1": (self.position_mlp_dim,)}
+            shapes |= {"kernel_2": (self.position_mlp_dim, self.num_heads), "bias_2": (self.num_heads,)}
+            self.position_mlp = [
+                self.add_weight(
+                    name=f"position_{name}",
+                    shape=shape,
+                    initializer=initializers.GlorotUniform() if len(shape) > 1 else "zeros",
+                )
+                for name, shape in shapes.items()
+            ]
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.qkv, self.out
+
+    def call(self, images, return_attention_scores=False):
+        rows, columns, channels = ops.shape(images)[1:]
+        tokens = ops.reshape(images, (-1, rows * columns, channels))
+        # Each head's query, key and value are next to each other, as in timm.
+        qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
+        query, key, value = ops.unstack(ops.transpose(qkv, (3, 0, 2, 1, 4)), 3, axis=0)
+        bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
+        if return_attention_scores:
+            x, weights = attend_unfused(query, key, value, bias)
+        else:
+            x, weights = attend(query, key, value, bias), None
+        x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, rows, columns, self.num_heads * self.head_dim))
+        x = self.out(x)
+        return (x, weights) if return_attention_scores else x
+
+    def position_bias(self, grid_size):
+        """Returns the biases for a feature map of (rows, columns), (1, num_heads, queries, keys)."""
+        rows, columns = grid_size
+        table = self._table(grid_size)
+        # P[i - i'] for all rows i and i', then the same for columns. Keras on PyTorch takes rows of a matrix as an
+        # embedding, which ONNX knows.
+        bias = ops.take(ops.reshape(table, (2 * rows - 1, -1)), _offsets(rows), axis=0)
+        bias = ops.reshape(bias, (rows * rows, 2 * columns - 1, self.num_heads))
+        bias = ops.reshape(ops.transpose(bias, (1, 0, 2)), (2 * columns - 1, -1))
+        bias = ops.reshape(ops.take(bias, _offsets(columns), axis=0), (columns, columns, rows, rows, self.num_heads))
+        bias = ops.transpose(bias, (4, 2, 0, 3, 1))
+        return ops.reshape(bias, (1, self.num_heads, rows * columns, rows * columns))
+
+    def _table(self, grid_size):
+        """Returns the biases of all offsets, (2 * rows - 1, 2 * columns - 1, num_heads)."""
+        old, new = ([2 * side - 1 for side in sides] for sides in (self.grid_size, grid_size))
+        if self.position_mlp_dim is not None:
+            kernel_1, bias_1, kernel_2, bias_2 = map(ops.convert_to_tensor, self.position_mlp)
+            hidden = ops.relu(ops.matmul(ops.cast(_log_offsets(*new), kernel_1.dtype), kernel_1) + bias_1)
+            return ops.matmul(hidden, kernel_2) + bias_2
+        table = ops.reshape(ops.convert_to_tensor(self.position_table), (*old, self.num_heads))
+        # Sides may be tensors, or symbols of torch.export, which a comparison would tie to the example's size.
+        if all(type(side) is int for side in grid_size) and tuple(grid_size) == self.grid_size:
+            return table
+        rows, columns = (
+            ops.cast(resize_matrix(a, b, self.interpolation, ops), table.dtype) for a, b in zip(old, new, strict=True)
+        )
+        table = ops.matmul(rows, ops.reshape(table, (old[0], -1)))
+        return ops.matmul(columns, ops.reshape(table, (-1, old[1], self.num_heads)))
+
+    def compute_output_shape(self, images_shape):
+        return *images_shape[:-1], self.units
+
+    compute_output_spec = CompositeLayer.traced_spec
+
+
+def _offsets(side):
+    """Returns the index in a table of the offset from each place, along the second axis, to each, along the first."""
+    places = np.arange(side) if type(side) is int else ops.arange(side, dtype="int32")
+    return places[:, None] - places[None, :] + (side - 1)
+
+
+def _log_offsets(rows, columns):
+    """Returns `sign(x) * log(1 + |x|)` of row and column offsets, (rows, columns, 2)."""
+    one_axis = []
+    for count in (rows, columns):
+        x = ops.arange(count, dtype="float32")
+        x = x - (x[-1] / 2)
+        one_axis.append(ops.sign(x) * ops.log1p(ops.abs(x)))
+    shape = (rows, columns)
+    down = ops.broadcast_to(one_axis[0][:, None], shape)
+    across = ops.broadcast_to(one_axis[1][None, :], shape)
+    return ops.stack([down, across], axis=-1)

@@ -1,0 +1,147 @@
+import keras
+
+from keras_vit import arguments
+from keras_vit.config import PADDINGS
+from keras_vit.layers import initializers
+from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.dense import Dense
+from keras_vit.layers.downsampling import pooling
+from keras_vit.layers.drop_path import DropPath
+from keras_vit.layers.layer_scale import LayerScale
+from keras_vit.layers.mlp import MLP
+from keras_vit.models.coatnet.config import EXPANSION, NORMS, POOL_TYPES
+from keras_vit.models.coatnet.relative_attention import RelativeAttention
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class RelativeTransformerBlock(CompositeLayer):
+    """CoAtNet's transformer block: relative attention, then an MLP of four times the width, both after a norm.
+
+    With `strides=2`, both the normed input of the attention and the shortcut are pooled. A dense layer projects the
+    shortcut where the number of channels changes.
+
+    Args:
+        num_heads, head_dim, grid_size, position_mlp_dim, interpolation: As in `RelativeAttention`.
+        units: Int, the number of output channels.
+        strides: 1, or 2 to halve height and width, rounded up.
+        pool_type: What halves them: "max2", "max3" (windows of 3 x 3) or "avg2".
+        padding: Of windows of 3 x 3: "same" (TensorFlow's) or "symmetric" (PyTorch's).
+        shortcut_bias: Bool, whether the projection of the shortcut has a bias.
+        norm: "layer" or "batch".
+        epsilon: Float, the epsilon of the norms.
+        layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
+        activation: As in `MLP`.
+        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
+        seed: Int or None, the random seed of that.
+
+    Input shape: (batch, height, width, channels).
+    Output shape: (batch, ceil(height / strides), ceil(width / strides), units).
+
+    Example:
+
+    >>> block = RelativeTransformerBlock(24, 32, 768, grid_size=(7, 7), strides=2)
+    >>> block(np.zeros((1, 14, 14, 384))).shape
+    (1, 7, 7, 768)
+
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The window of the max
+    pooling and whether equal channels are projected are not stated there: 2 x 2, and they are not.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        head_dim,
+        units,
+        grid_size,
+        strides=1,
+        pool_type="max2",
+        padding="same",
+        shortcut_bias=True,
+        norm="layer",
+        epsilon=1e-6,
+        layer_scale_init=None,
+        activation="gelu",
+        position_mlp_dim=None,
+        interpolation="bilinear",
+        drop_path_rate=0.0,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads, self.head_dim, self.units = num_heads, head_dim, arguments.positive_int("units", units)
+        self.strides = arguments.one_of("strides", strides, (1, 2))
+        self.pool_type = arguments.one_of("pool_type", pool_type, POOL_TYPES)
+        self.padding = arguments.one_of("padding", padding, PADDINGS)
+        self.shortcut_bias = bool(shortcut_bias)
+        self.norm = arguments.one_of("norm", norm, NORMS)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
+        self.position_mlp_dim, self.interpolation, self.seed = position_mlp_dim, interpolation, seed
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.attention = RelativeAttention(
+            num_heads, head_dim, units, grid_size, position_mlp_dim, interpolation, name="attention", **self.inherited
+        )
+        self.grid_size = self.attention.grid_size
+        self.mlp = MLP(EXPANSION * units, activation, name="mlp", **self.inherited)
+        self.activation = self.mlp.activation
+        self.norm_1, self.norm_2 = (norm_layer(norm, epsilon, name, **self.inherited) for name in ("norm_1", "norm_2"))
+        self.pool = None
+        if strides > 1:
+            self.pool = pooling(pool_type, padding, "pool", self.dtype_policy)
+        self.shortcut = self.layer_scale_1 = self.layer_scale_2 = None
+        if layer_scale_init is not None:
+            self.layer_scale_1 = LayerScale(layer_scale_init, name="layer_scale_1", **self.inherited)
+            self.layer_scale_2 = LayerScale(layer_scale_init, name="layer_scale_2", **self.inherited)
+        self.drop_path_1, self.drop_path_2 = (
+            DropPath(drop_path_rate, seed=s, dtype=self.dtype_policy, name=f"drop_path_{i}")
+            for i, s in enumerate(arguments.seeds(seed, 2), start=1)
+        )
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, images_shape):
+        inside = (*images_shape[:-1], self.units)
+        self.norm_1.build(images_shape)
+        self.attention.build(images_shape)
+        if images_shape[-1] != self.units:
+            init = initializers.GlorotUniform()
+            self.shortcut = Dense(
+                self.units, use_bias=self.shortcut_bias, kernel_initializer=init, name="shortcut", **self.inherited
+            )
+            self.shortcut.build(images_shape)
+        for layer in (self.norm_2, self.mlp, self.layer_scale_1, self.layer_scale_2):
+            if layer is not None:
+                layer.build(inside)
+        self.restore_changes()
+
+    def dense_layers(self):
+        shortcut = [] if self.shortcut is None else [self.shortcut]
+        return [*self.attention.dense_layers(), *self.mlp.dense_layers(), *shortcut]
+
+    def call(self, images, training=None):
+        shortcut, x = images, self.norm_1(images, **self._mode(training))
+        if self.pool is not None:
+            shortcut, x = self.pool(shortcut), self.pool(x)
+        if self.shortcut is not None:
+            shortcut = self.shortcut(shortcut)
+        x = shortcut + self._branch(self.attention(x), self.layer_scale_1, self.drop_path_1, training)
+        y = self.mlp(self.norm_2(x, **self._mode(training)), training=training)
+        return x + self._branch(y, self.layer_scale_2, self.drop_path_2, training)
+
+    def _mode(self, training):
+        return {"training": training} if self.norm == "batch" else {}
+
+    def _branch(self, x, layer_scale, drop_path, training):
+        if layer_scale is not None:
+            x = layer_scale(x)
+        return drop_path(x, training=training) if drop_path.rate else x
+
+    def compute_output_shape(self, images_shape):
+        batch, *sides, _ = images_shape
+        return batch, *(None if side is None else -(-side // self.strides) for side in sides), self.units
+
+
+def norm_layer(kind, epsilon, name, **options):
+    """Returns a layer of layer or batch normalization over the channels."""
+    if kind == "batch":
+        return keras.layers.BatchNormalization(momentum=0.9, epsilon=epsilon, name=name, **options)
+    return keras.layers.LayerNormalization(epsilon=epsilon, name=name, **options)

@@ -1,0 +1,231 @@
+"""Counts the parameters, multiply-adds and activation memory of a model from its layer shapes."""
+
+import dataclasses
+import functools
+import math
+
+import keras
+import ml_dtypes  # noqa: F401, teaches NumPy bfloat16; Keras depends on it
+import numpy as np
+
+from keras_vit import arguments, layers
+from keras_vit.console import text_table
+from keras_vit.models.graph import is_graph, replay
+from keras_vit.models.layer_costs import parts_of
+from keras_vit.models.vit.builder import ViT
+from keras_vit.models.vit.config import decode_variant
+
+# Millions of parameters, for any patch size: table 1 of the ViT paper (arXiv 2010.11929); Ti and S: table 1 of DeiT
+# (arXiv 2012.12877).
+PAPER = {"Ti/16": 5, "S/16": 22, "S/32": 22, "B/16": 86, "B/32": 86, "L/16": 307, "L/32": 307, "H/14": 632}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The costs of one layer for one image; `multiply_adds` is None if unknown."""
+
+    name: str
+    kind: str
+    output_shape: tuple
+    # 0 if an earlier row has the same weights.
+    parameters: int | None
+    multiply_adds: int | None
+    activation_bytes: int
+    # A Row per step, if there are several.
+    steps: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The costs of a model for one image, with a `Row` per layer call; prints as a table."""
+
+    name: str
+    input_shapes: tuple
+    rows: tuple
+
+    @property
+    def parameters(self):
+        """The total number of parameters."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def multiply_adds(self):
+        """The multiply-adds of one inference, excluding layers in `not_counted`; half the FLOPs."""
+        return sum(row.multiply_adds or 0 for row in self.rows)
+
+    @property
+    def activation_bytes(self):
+        """The bytes of the outputs of all layers and steps: about what training keeps for the backward pass."""
+        return sum(row.activation_bytes for row in self.rows)
+
+    @property
+    def not_counted(self):
+        """The names of the layers with unknown multiply-adds."""
+        return [row.name for row in self.rows if row.multiply_adds is None]
+
+    def table(self, steps=False):
+        """Returns the costs as a table, also for the steps of each layer if `steps` is True."""
+        lines = []
+        for row in self.rows:
+            lines.append(_cells(row))
+            lines += [_cells(step, "  ") for step in row.steps] if steps else []
+        total = Row("total", "", (), self.parameters, self.multiply_adds, self.activation_bytes)
+        columns = ["layer", "kind", "output", "parameters", "multiply-adds (M)", "activations (MB)"]
+        text = text_table(columns, [*lines, _cells(total)], decimals=2, missing="-")
+        sizes = ", ".join(" x ".join(map(str, shape)) for shape in self.input_shapes)
+        notes = [f"{self.name}, one input of {sizes}", text]
+        if self.not_counted:
+            notes.append(f"Multiply-adds not counted: {', '.join(self.not_counted)}")
+        return "\n".join(notes)
+
+    def __str__(self):
+        return self.table()
+
+
+def profile(model, image_size=None):
+    """Counts a model's parameters, multiply-adds and activation memory for one image at inference, by layer.
+
+    The counts follow from the layer shapes; nothing is computed. They are of all tokens, although a `VisionTransformer`
+    may compute fewer in its last block. Multiply-adds cover matrix products and convolutions, except work done once per
+    batch, such as resizing position embeddings or merging LoRA matrices. They are known for this package's layers and
+    for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and augmentation. Activation memory
+    covers the outputs of all layers and of the steps inside blocks, within 15% of what PyTorch keeps for training on
+    one image. It includes the attention weights, which fused kernels do not keep.
+
+    Args:
+        model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
+        image_size: Int or (height, width), in pixels, of the inputs of rank 4; may differ from the model's own size.
+            None: the model's own; required if the model takes any size.
+
+    Returns:
+        A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
+        `not_counted`, the names of layers with unknown multiply-adds.
+
+    Raises:
+        ValueError: If the model is neither functional nor Sequential, an input size is unknown, or a dense layer's
+            weights do not fit images of that size.
+
+    Example:
+
+    >>> costs = profile(keras_vit.ViTTi16())
+    >>> costs.parameters, round(costs.multiply_adds / 1e9, 2)
+    (5717416, 1.25)
+    """
+    if not is_graph(model) or not model.built:
+        raise arguments.invalid("model", "a functional model, or a Sequential one with known input", model)
+    if image_size is not None:
+        image_size = arguments.pair("image_size", image_size)
+        if all(len(x.shape) != 4 for x in model.inputs):
+            raise ValueError(
+                "Invalid value received for argument `image_size`. Expected None for a model without images, "
+                f"(batch, height, width, channels), among its inputs. Received: {image_size}"
+            )
+    inputs = []
+    for x in model.inputs:
+        shape = tuple(x.shape[1:])
+        if image_size is not None and len(shape) == 3:
+            shape = (*image_size, shape[-1])
+        if None in shape:
+            raise ValueError(
+                "Invalid value received for argument `image_size`. Expected the size of the images, since the model "
+                f"takes any: its input {x.name!r} has shape {x.shape}. Received: {image_size}"
+            )
+        inputs.append(keras.KerasTensor((1, *shape), dtype=x.dtype))
+    counter = _Counter(image_size)
+    counter.walk(model, inputs, "")
+    if left := counter.new_parameters(model.weights):
+        counter.rows.append(Row("other weights", "", (), left, 0, 0))
+    return Profile(model.name, tuple(tuple(x.shape[1:]) for x in inputs), tuple(counter.rows))
+
+
+def paper_table(image_size=224):
+    """Returns a table of the costs of the papers' models next to the published parameter counts.
+
+    The models have 1,000 classes. The paper gives one count for all patch sizes: 86 million is that of B/16, 307
+    million that of L/32.
+
+    Args:
+        image_size: Int or (height, width), in pixels.
+
+    Example:
+
+    >>> print(paper_table().splitlines()[4])
+    B/16            86.57                86              17.56            155.50
+    """
+    rows = []
+    for variant, millions in PAPER.items():
+        # Builds one block and multiplies its costs, since H/14 takes 2.5 GB.
+        size, _, _ = decode_variant(variant)
+        costs = profile(ViT(variant, image_size=image_size, num_layers=1))
+        (block,) = (row for row in costs.rows if row.kind == "TransformerBlock")
+        more = size.num_layers - 1
+        parameters = (costs.parameters + more * block.parameters) / 1e6
+        multiply_adds = (costs.multiply_adds + more * block.multiply_adds) / 1e9
+        megabytes = (costs.activation_bytes + more * block.activation_bytes) / 1e6
+        rows.append([variant, parameters, millions, multiply_adds, megabytes])
+    columns = ["model", "parameters (M)", "in the paper (M)", "multiply-adds (G)", "activations (MB)"]
+    return text_table(columns, rows, decimals=2)
+
+
+class _Counter:
+    """Collects the rows of a model and the models inside it."""
+
+    def __init__(self, image_size):
+        self.image_size, self.rows, self.seen = image_size, [], set()
+
+    def new_parameters(self, weights):
+        """Returns the number of parameters in the weights that no earlier row has counted."""
+        new = {id(w): math.prod(w.shape) for w in weights if id(w) not in self.seen}
+        self.seen.update(new)
+        return sum(new.values())
+
+    def walk(self, model, inputs, prefix):
+        """Adds the rows of a model's layers; returns the model's outputs as a list of `keras.KerasTensor`s."""
+        return replay(model, keras.tree.flatten(inputs), functools.partial(self.call, prefix))
+
+    def call(self, prefix, operation, *args, **kwargs):
+        """Adds the row of one layer call; returns its outputs."""
+        name, kind = prefix + operation.name, type(operation).__name__
+        if is_graph(operation):
+            return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
+        tensors = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
+        inputs = [tuple(x.shape[1:]) for x in tensors]
+        if isinstance(operation, keras.layers.Dense):
+            # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape is no guide.
+            wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
+            if wants not in (None, inputs[0][-1]):
+                raise ValueError(
+                    f"Invalid value received for argument `image_size`. Expected a size whose images give {name!r} "
+                    f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} "
+                    f"gets {inputs[0][-1]}"
+                )
+        # PatchDropout keeps all patches at inference, but its output spec does not say so.
+        dropout = isinstance(operation, layers.PatchDropout)
+        outputs = args[0] if dropout else operation.compute_output_spec(*args, **kwargs)
+        first = keras.tree.flatten(outputs)[0]
+        shape = tuple(first.shape[1:])
+        if None in shape:
+            raise ValueError(
+                "Invalid value received for argument `model`. Expected layers whose output shape follows from that of "
+                f"their input. Received: {name!r}, a {kind}, which gives {first.shape}"
+            )
+        parts = parts_of(operation, inputs, shape)
+        width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize
+        steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in parts]
+        parameters = self.new_parameters(getattr(operation, "weights", ()))
+        # Only layers of a single step can have unknown multiply-adds.
+        products = parts[0].multiply_adds if len(parts) == 1 else sum(part.multiply_adds for part in parts)
+        size = sum(step.activation_bytes for step in steps)
+        self.rows.append(Row(name, kind, shape, parameters, products, size, tuple(steps) if len(steps) > 1 else ()))
+        return outputs
+
+
+def _cells(row, indent=""):
+    return [
+        indent + row.name,
+        row.kind,
+        " x ".join(map(str, row.output_shape)),
+        row.parameters,
+        None if row.multiply_adds is None else row.multiply_adds / 1e6,
+        row.activation_bytes / 1e6,
+    ]

@@ -1,0 +1,79 @@
+"""The config of token-based Visual Transformers, and the table of their sizes."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+from keras_vit import arguments
+from keras_vit.config import MOST_LAYERS, ModelConfig, checked, stage_sizes
+
+
+class VTResNetSize(NamedTuple):
+    """The units of the convolutional stages, their kind, and the number of VT modules in place of the last stage."""
+
+    stages: tuple[int, ...]
+    bottleneck: bool
+    num_modules: int
+
+
+# Deep Residual Learning (arXiv 1512.03385), table 1, with the last stage replaced as in Visual Transformers (arXiv
+# 2006.03677), appendix A.
+VT_RESNETS = {
+    "R18": VTResNetSize((2, 2, 2), False, 2),
+    "R34": VTResNetSize((3, 4, 6), False, 3),
+    "R50": VTResNetSize((3, 4, 6), True, 3),
+    "R101": VTResNetSize((3, 4, 23), True, 3),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VTResNetConfig(ModelConfig):
+    """The config of a token-based Visual Transformer, as built by `keras_vit.VTResNet`.
+
+    Args:
+        stages: Ints, the number of units per convolutional stage.
+        bottleneck: Bool, whether these are bottlenecks.
+        num_modules: Int, the number of VT modules above them.
+        width: Int, the number of channels inside a unit of the first stage.
+        num_tokens: Int, the number of visual tokens.
+        token_dim: Int, their width.
+        key_dim: Int, the width of keys and queries.
+        **others: As in `keras_vit.VTResNet`.
+
+    Raises:
+        ValueError: If a value is out of range.
+
+    Example:
+
+    >>> config = keras_vit.VTResNetConfig.from_variant("R18")
+    >>> config.block_names[-3:], config.token_dim
+    (['stage_3_unit_02', 'vt_1', 'vt_2'], 1024)
+    """
+
+    family: ClassVar[str] = "vt_resnet"
+
+    stages: tuple[int, ...] = checked(stage_sizes)
+    bottleneck: bool = checked(arguments.boolean)
+    num_modules: int = checked(arguments.positive_int, MOST_LAYERS)
+    width: int = checked(arguments.positive_int, arguments.LARGEST, default=64)
+    num_tokens: int = checked(arguments.positive_int, arguments.LARGEST, default=16)
+    token_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=1024)
+    key_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=512)
+
+    @classmethod
+    def from_variant(cls, variant, **overrides):
+        """Returns the config of a variant, such as "R18", like `ViTConfig.from_variant`."""
+        size = VT_RESNETS.get(variant) if isinstance(variant, str) else None
+        if size is None:
+            raise arguments.invalid("variant", f"one of {', '.join(map(repr, VT_RESNETS))}", variant)
+        return arguments.record(cls, {**size._asdict(), **overrides})
+
+    @property
+    def block_names(self):
+        """The names of the residual units and VT modules, in order."""
+        units = [f"stage_{s}_unit_{u:02d}" for s, count in enumerate(self.stages, 1) for u in range(1, count + 1)]
+        return units + self.module_names
+
+    @property
+    def module_names(self):
+        """The names of the VT modules, in order."""
+        return [f"vt_{i}" for i in range(1, self.num_modules + 1)]

@@ -1,0 +1,220 @@
+"""Converts model outputs to probabilities of named classes."""
+
+import functools
+import logging
+import numbers
+from importlib import resources
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.config import carrier_of
+from keras_vit.models.backbone import gives_features
+from keras_vit.models.graph import call_of, is_graph
+
+logger = logging.getLogger("keras_vit")
+
+# The activation for outputs that were trained with these losses, and the setting that leads to it.
+_BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
+_OF_NUMBERS = ("meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror", "meansquaredlogarithmicerror")
+_OF_LOSSES = {
+    "multi_label": ("sigmoid", _BINARY),
+    "regression": (None, (*_OF_NUMBERS, "huber", "logcosh", "poisson")),
+}
+
+
+@functools.cache
+def imagenet_classes():
+    """The 1000 ILSVRC2012 classes in the order of the logits, each (WordNet id, name)."""
+    text = resources.files(__package__).joinpath("imagenet1k_classes.txt").read_text(encoding="utf-8")
+    return tuple(tuple(line.split(" ", 1)) for line in text.splitlines())
+
+
+def decode_predictions(
+    predictions, model: keras.Model | None = None, top: int | None = None
+) -> list[list[tuple[str, str, float]]]:
+    """Returns (id, name, probability) of each image's most probable classes, most probable first.
+
+    The id is the WordNet id for ImageNet classes, else the index. Nothing is downloaded.
+
+    Args:
+        predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
+        model: The model that predicted them, for its `class_names`. Without names, or without a model, 1000 classes are
+            ImageNet's; other models' classes are named by index.
+        top: Int, the number of classes per image; None for 5, or all if there are fewer.
+
+    Raises:
+        ValueError: If the shape or `top` does not fit the classes, or the numbers are not probabilities (logits).
+
+    Example:
+
+    >>> keras_vit.decode_predictions(np.eye(1000)[[285]], top=1)
+    [[('n02124075', 'Egyptian_cat', 1.0)]]
+    >>> model = keras_vit.ViT("Ti/16", num_classes=2, num_layers=1, class_names=["cat", "dog"])
+    >>> keras_vit.decode_predictions([[0.25, 0.75]], model, top=1)
+    [[('1', 'dog', 0.75)]]
+    """
+    if model is not None and not isinstance(model, keras.Model):
+        raise arguments.invalid("model", "a keras.Model or None; the number of classes to name is top=", model)
+    classes = imagenet_classes() if model is None else classes_of(model)
+    p = np.asarray(ops.convert_to_numpy(predictions), "float64")
+    if p.ndim != 2 or p.shape[1] != len(classes):
+        advice = " Pass the model for other classes." if model is None else ""
+        raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
+    top = checked_top(top, classes)
+    # Whether each class has its own sigmoid, so that rows need not sum to 1.
+    separate = model is not None and (
+        p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
+    )
+    # The tolerance allows for a softmax in half precision.
+    valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
+    if not valid:
+        raise ValueError(
+            f"Expected probabilities: rows of non-negative numbers that {'are at most 1' if separate else 'sum to 1'}. "
+            f"Received: numbers from {p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
+            "If these are logits, apply keras.ops.softmax first."
+        )
+    return most_probable(p, classes, top)
+
+
+def checked_top(top, classes):
+    """Returns `top`, by default 5 or all classes if there are fewer; raises if it is out of range."""
+    top = min(5, len(classes)) if top is None else top
+    if isinstance(top, bool) or not isinstance(top, numbers.Integral) or not 1 <= top <= len(classes):
+        raise ValueError(f"Expected `top` between 1 and {len(classes)}. Received: top={top!r}")
+    return top
+
+
+def most_probable(probabilities, classes, top):
+    """The `top` classes of each row as (id, name, probability), most probable first."""
+    best = np.argsort(-probabilities, axis=1)[:, :top]
+    return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
+
+
+def classes_of(model):
+    """(id, name) per class: the model's names, ImageNet's for 1000 outputs, else indices; raises without classes."""
+    if postprocess_of(model) is None:
+        raise ValueError(f"Expected a model of classes. Received: model {model.name!r}, which has regression=True.")
+    return outputs_named(model)
+
+
+def gives_classes(model):
+    """Whether `classes_of` knows the classes of a model."""
+    return _has_one_row(model) and not gives_features(model) and postprocess_of(model) is not None
+
+
+def outputs_named(model):
+    """`classes_of`, also for a regression model, whose class names are those of its targets."""
+    num_classes = _output_of(model).shape[1]
+    if names := names_of(model):
+        return [(str(i), name) for i, name in enumerate(names)]
+    if gives_features(model):
+        raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which outputs features.")
+    if num_classes == len(imagenet_classes()) and postprocess_of(model) is not None:
+        return imagenet_classes()
+    return [(str(i), str(i)) for i in range(num_classes)]
+
+
+def names_of(model):
+    """The class names of a model; None if there are none, or they do not fit its outputs."""
+    names = getattr(carrier_of(model), "class_names", None)
+    if not _has_one_row(model):
+        return None
+    num_classes = model.outputs[0].shape[1]
+    if names and len(names) != num_classes:
+        message = "Model %r has %d class names and %d outputs: the names belong to another head and are ignored."
+        logger.warning(message, model.name, len(names), num_classes)
+        return None
+    return names
+
+
+def activation_of(model, postprocess=None):
+    """The activation that turns a model's output into probabilities: "softmax", "sigmoid", None if already applied.
+
+    `postprocess` is "classify", "multi_label", or None for what the model says. A regression model has no activation.
+    """
+    output = _output_of(model)
+    if _activation_behind(output) is not None:
+        return None
+    postprocess = postprocess_of(model) if postprocess is None else postprocess
+    if postprocess is None:
+        return None
+    # The softmax of one number is always 1.
+    return "sigmoid" if postprocess == "multi_label" or output.shape[1] == 1 else "softmax"
+
+
+def postprocess_of(model):
+    """Returns "multi_label" for a model of any number of classes per image, None for regression, else "classify"."""
+    carrier = carrier_of(model)
+    if getattr(carrier, "regression", False):
+        return None
+    return "multi_label" if getattr(carrier, "multi_label", False) else "classify"
+
+
+def prediction_activation(model):
+    """`activation_of`, after a check that it fits the loss of a compiled model."""
+    activation = activation_of(model)
+    loss = getattr(model, "loss", None)
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    owners = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
+    for setting, (wanted, losses) in _OF_LOSSES.items():
+        known = any(owner.lower().replace("_", "") in losses for owner in owners)
+        if activation is not None and activation != wanted and known:
+            raise ValueError(
+                f"Expected a model with {setting}=True, as its loss is {owners[0]}. Received: model {model.name!r} "
+                f"without, so that a {activation} would be applied to its outputs. Pass {setting}=True to the builder "
+                f'or `from_pretrained`, or set model.get_layer("normalization").{setting} = True.'
+            )
+    return activation
+
+
+def final_activation(model):
+    """The activation of a model's predictions, its own or that of `activation_of`; None for regression."""
+    regression = postprocess_of(model) is None
+    return activation_of(model) or (None if regression else _activation_behind(_output_of(model)))
+
+
+def mean_probabilities(outputs, activation):
+    """Applies an activation to each of several float32 arrays of outputs, and averages them."""
+    if activation is not None:
+        outputs = [ops.convert_to_numpy(getattr(ops, activation)(ops.convert_to_tensor(x))) for x in outputs]
+    return np.mean(outputs, axis=0)
+
+
+def _has_one_row(model):
+    """Whether a model has one output, of numbers for each image."""
+    return len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
+
+
+def _output_of(model):
+    """The only output of a model, (batch, classes); raises if there are others."""
+    shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
+    if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
+        raise ValueError(
+            f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}"
+        )
+    return model.outputs[0]
+
+
+def _activation_behind(tensor):
+    """The activation that a tensor has been through: "softmax", "sigmoid" or None; skips averages and identities."""
+    operation, _, inputs, tensor_index = call_of(tensor)
+    while isinstance(operation, keras.Model):
+        if is_graph(operation):
+            return _activation_behind(operation.outputs[tensor_index])
+        if not operation.layers:
+            return None
+        # A subclassed model usually calls its last layer last.
+        operation, inputs, tensor_index = operation.layers[-1], [], 0
+    # By name, since the operation classes of keras.ops are private.
+    kind, activation = type(operation).__name__, getattr(operation, "activation", None)
+    for name in ("softmax", "sigmoid"):
+        if kind == name.capitalize() or activation is getattr(keras.activations, name):
+            return name
+    linear = isinstance(operation, keras.layers.Activation) and activation is keras.activations.linear
+    if linear or kind == "Cast" or isinstance(operation, (keras.layers.Average, keras.layers.Identity)):
+        found = {_activation_behind(x) for x in inputs}
+        return found.pop() if len(found) == 1 else None
+    return None

@@ -1,0 +1,83 @@
+import itertools
+from collections.abc import Sequence
+
+import keras
+
+from keras_vit import arguments
+from keras_vit.config import config_of
+from keras_vit.layers import PatchDropout, PatchMap
+from keras_vit.models.backbone import blocks_of
+from keras_vit.models.vt_resnet.vt_module import VTModule
+
+
+def features(model: keras.Model, blocks: Sequence[int] | None = None, format: str | None = None) -> keras.Model:
+    """Returns a model of intermediate features, with shared weights.
+
+    Args:
+        model: A model of this package's builders, with or without a head.
+        blocks: Indices of the blocks, in the order of `model.config.block_names`; negative ones count from the last.
+            Several blocks give a list of outputs. None: (3, 7, 11) of a ViT, the last of each stage of the others.
+        format: "tokens", (batch, num_tokens, hidden_dim), of a ViT with prefix tokens, or "map", (batch, rows, columns,
+            hidden_dim), without. None: "tokens" of a ViT, "map" of the others, whose only tokens are those of VT
+            modules.
+
+    Raises:
+        ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout or
+            token merging.
+
+    Example:
+
+    >>> maps = keras_vit.features(keras_vit.ViTB16(num_classes=0), blocks=(3, 7, 11), format="map")
+    >>> [y.shape for y in maps(np.zeros((1, 224, 224, 3)))]
+    [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
+    """
+    found = blocks_of(model)
+    is_vit = config_of(model).family == "vit"
+    format = arguments.one_of("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
+    if blocks is None:
+        blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
+    for i in blocks:
+        if not -len(found) <= i < len(found):
+            raise ValueError(
+                f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
+            )
+    if not is_vit:
+        outputs = [_output_of(found[i], format) for i in blocks]
+        return keras.Model(model.input, outputs, name=f"{model.name}_features")
+    # A block that merges tokens outputs their sizes too.
+    outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
+    if format == "map":
+        check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])
+        config = config_of(model)
+        patch_embedding = model.get_layer("patch_embedding")
+        to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
+        outputs = [to_map(x, patch_embedding.input) for x in outputs]
+    return keras.Model(model.input, outputs, name=f"{model.name}_features")
+
+
+def _ends_of_stages(blocks):
+    """The index of the last block of each stage, by their names, such as "stage_2_block_03"."""
+    stages = [block.name.rpartition("_")[0] for block in blocks if block.name.startswith("stage_")]
+    lengths = [len(list(group)) for _, group in itertools.groupby(stages)]
+    return [end - 1 for end in itertools.accumulate(lengths)]
+
+
+def _output_of(block, format):
+    """The tokens or the feature map that a block of a network other than a ViT outputs."""
+    *maps, last = keras.tree.flatten(block.output)
+    is_module = isinstance(block, VTModule)
+    outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
+    if outputs[format] is None:
+        expected = "VT modules" if format == "tokens" else "blocks of a feature map, or VT modules before the last"
+        raise ValueError(f"Expected {expected} as `blocks` with format={format!r}. Received: block {block.name!r}")
+    return outputs[format]
+
+
+def check_every_patch(model, blocks):
+    """Raises if patches of a ViT are dropped or merged in or before the last of these blocks."""
+    has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
+    if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
+        raise ValueError(
+            "Expected a model that keeps every patch, built with patch_dropout_rate=0 and token_merging=0, and without "
+            f"`num_outputs` of its blocks, which takes the same weights. Received: model {model.name!r}"
+        )

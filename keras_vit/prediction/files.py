@@ -1,0 +1,170 @@
+"""Predicts image files, finds them, and writes files of predictions."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from keras_vit.images.files import NOT_READ
+from keras_vit.images.table import columns_of, csv_rows, empty
+from keras_vit.prediction.classes import outputs_named
+from keras_vit.prediction.classify import predict_paths
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def predict_images(
+    model: keras.Model,
+    images: str | os.PathLike | Sequence[str | os.PathLike] | Mapping[str, Sequence],
+    *,
+    path_column: str | None = None,
+    directory: str | os.PathLike | None = None,
+    extension: str = "",
+    tta: str | None = None,
+    batch_size: int = 32,
+    verbose: int = 1,
+) -> "pandas.DataFrame":
+    """Predicts image files as a DataFrame with a row per image and a float32 column per class.
+
+    The index has the images' names: paths, or the cells of a table's `path_column`. The values are those of
+    `keras_vit.evaluation.predict`: probabilities, or the outputs of a model with `regression=True`. So
+    `frame.idxmax(axis=1)` are the classes, and `frame.to_csv("submission.csv")` writes a probability per class. Images
+    are resized and scaled as the model's `preprocessing` says. Rows of unreadable images are NaN, with a warning.
+
+    Args:
+        model: A model of this package, or with one in it, with one output (batch, num_outputs).
+        images: A folder (with its subfolders), an image file, a CSV file of paths, or several of these; or a DataFrame
+            or dict of columns.
+        path_column: The column of paths in a table; None: "path", or the only column.
+        directory: The folder that a table's relative paths start from; None: the CSV file's, or the current one.
+        extension: Appended to a table's paths that do not end with it, such as ".jpg".
+        tta: Test-time augmentation as in `keras_vit.evaluation.predict`; crops are cut from images of 8/7 of the
+            model's size.
+        batch_size: Int, images per batch.
+        verbose: 0 or 1; 1 shows a progress bar.
+
+    Raises:
+        FileNotFoundError: If an image or table does not exist.
+        ValueError: If a table lacks the column or a path, there are no images, none is readable, or an argument does
+            not fit the model.
+        ImportError: If pandas is not installed.
+
+    Example:
+
+    >>> model = keras_vit.from_pretrained("flowers.keras")  # doctest: +SKIP
+    >>> frame = keras_vit.predict_images(model, "test.csv", directory="images", tta="flip")  # doctest: +SKIP
+    >>> frame.idxmax(axis=1).to_csv("submission.csv", header=["label"])  # doctest: +SKIP
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("A DataFrame of predictions needs pandas: pip install pandas") from error
+    columns = [name for _, name in outputs_named(model)]
+    one = isinstance(images, (str, os.PathLike, Mapping)) or hasattr(images, "columns")
+    header, found = find_images([images] if one else images, path_column, directory, extension)
+    names, paths = zip(*found, strict=True)
+    predictions = predict_paths(model, paths, tta=tta, broken="skip", batch_size=batch_size, verbose=verbose)
+    return pandas.DataFrame(predictions, index=pandas.Index(names, name=header), columns=columns)
+
+
+def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
+    """Finds images: files, folders (recursively), and the paths in a column (None: "path" or the only one) of tables.
+
+    A table is a CSV file, a DataFrame or a dict of columns. Its relative paths start at `folder`, or else the CSV
+    file's folder or the current one, and get `extension` appended unless they have it. Returns the header of the name
+    column and a list of (name as given, path).
+    """
+    found, headers = [], []
+    for item in inputs:
+        is_path = isinstance(item, (str, os.PathLike))
+        item = os.fspath(item) if is_path else item
+        if is_path and os.path.isdir(item):
+            found += [(path, path) for path in _of_folder(item)]
+        elif not is_path or item.lower().endswith(".csv"):
+            header, names, base = _of_table(item, column)
+            headers.append(header)
+            paths = [str(Path(base if folder is None else folder, str(name))) for name in names]
+            paths = [path if path.endswith(extension) else path + extension for path in paths]
+            found += zip(names, paths, strict=True)
+        else:
+            found.append((item, item))
+    if not headers and (column is not None or folder is not None or extension):
+        raise ValueError(
+            "Expected a table of paths with a column, a folder or an extension of its paths. Received: images and "
+            "folders alone"
+        )
+    if not found:
+        raise ValueError("Expected images, or folders or tables of them. Received: none")
+    if missing := [path for _, path in found if not os.path.isfile(path)]:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        advice = ". Paths in a CSV file start from its folder, or from --images, and get --extension" if headers else ""
+        raise FileNotFoundError(f"Expected image files. There are none at {', '.join(missing[:10])}{more}{advice}")
+    return headers[0] if len(headers) == len(list(inputs)) == 1 else "path", found
+
+
+def _of_folder(folder):
+    from PIL import Image
+
+    # Pillow can only write some formats.
+    kinds = Image.registered_extensions()
+    endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
+    files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
+    images = [str(path) for path in files if path.suffix.lower() in endings and not path.name.startswith(".")]
+    others = sorted({*map(str, files)} - {*images})
+    if not images:
+        raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(others)} other files")
+    if others:
+        print(f"Skipped {len(others)} files in {folder} that are not images, such as {others[0]}", file=sys.stderr)
+    return images
+
+
+def _of_table(table, column):
+    """Returns the name of a table's column of paths, its cells, and the folder of relative paths."""
+    if isinstance(table, str):
+        name, base = repr(table), Path(table).parent
+        header, *rows = [row for row in csv_rows(table) if row] or [[]]
+        columns = {key: [row[i] if i < len(row) else "" for row in rows] for i, key in enumerate(header)}
+    else:
+        name, (columns, _, base) = "the table", columns_of(table)
+    chosen = column or (next(iter(columns)) if len(columns) == 1 else "path")
+    if chosen not in columns:
+        raise ValueError(
+            f"Expected a column {chosen!r} of paths in {name}; `path_column` (--path-column) names another. Received: "
+            f"{list(columns)}"
+        )
+    cells = columns[chosen]
+    without = [i for i, cell in enumerate(cells) if empty(cell)]
+    if not cells or without:
+        where = f"none in row {without[0] + 1} after the header" if cells else "no rows"
+        raise ValueError(f"Expected a path in each row of {name}. Received: {where}")
+    return chosen, cells, base
+
+
+def write_csv(path, header, names, predictions):
+    """Writes the results of `classify`, one row per image; cells of unreadable images are empty.
+
+    A name that is not UTF-8 has backslashes for its other bytes.
+    """
+    top = max(map(len, predictions))
+    endings = ["", *(f"_{i}" for i in range(2, top + 1))]
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow([header, *(column + ending for ending in endings for column in ("label", "probability"))])
+        for name, classes in zip(names, predictions, strict=True):
+            cells = [cell for _, label, probability in classes for cell in (label, f"{probability:.6g}")]
+            writer.writerow([name, *cells, *[""] * (2 * top - len(cells))])
+
+
+def as_json(names, predictions):
+    """Returns the results of `classify` as JSON, one object per image; "classes" is [] if unreadable."""
+    rows = []
+    for name, classes in zip(names, predictions, strict=True):
+        found = [{"id": i, "label": label, "probability": probability} for i, label, probability in classes]
+        rows.append({"path": name, "classes": found})
+    return json.dumps(rows, indent=1, ensure_ascii=False)

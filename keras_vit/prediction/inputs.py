@@ -1,0 +1,139 @@
+"""Checks a model's inputs: batches, image sizes and value ranges."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.config import carrier_of
+from keras_vit.models.graph import is_graph, operations_before
+
+# How far resized images may exceed 0..255: bicubic and Lanczos kernels overshoot at edges.
+OVERSHOOT = 64
+# Layers that keep the value range.
+KEEP_SCALE = (
+    keras.layers.InputLayer,
+    keras.layers.Identity,
+    keras.layers.Resizing,
+    keras.layers.CenterCrop,
+    keras.layers.Dropout,
+    *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
+)
+# Images in 0..1 with a mean up to this may be nearly black images of 0..255.
+DARK = 0.05
+
+
+def to_numpy(x):
+    """Converts a tensor of the backend or tf.data, an array or nested lists to NumPy."""
+    return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
+
+
+def is_arrays(data, counts=(2,), or_lists=False):
+    """Whether data is a tuple or list of arrays whose length is in `counts`; with `or_lists`, labels may be lists."""
+
+    def fits(part):
+        return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
+
+    return isinstance(data, (tuple, list)) and len(data) in counts and all(map(fits, data))
+
+
+def sliced(parts, batch_size):
+    """Yields batches of arrays of equal length, each a tuple."""
+    for i in range(0, len(parts[0]), batch_size):
+        yield tuple(part[i : i + batch_size] for part in parts)
+
+
+def num_batches(data):
+    """The number of batches of a tf.data.Dataset, PyDataset or other iterable; infinity if endless, None if unknown."""
+    if isinstance(data, keras.utils.PyDataset):
+        return np.inf if data.num_batches is None else data.num_batches
+    if hasattr(data, "cardinality"):
+        # tf.data returns -1 for infinite and -2 for unknown.
+        count = int(data.cardinality())
+        return {-1: np.inf, -2: None}.get(count, count)
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def graph_of(model):
+    """The functional graph of a model: itself or the only model within a trainer such as `SAM`, else None."""
+    while not is_graph(model):
+        models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+        if len(models) != 1:
+            return None
+        (model,) = models
+    return model
+
+
+def takes(expected, received):
+    """Whether a shape matches an input shape, in which None is any size."""
+    return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
+
+
+def check_size(model, images, name):
+    """Raises the same error on every backend if images do not have the model's input shape."""
+    inputs = getattr(model, "inputs", None) or ()
+    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
+    received = tuple(images.shape[1:])
+    if not takes(expected, received):
+        described = f"images of shape {expected} for model {model.name!r}, where None is any number"
+        if len(received) == 3 and received[2] == expected[-1]:
+            described += f": resize them, or build the model with image_size={received[:2]}"
+        raise arguments.invalid(name, described, received)
+
+
+def range_of(model):
+    """The (lowest, highest) input value of a model; None if unknown or if layers before `normalization` rescale."""
+    layer, graph = carrier_of(model), graph_of(model)
+    if layer is None:
+        return None
+    before = None if graph is None else operations_before(graph, layer)
+    if before is None or not all(isinstance(operation, KEEP_SCALE) for operation in before):
+        return None
+    if layer.apply:
+        return 0.0, 255.0
+    offset, scale = (np.array(constants) for constants in layer.preprocessing.offset_and_scale)
+    return float(np.min((0 - offset) / scale)), float(np.max((255 - offset) / scale))
+
+
+def in_unit_range(images):
+    """Whether images look scaled to 0..1: fractions up to 1, and not nearly black, as images of 0..255 may be."""
+    images = np.asarray(images)
+    if not images.size or images.dtype.kind in "biu" or not (images.min() >= 0 and images.max() <= 1):
+        return False
+    return bool((images % 1 != 0).any()) and float(images.mean()) > DARK
+
+
+def check_values(model, images):
+    """Raises if images cannot be in the model's value range; returns a warning if they are unusual, else None."""
+    images = np.asarray(images)
+    images = images if images.dtype.kind in "biu" else images.astype("float32")
+    if not images.size:
+        return None
+    low, high = float(images.min()), float(images.max())
+    received = f"Received: values from {low:g} to {high:g}"
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"Expected images of finite numbers. {received}")
+    taken = range_of(model)
+    if taken is None:
+        return None
+    lowest, highest = taken
+    expected = f"Expected images of {lowest:g} to {highest:g}, as the model takes them. {received}"
+    if carrier_of(model).apply:
+        if in_unit_range(images) or (low < 0 and high <= 10):
+            raise ValueError(f"{expected}. It was built with include_preprocessing=True and scales images itself.")
+        return expected if low < -OVERSHOOT or high > 255 + OVERSHOOT else None
+    width = highest - lowest
+    if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
+        raise ValueError(
+            f"{expected}. keras_vit.preprocess_input(images, model) scales them, and so does a model that is built "
+            "with include_preprocessing=True."
+        )
+    # Other units or constants; the margin allows for augmentation.
+    if low < lowest - width / 4 or high > highest + width / 4:
+        return expected
+    if lowest < -0.1 and in_unit_range(images):
+        return f"{expected}, which look like images scaled to 0..1"
+    return None

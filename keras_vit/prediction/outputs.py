@@ -1,0 +1,104 @@
+"""Computes a model's outputs for all images of a dataset."""
+
+import logging
+
+import keras
+import numpy as np
+
+from keras_vit import arguments
+from keras_vit.console import Progress
+from keras_vit.prediction.inputs import check_size, check_values, num_batches, sliced, takes, to_numpy
+
+logger = logging.getLogger("keras_vit")
+
+# Test-time augmentation: no augmentation; the image and its mirror image; the corners and the center of a larger image
+# (arXiv 1409.4842, section 7), without and with their mirror images.
+TTA = (None, "flip", "five_crop", "ten_crop")
+
+
+def finite_batches(data, expected, name="data"):
+    """Returns the batches of a dataset and their number, None if unknown; raises if it does not end, or is none."""
+    if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
+        raise arguments.invalid(name, expected, type(data).__name__)
+    count = num_batches(data)
+    if count == np.inf:
+        raise arguments.invalid(name, "a dataset that ends", "one that repeats")
+    return (map(data.__getitem__, range(count)) if isinstance(data, keras.utils.PyDataset) else data), count
+
+
+def image_batches(data, batch_size, name="data"):
+    """Returns batches of the images of an array, or of batches that may have labels; and their number, or None."""
+    if hasattr(data, "shape"):
+        size, data = arguments.positive_int("batch_size", batch_size), to_numpy(data)
+        return (batch for (batch,) in sliced((data,), size)), -(-len(data) // size)
+    expected = "images as an array, or batches of them: a tf.data.Dataset, a PyDataset or another iterable"
+    batches, steps = finite_batches(data, expected, name)
+    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
+
+
+def outputs_of(model, batches, steps=None, verbose=0, name="data"):
+    """Returns a model's output for all images, float32 (num_images, ...); each batch is a NumPy array of images.
+
+    It runs in inference mode. `steps` is the number of batches, for the progress bar that `verbose=1` shows.
+    """
+    return np.concatenate([output for (output,) in outputs_of_views(model, batches, steps, verbose, name)])
+
+
+def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
+    """Yields, for each batch, the list of a model's outputs for its views by `tta`; as `outputs_of`."""
+    full, seen = 0, 0
+    progress = Progress(steps, "batch", "images", verbose=verbose)
+    for images in progress.over(batches, count=len):
+        count = len(images)
+        views = views_of(model, images, tta, name)
+        if not count:
+            continue
+        if not seen and (strange := check_values(model, images)):
+            logger.warning("%s", strange)
+        # A single batch size compiles only once.
+        full = max(full, count)
+        where = f"an image among {seen} to {seen + count - 1}"
+        yield [output_of(model, view, full, where) for view in views]
+        seen += count
+    if not seen:
+        raise arguments.invalid(name, "at least one image", "none")
+
+
+def output_of(model, images, full, where):
+    """Returns the output for a batch, which is padded to `full` images; `where` describes it in the error for NaN."""
+    padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
+    output = model.predict_on_batch(padded)
+    if not hasattr(output, "shape"):
+        raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)}")
+    output = np.asarray(output)[: len(images)].astype("float32")
+    if not np.isfinite(output).all():
+        raise ValueError(
+            f"Expected a model whose outputs are finite. Received: NaN or infinity from model {model.name!r} for "
+            f"{where}"
+        )
+    return output
+
+
+def views_of(model, images, tta=None, name="data"):
+    """Returns the views of images, (batch, height, width, channels), whose predictions `tta` averages; see `TTA`."""
+    if arguments.one_of("tta", tta, TTA) in ("five_crop", "ten_crop"):
+        views = _five_crops(model, images, tta, name)
+    else:
+        check_size(model, images, name)
+        views = [images]
+    return views + [view[:, :, ::-1] for view in views] if tta in ("flip", "ten_crop") else views
+
+
+def _five_crops(model, images, tta, name):
+    """The corners and the center of images, in the size that the model takes."""
+    expected = tuple(model.inputs[0].shape[1:])
+    if images.ndim != 4 or None in expected[:2]:
+        described = f"None or 'flip' for model {model.name!r}, which takes images of any size"
+        raise arguments.invalid("tta", described, tta)
+    height, width = expected[:2]
+    below, right = images.shape[1] - height, images.shape[2] - width
+    if min(below, right) < 0 or below + right == 0 or not takes(expected[2:], images.shape[3:]):
+        described = f"images larger than {expected}, to crop them to that size for model {model.name!r}"
+        raise arguments.invalid(name, described, images.shape[1:])
+    corners = [(0, 0), (0, right), (below, 0), (below, right), (below // 2, right // 2)]
+    return [images[:, y : y + height, x : x + width] for y, x in corners]

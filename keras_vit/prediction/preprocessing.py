@@ -1,0 +1,67 @@
+import os
+
+import keras
+import numpy as np
+
+from keras_vit import arguments
+from keras_vit.config import carrier_of
+from keras_vit.layers import ImageNormalization
+from keras_vit.prediction.inputs import in_unit_range
+
+
+def preprocess_input(x, model: keras.Model | None = None):
+    """Scales images of 0..255 to the values that a model takes, as float32.
+
+    Args:
+        x: Images, (..., height, width, channels), uint8 or float: a NumPy array, a backend tensor or, on any backend,
+            a tf.data element. The result is of the same kind and shape.
+        model: A model of this package, for its constants. If None, images become [-1, 1], as in the official
+            checkpoints. With `include_preprocessing=True` they stay in 0..255.
+
+    Raises:
+        ValueError: If the model has no constants, or an array is outside 0..255 or looks scaled to 0..1 already.
+
+    Example:
+
+    >>> keras_vit.preprocess_input(np.array([[[0, 255, 255]]], "uint8")).tolist()
+    [[[-1.0, 1.0, 1.0]]]
+    """
+    if isinstance(x, (str, os.PathLike)):
+        raise arguments.invalid("x", "an array of images, as keras_vit.read_image(path, model) reads from a file", x)
+    if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
+        raise ValueError(
+            f"Expected images of 0..255. Received: values from {np.min(x)} to {np.max(x)}, which look like images "
+            "scaled to 0..1: multiply them by 255."
+        )
+    return scaled(x, model)
+
+
+def scaled(x, model=None):
+    """`preprocess_input` without the check for images in 0..1."""
+    layer = ImageNormalization() if model is None else normalization_of(model)
+    scaled_by_model = model is not None and layer.apply
+    if isinstance(x, (list, tuple, np.ndarray)):
+        x = np.asarray(x, "float32")
+        if x.size and not (x.min() >= 0 and x.max() <= 255):
+            raise ValueError(f"Expected images of 0..255. Received: values from {x.min()} to {x.max()}")
+        return x if scaled_by_model else np.asarray(layer.normalize(x), "float32")
+    # Rescaling, unlike keras.ops, also works in tf.data pipelines on any backend.
+    if scaled_by_model:
+        scale, offset = 1.0, 0.0
+    else:
+        # 3-D, since under image_data_format="channels_first" Keras would apply a vector to the first axis.
+        constants = layer.preprocessing.offset_and_scale
+        offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
+        scale, offset = 1 / scale, -offset / scale
+    return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
+
+
+def normalization_of(model):
+    """The layer with the preprocessing constants, in the model or one within it; raises if there is none."""
+    layer = carrier_of(model)
+    if layer is None:
+        raise ValueError(
+            "Expected a model with a `normalization` layer of this package. "
+            f"Received: model {model.name!r} without one."
+        )
+    return layer

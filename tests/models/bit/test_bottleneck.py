@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.models.bit.bottleneck import Bottleneck
+from tests.contract import check_layer, randomize
+from tests.resnet_reference import bottleneck
+
+# (pre_activation, strides, input channels, number of weights): with a projection for the strides, for the channels, and
+# without.
+UNITS = [(False, 2, 128, 12), (False, 1, 32, 12), (False, 1, 128, 9), (True, 2, 128, 10), (True, 1, 32, 10)]
+UNITS += [(True, 1, 128, 9)]
+
+
+@pytest.mark.parametrize(
+    "pre_activation, strides, channels, num_weights",
+    [pytest.param(*UNITS[0], marks=pytest.mark.every_backend), UNITS[5]],
+)
+def test_contract(pre_activation, strides, channels, num_weights):
+    check_layer(
+        Bottleneck,
+        {"width": 32, "strides": strides, "pre_activation": pre_activation},
+        (2, 5, 6, channels),
+        output_shape=(2, 3, 3, 128) if strides == 2 else (2, 5, 6, 128),
+        num_weights=num_weights,
+    )
+
+
+@pytest.mark.parametrize("pre_activation, strides, channels, num_weights", UNITS)
+def test_definition(pre_activation, strides, channels, num_weights):
+    layer = Bottleneck(32, strides, pre_activation)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 5, 6, channels)).astype("float32")
+    layer.build(x.shape)
+    randomize(layer, rng)
+    weights = {w.path.split("/", 1)[1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
+    assert len(weights) == num_weights
+    expected = bottleneck(x.astype("float64"), weights, strides, pre_activation)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "pre_activation, epsilons, conventions",
+    [
+        (False, "official", ("same", 1e-5, "std", 1e-6)),
+        (True, "official", ("symmetric", 1e-10, "variance", 1e-5)),
+        (False, "timm", ("same", 1e-8, "variance", 1e-5)),
+        (True, "timm", ("symmetric", 1e-8, "variance", 1e-5)),
+    ],
+)
+def test_conventions(pre_activation, epsilons, conventions):
+    layer = Bottleneck(32, 2, pre_activation, epsilons)
+    layer.build((None, 8, 8, 64))
+    convs = (layer.conv_1, layer.conv_2, layer.conv_3, layer.conv_proj)
+    norms = [n for n in (layer.norm_1, layer.norm_2, layer.norm_3, layer.norm_proj) if n is not None]
+    assert {(c.padding, c.epsilon, c.epsilon_added_to) for c in convs} == {conventions[:3]}
+    assert {n.epsilon for n in norms} == {conventions[3]} and {n.groups for n in norms} == {32}
+
+
+@pytest.mark.parametrize("pre_activation", [False, True])
+def test_initial_weights(pre_activation):
+    layer = Bottleneck(64, 2, pre_activation)
+    layer.build((None, 8, 8, 128))
+    w = {weight.path.split("/", 1)[1]: ops.convert_to_numpy(weight) for weight in layer.weights}
+    for path, fan_in in {"conv_1": 128, "conv_2": 9 * 64, "conv_3": 64, "conv_proj": 128}.items():
+        assert w[f"{path}/kernel"].std() == pytest.approx(1 / np.sqrt(fan_in), rel=0.03)
+    assert not any(value.any() for path, value in w.items() if path.endswith("beta"))
+    gammas = {path: set(value.tolist()) for path, value in w.items() if path.endswith("gamma")}
+    # As in the official code, a hybrid's unit adds nothing to its shortcut at first.
+    assert gammas.pop("norm_3/gamma") == ({1} if pre_activation else {0})
+    assert all(values == {1} for values in gammas.values())

@@ -1,0 +1,169 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
+from keras_vit.training import enable_lora, freeze, layer_multipliers, merge_lora
+from tests.contract import randomize
+from tests.models.small import images
+
+# Trainable weights at 224 pixels. The counts under timm's names are those of timm's modules.
+PARAMETERS = {
+    "5": 687_052_952,
+    "coatnet_0": 25_036_820,
+    "coatnet_1": 42_225_776,
+    "coatnet_2": 74_684_744,
+    "coatnet_3": 166_966_264,
+    "coatnet_4": 275_425_288,
+    "coatnet_5": 687_472_008,
+    "coatnet_pico_rw": 10_851_364,
+    "coatnet_nano_rw": 15_141_244,
+    "coatnet_0_rw": 27_435_562,
+    "coatnet_1_rw": 41_721_502,
+    "coatnet_2_rw": 73_868_400,
+    "coatnet_3_rw": 165_173_428,
+    "coatnet_bn_0_rw": 27_435_562,
+    "coatnet_rmlp_nano_rw": 15_145_116,
+    "coatnet_rmlp_0_rw": 27_446_074,
+    "coatnet_rmlp_1_rw": 41_691_982,
+    "coatnet_rmlp_1_rw2": 41_724_622,
+    "coatnet_rmlp_2_rw": 73_881_264,
+    "coatnet_rmlp_3_rw": 165_152_788,
+    "coatnet_nano_cc": 13_757_328,
+    "test_coatnet": 577_584,
+}
+PARAMETERS |= {str(i): PARAMETERS[f"coatnet_{i}"] for i in range(5)}
+# Millions of weights and billions of operations at 224 pixels: table 4 of the paper, for CoAtNet-5 its table 5.
+PAPER = {"0": (25, 4.2), "1": (42, 8.4), "2": (75, 15.7), "3": (167, 34.7), "4": (275, None), "5": (688, None)}
+TINY = {
+    "image_size": (64, 40),
+    "depths": (1, 1, 2, 1),
+    "widths": (8, 8, 16, 16),
+    "stem_widths": (4, 8),
+    "head_dim": 8,
+    "num_classes": 5,
+    "head_init": "glorot_uniform",
+}
+
+
+def build(variant="0", **changes):
+    """Builds a CoAtNet of the smallest sizes."""
+    changes = {**TINY, **changes}
+    if variant in PAPER:
+        changes = {"representation_size": 6, **changes}
+    return keras_vit.CoAtNet(variant, **changes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_coatnet_parameters_and_multiply_adds(variant):
+    with keras.StatelessScope(initialize_variables=False):
+        model = keras_vit.CoAtNet(variant)
+        found = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+        assert found == PARAMETERS[variant]
+        if variant in PAPER:
+            millions, billions = PAPER[variant]
+            assert abs(found / 1e6 - millions) < 1
+            costs = keras_vit.profile(model)
+            assert not costs.not_counted
+            if billions is not None:
+                assert costs.multiply_adds / 1e9 == pytest.approx(billions, rel=0.025)
+    keras.utils.clear_session(free_memory=False)
+
+
+def test_coatnet_layers_are_flat_and_named():
+    names = [layer.name for layer in build(dropout_rate=0.1).layers]
+    stem = ["images", "normalization", "stem_conv", "stem_norm", "stem_activation", "stem_conv_2"]
+    blocks = ["stage_1_block_01", "stage_2_block_01", "stage_3_block_01", "stage_3_block_02", "stage_4_block_01"]
+    assert names == [*stem, *blocks, "pooling", "norm", "pre_logits", "pre_logits_tanh", "dropout", "head"]
+    names = [layer.name for layer in build("coatnet_0_rw").layers]
+    assert names[-4:] == ["norm", "pooling", "pre_logits", "head"] and "stem_padding" in names
+
+
+def test_coatnet_stages_halve_the_image():
+    model = build(image_size=(75, 40))
+    last = ("stage_1_block_01", "stage_2_block_01", "stage_3_block_02", "stage_4_block_01")
+    shapes = [model.get_layer(name).output.shape[1:] for name in last]
+    assert shapes == [(19, 10, 8), (10, 5, 8), (5, 3, 16), (3, 2, 16)]
+    assert [model.config.grid(stage) for stage in (1, 2, 3, 4)] == [shape[:2] for shape in shapes]
+
+
+def test_coatnet_variants_of_paper_and_timm_differ():
+    paper, timm = keras_vit.CoAtNetConfig.from_variant("5"), keras_vit.CoAtNetConfig.from_variant("coatnet_5")
+    fields = ("downsampling", "pool_type", "padding", "head_dim", "position_interpolation")
+    assert [getattr(paper, name) for name in fields] == ["expansion", "max2", "same", 64, "bilinear"]
+    assert [getattr(timm, name) for name in fields] == ["depthwise", "avg2", "symmetric", 32, "geometric"]
+
+
+def test_conv_depths_mix_block_kinds_in_a_stage():
+    model = build("nano_cc", depths=(1, 1, 2, 2), conv_depths=(1, 1, 1, 1))
+    kinds = [type(model.get_layer(name)).__name__ for name in model.config.block_names]
+    assert kinds == ["MBConv"] * 3 + ["RelativeTransformerBlock", "MBConv", "RelativeTransformerBlock"]
+
+
+def test_coatnet_variant_names_are_decoded():
+    for name in ("coatnet_0_rw", "coatnet_0_rw_224", "0_rw", "0_rw_224"):
+        assert decode_coatnet(name) == "coatnet_0_rw"
+    assert decode_coatnet("0") == "0" and decode_coatnet("coatnet_0_224") == "coatnet_0"
+    names = ("rmlp_2_rw_384", "rmlp_2_rw")
+    sizes = [build(name, image_size=None, depths=(1, 1, 1, 1)).config.image_size for name in names]
+    assert sizes == [(384, 384), (224, 224)]
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "geometric"])
+def test_tables_resize_equally_at_run_time_and_loading(interpolation, tmp_path):
+    model = build("0_rw", image_size=64, position_interpolation=interpolation)
+    randomize(model, np.random.default_rng(0))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    larger = keras_vit.from_pretrained(tmp_path / "model.safetensors", image_size=(96, 128))
+    any_size = keras_vit.from_pretrained(tmp_path / "model.safetensors", image_size=(None, None))
+    assert any_size.config.table_image_size == (64, 64) and larger.config.table_image_size is None
+    x = images(1, 96, 128, 3)
+    expected = larger.predict_on_batch(x)
+    np.testing.assert_allclose(any_size.predict_on_batch(x), expected, rtol=1e-3, atol=1e-4)
+    other = {"bilinear": "geometric", "geometric": "bilinear"}[interpolation]
+    path = tmp_path / "model.safetensors"
+    changed = keras_vit.from_pretrained(path, image_size=(96, 128), position_interpolation=other)
+    assert np.abs(changed.predict_on_batch(x) - expected).max() > 1e-5
+
+
+def test_coatnet_features_are_the_stages():
+    model = build()
+    randomize(model, np.random.default_rng(0))
+    x = images(2, *model.input_shape[1:])
+    maps = [ops.convert_to_numpy(y) for y in keras_vit.features(model)(x)]
+    assert [y.shape[1:] for y in maps] == [(16, 10, 8), (8, 5, 8), (4, 3, 16), (2, 2, 16)]
+    last = ops.convert_to_numpy(keras_vit.features(model, blocks=(-1,))(x))
+    np.testing.assert_array_equal(last, maps[-1])
+
+
+def test_coatnet_lora_and_freezing(tmp_path):
+    model = build(depths=(1, 1, 1, 1))
+    randomize(model, np.random.default_rng(0))
+    x = images(4, *model.input_shape[1:])
+    before = model.predict_on_batch(x)
+    enable_lora(model, 2)
+    np.testing.assert_allclose(model.predict_on_batch(x), before, rtol=1e-4, atol=1e-5)
+    model.save(tmp_path / "lora.keras")
+    for each in (model, keras.saving.load_model(tmp_path / "lora.keras")):
+        state = {w.path: ops.convert_to_numpy(w) for w in each.weights}
+        each.compile("sgd", "mse")
+        each.train_on_batch(x, np.ones((4, 5)))
+        moved = {w.path.split("/", 1)[-1] for w in each.weights if (ops.convert_to_numpy(w) != state[w.path]).any()}
+        # The statistics of batch normalization stay too.
+        assert moved and all("lora_kernel" in path or path in ("kernel", "bias") for path in moved)
+    y = model.predict_on_batch(x)
+    np.testing.assert_allclose(merge_lora(model).predict_on_batch(x), y, rtol=1e-4, atol=1e-5)
+    frozen = build(depths=(1, 1, 1, 1))
+    freeze(frozen, blocks=2)
+    assert [frozen.get_layer(name).trainable for name in frozen.config.block_names] == [False, False, True, True]
+    factors = layer_multipliers(frozen, 0.5)
+    names = ("stem_conv", "stage_1_block_01", "stage_4_block_01", "norm", "head")
+    assert [factors[name] for name in names] == [1 / 32, 1 / 16, 1 / 2, 1, 1]
+
+
+def test_coatnet_config_replaces_depths():
+    config = build("rmlp_2_rw_384", layer_scale_init=0.5).config
+    assert config.family == "coatnet" and config.layer_scale_init == 0.5
+    assert config.replace(depths=(1, 2, 1, 1)).conv_depths is None

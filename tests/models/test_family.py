@@ -1,0 +1,142 @@
+import weakref
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.models.family import RecordedModel, cut_from
+from keras_vit.training import SAM
+from tests.tiny import build
+
+
+@pytest.mark.parametrize("name", ["head", "config", "blocks", "preprocessing", "grid_size"])
+def test_properties_of_layers_cannot_be_set(name):
+    model = build()
+    with pytest.raises(AttributeError, match=f"`{name}` of model 'vit_B16' is read from its layers"):
+        setattr(model, name, keras.layers.Dense(7))
+    model.mine = 3
+    assert model.mine == 3 and len(model.weights) == len(build().weights)
+
+
+def test_float16_models_compile_with_loss_scaling(tmp_path):
+    model = build(num_layers=1, dtype="mixed_float16")
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
+    model.compile("adam", "mse")
+    model.train_on_batch(np.zeros((2, 16, 16, 3)), np.zeros((2, 5)))
+    model.save(tmp_path / "trained.keras")
+    reloaded = keras.models.load_model(tmp_path / "trained.keras").optimizer
+    for found, saved in zip(reloaded.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), keras.ops.convert_to_numpy(saved))
+    assert float(reloaded.dynamic_scale) + int(reloaded.iterations) != 2**15, "no step was taken"
+    for each in (model, again, keras.models.clone_model(model), cut, SAM(again)):
+        each.compile("sgd", "mse")
+        assert isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)
+    plain = build(num_layers=1, dtype="mixed_bfloat16")
+    plain.compile("sgd", "mse")
+    assert not isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
+    before = keras.config.dtype_policy().name
+    assert build(dtype="mixed_bfloat16").get_layer("block_00").mlp.dense_1.compute_dtype == "bfloat16"
+    assert keras.config.dtype_policy().name == before
+    with pytest.raises(ValueError, match="pooling"):
+        build(dtype="mixed_bfloat16", pooling="mean")
+    assert keras.config.dtype_policy().name == before
+
+
+def test_unused_outputs_are_freed_without_gradients():
+    import torch
+
+    model = build(num_layers=4)
+    images, alive = torch.rand(2, 16, 16, 3), []
+    outputs = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: alive.append(sum(output() is not None for output in outputs)))
+        block.register_forward_hook(lambda _, inputs, output: outputs.append(weakref.ref(output)))
+    expected = model(images)
+    assert alive == [0, 1, 2, 3]
+    del alive[:], outputs[:]
+    with torch.no_grad():
+        found = model(images)
+    assert alive == [0, 1, 1, 1]
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_layers_bypass_keras_call_without_gradients(monkeypatch):
+    import torch
+
+    names, call = [], keras.Layer.__call__
+    monkeypatch.setattr(keras.Layer, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
+    model, images = build(dropout_rate=0.5, num_registers=1), torch.rand(2, 16, 16, 3)
+    expected = model(images).detach()
+    del names[:]
+    with torch.no_grad():
+        found = model(images)
+        assert names == [model.name]
+        torch.testing.assert_close(found, expected)
+        # The training mode reaches the layers.
+        assert (model(images, training=True) - expected).abs().max() > 0.01
+        names.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(images)
+        assert {layer.name for layer in model.layers[1:]} <= set(names)
+        # A mask needs the calls of Keras.
+        names.clear()
+        images._keras_mask = torch.ones(2, 16, dtype=torch.bool)
+        model(images)
+        assert names[:2] == [model.name, model.layers[1].name]
+    names.clear()
+    mixed = build(dtype="mixed_bfloat16")
+    mixed.predict_on_batch(np.zeros((2, 16, 16, 3)))
+    assert {layer.name for layer in mixed.blocks} <= set(names)
+
+
+@pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
+def test_rotary_angles_have_compute_dtype_in_both_modes(rotary_embedding):
+    import torch
+
+    model, images = build(rotary_embedding=rotary_embedding, dtype="bfloat16"), torch.rand(2, 16, 16, 3)
+    seen = []
+    for block in model.blocks:
+        attention = block.attention
+        attention.call = lambda *a, call=attention.call, **k: seen.append(k["rotary"].dtype) or call(*a, **k)
+    expected = model(images)
+    with torch.no_grad():
+        found = model(images)
+    assert set(seen) == {torch.bfloat16}
+    torch.testing.assert_close(found, expected.detach(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_nested_model_refuses_other_image_sizes(learning):
+    inner = build()
+    inputs = keras.Input((None, None, 3))
+    outer = type(inner)(inputs, inner(inputs))
+    images = np.zeros((2, 18, 18, 3), "float32")
+    with pytest.raises(ValueError, match="18"):
+        outer(images) if learning else outer.predict_on_batch(images)
+
+
+def test_forked_graph_is_the_same_without_gradients():
+    model = build()
+    blocks = [layer.output for layer in model.blocks]
+    # Some outputs are inputs of other layers, one is an input, one appears twice, and one layer is called twice.
+    outputs = {"first": blocks[0], "all": [*blocks, model.output, blocks[0]], "images": model.input}
+    forked = RecordedModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    found, expected = forked.predict_on_batch(images), keras.Model(forked.input, forked.output)(images)
+    assert set(found) == {"first", "all", "images", "again"}
+    keras.tree.map_structure(
+        lambda x, y: np.testing.assert_allclose(x, keras.ops.convert_to_numpy(y), rtol=1e-5, atol=1e-5), found, expected
+    )
+
+
+def test_cut_from_keeps_the_models_class():
+    model = build()
+    cut = cut_from(model, model.input, model.get_layer("pre_logits").output, name="cut")
+    assert type(cut) is type(model) and cut.name == "cut" and cut.config == model.config
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert type(cut_from(plain, plain.inputs, plain.outputs)) is type(keras.Model(plain.inputs, plain.outputs))

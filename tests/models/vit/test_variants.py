@@ -1,0 +1,138 @@
+import json
+
+import keras
+import pytest
+
+import keras_vit
+from keras_vit.models.vit.builder import architecture_of
+from keras_vit.models.vit.config import SIZES, STEMS, decode_variant, name_of, num_heads_of
+from tests.evaluation.errors import refuses
+from tests.golden import GOLDEN_FOLDER
+
+# Our name: timm's name and the number of parameters.
+VARIANTS = {
+    "ViTTi16": ("vit_tiny_patch16_224", 5_717_416),
+    "ViTS16": ("vit_small_patch16_224", 22_050_664),
+    "ViTS32": ("vit_small_patch32_224", 22_878_952),
+    "ViTB8": ("vit_base_patch8_224", 86_576_872),
+    "ViTB16": ("vit_base_patch16_224", 86_567_656),
+    "ViTB32": ("vit_base_patch32_224", 88_224_232),
+    "ViTL16": ("vit_large_patch16_224", 304_326_632),
+    "ViTL32": ("vit_large_patch32_224", 306_535_400),
+    "ViTH14": ("vit_huge_patch14_224", 632_045_800),
+    "ViTg14": ("vit_giant_patch14_224", 1_012_611_432),
+    "ViTG14": ("vit_gigantic_patch14_224", 1_844_440_680),
+}
+TIMM_COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "ViTG14"])
+def test_other_spelling_of_a_variant_is_recognised(name):
+    timm = VARIANTS[name][0]
+    for spelled in (name, name.lower(), timm, timm.replace("_", "-")):
+        with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
+            decode_variant(spelled)
+        meant = str(error.value).rsplit("'", 2)[1]
+        assert architecture_of(meant) == name, spelled
+
+
+@pytest.mark.parametrize("variant", [16, None, "resnet"])
+def test_value_unlike_any_variant_gets_no_suggestion(variant):
+    refuses(f"Received: {variant!r}$", keras_vit.ViT, variant)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameter_count_is_that_of_timm(name, count_params):
+    timm, expected = VARIANTS[name]
+    assert count_params(getattr(keras_vit, name)) == expected == TIMM_COUNTS[timm]
+
+
+# All are counted with a classifier of 1,000 classes and without a projection.
+FAMILIES = {
+    "DINOv2G14": "vit_giant_patch14_dinov2",
+    "DINOv3S16": "vit_small_patch16_dinov3_qkvb",
+    "DINOv3S16Plus": "vit_small_plus_patch16_dinov3_qkvb",
+    "DINOv3B16": "vit_base_patch16_dinov3_qkvb",
+    "DINOv3L16": "vit_large_patch16_dinov3_qkvb",
+    "DINOv3H16Plus": "vit_huge_plus_patch16_dinov3_qkvb",
+    "DINOv37B16": "vit_7b_patch16_dinov3",
+    "CLIPB32": "vit_base_patch32_clip_quickgelu_224",
+    "CLIPB16": "vit_base_patch16_clip_quickgelu_224",
+    "CLIPL14": "vit_large_patch14_clip_quickgelu_224",
+    "EVA02Ti14": "eva02_tiny_patch14_336",
+    "EVA02S14": "eva02_small_patch14_336",
+    "EVA02B14": "eva02_base_patch14_448",
+    "EVA02L14": "eva02_large_patch14_448",
+    "SigLIPB32": "vit_base_patch32_siglip_256",
+    "SigLIPSO400M16": "vit_so400m_patch16_siglip_256",
+    "SigLIPGOpt16": "vit_giantopt_patch16_siglip_256",
+    "IJEPAH14": "vit_huge_patch14_gap_224",
+    "IJEPAH16": "vit_huge_patch16_gap_448",
+    "IJEPAg16": "vit_giant_patch16_gap_224",
+}
+
+
+# Keras infers the shape of attention pooling by computing it, which takes seconds for large images and models.
+HEAVY = ("SigLIPSO400M16", "SigLIPGOpt16")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in HEAVY)) for name in FAMILIES])
+def test_parameter_count_of_other_family_is_that_of_timm(name):
+    with keras.StatelessScope(initialize_variables=False):
+        model = getattr(keras_vit, name)(num_classes=1000, projection_dim=None)
+    keras.utils.clear_session(free_memory=False)
+    config = model.config
+    # timm has no parameters for the biases of the keys. This package has them, and they stay zero.
+    zeros = config.num_layers * config.hidden_dim if config.qkv_bias and not config.key_bias else 0
+    assert model.count_params() - zeros == TIMM_COUNTS[FAMILIES[name]]
+
+
+def test_parameter_count_of_the_tutorials_model():
+    sizes = {"hidden_dim": 512, "num_layers": 4, "num_heads": 6, "head_dim": 85, "mlp_dim": 1024}
+    model = keras_vit.ViT("B/16", image_size=32, patch_size=4, num_classes=10, **sizes)
+    assert model.count_params() == 8_459_762
+    assert model.get_layer("block_00").attention.key_dim == 85
+
+
+def test_decode_variant_returns_size_and_patch_size():
+    assert decode_variant("g/14") == (SIZES["g"], 14, None)
+    assert decode_variant("SO400M/14") == ((1152, 27, 4304, 16, False), 14, None)
+    assert decode_variant("g-opt/16") == (SIZES["g-opt"], 16, None)
+    assert decode_variant("H+/16") == ((1280, 32, 5120, 20, True), 16, None)
+    assert SIZES["g"][:4] == (1408, 40, 6144, 16) and SIZES["G"][:4] == (1664, 48, 8192, 16)
+    assert (
+        keras_vit.ViTConfig.from_variant("S+/16").gated_mlp and not keras_vit.ViTConfig.from_variant("S/16").gated_mlp
+    )
+
+
+def test_size_is_found_by_its_dimensions():
+    assert num_heads_of(768, 12, 3072) == 12 and num_heads_of(768, 12, 3000) is None
+    assert [num_heads_of(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
+    for size in SIZES:
+        config = keras_vit.ViTConfig.from_variant(f"{size}/16")
+        assert name_of(config) == f"ViT-{size}/16"
+    assert [architecture_of(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
+
+
+def test_decode_variant_returns_stages_of_hybrids():
+    assert decode_variant("R50+B/16") == (SIZES["B"], 1, (3, 4, 9))
+    assert decode_variant("R50+B/32") == (SIZES["B"], 1, (3, 4, 6, 3))
+    assert decode_variant("R50+L/32") == (SIZES["L"], 1, (3, 4, 6, 3))
+    assert decode_variant("R+Ti/16") == (SIZES["Ti"], 8, ())
+    for size in SIZES:
+        assert decode_variant(f"R26+{size}/32") == (SIZES[size], 1, (2, 2, 2, 2))
+    for (stem, number), row in STEMS.items():
+        variant = decode_variant(f"{stem}+S/{number}")
+        assert variant.size is SIZES["S"] and (variant.stages, variant.patch_size) == row
+
+
+def test_wrong_variant_is_refused():
+    hybrids = ("R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16")
+    for variant in ("B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16, *hybrids):
+        refuses(r"`variant`.*Received", decode_variant, variant)
+
+
+def test_named_builder_has_docstring_and_no_variant_argument():
+    assert "B/16" in keras_vit.ViTB16.__doc__
+    with pytest.raises(TypeError, match="variant"):
+        keras_vit.ViTB16(variant="L/16")

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
+from tests.contract import check_layer, randomize
+
+
+@pytest.mark.parametrize(
+    "arguments, shape, num_norms, num_seeds",
+    [
+        pytest.param(
+            {"width": 4, "strides": 2, "drop_path_rate": 0.2, "seed": 8},
+            (2, 3, 3, 4),
+            3,
+            1,
+            marks=pytest.mark.every_backend,
+        ),
+        ({"width": 1, "strides": 2, "bottleneck": True}, (2, 3, 3, 4), 4, 0),
+    ],
+)
+def test_contract(arguments, shape, num_norms, num_seeds):
+    numbers = {"num_weights": 5 * num_norms, "num_non_trainable": 2 * num_norms, "num_seeds": num_seeds}
+    inputs = (2, 5, 6, shape[-1]) if arguments.get("strides", 1) == 1 else (2, 5, 6, 3)
+    check_layer(ResNetBlock, arguments, inputs, output_shape=shape, **numbers)
+
+
+def convolved(x, kernel, strides):
+    """A convolution with as much padding on all sides as the kernel reaches over them."""
+    reach = kernel.shape[0] // 2
+    x = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))[:, ::strides, ::strides]
+    return np.einsum("bijcyx,yxcf->bijf", windows, kernel)
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_definition(strides, bottleneck):
+    layer = ResNetBlock(2, strides, bottleneck)
+    layer.build((None, 6, 8, 3))
+    randomize(layer, np.random.default_rng(0))
+    found = {w.path.split("/", 1)[1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
+
+    def step(x, name, strides=1):
+        norm, keys = name.replace("conv", "norm"), ("moving_mean", "moving_variance", "gamma", "beta")
+        mean, variance, gamma, beta = (found[f"{norm}/{key}"] for key in keys)
+        return (convolved(x, found[f"{name}/kernel"], strides) - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+
+    x = np.random.default_rng(1).normal(size=(2, 6, 8, 3))
+    if bottleneck:
+        y = np.maximum(step(np.maximum(step(x, "conv_1"), 0), "conv_2", strides), 0)
+        y = step(y, "conv_3")
+    else:
+        y = step(np.maximum(step(x, "conv_1", strides), 0), "conv_2")
+    expected = np.maximum(y + step(x, "conv_proj", strides), 0)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_shortcut_of_equal_shape_is_not_projected():
+    block = ResNetBlock(4)
+    x = np.random.default_rng(0).normal(size=(1, 5, 5, 4)).astype("float32")
+    block(x)
+    block.norms[-1].gamma.assign(np.zeros(4))
+    np.testing.assert_array_equal(ops.convert_to_numpy(block(x)), np.maximum(x, 0))
+
+
+def test_training_moves_the_statistics_by_a_tenth():
+    block = ResNetBlock(2)
+    x = np.random.default_rng(0).normal(loc=3, size=(4, 5, 5, 2)).astype("float32")
+    block(x, training=True)
+    batch = convolved(x.astype("float64"), ops.convert_to_numpy(block.convs[0].kernel), 1).mean(axis=(0, 1, 2))
+    np.testing.assert_allclose(ops.convert_to_numpy(block.norms[0].moving_mean), 0.1 * batch, rtol=1e-3, atol=1e-4)
+
+
+def test_frozen_block_keeps_its_statistics():
+    block = ResNetBlock(2, trainable=False)
+    x = np.random.default_rng(0).normal(loc=3, size=(4, 5, 5, 2)).astype("float32")
+    np.testing.assert_array_equal(*(ops.convert_to_numpy(block(x, training=training)) for training in (True, False)))
+    assert not ops.convert_to_numpy(block.norms[0].moving_mean).any()
+
+
+def test_initial_kernels_are_he_normal():
+    block = ResNetBlock(64)
+    block.build((None, 8, 8, 32))
+    assert ops.convert_to_numpy(block.convs[0].kernel).std() == pytest.approx(np.sqrt(2 / (9 * 64)), rel=0.02)

@@ -1,0 +1,197 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_vit
+from keras_vit.prediction.classes import (
+    activation_of,
+    gives_features,
+    imagenet_classes,
+    outputs_named,
+    prediction_activation,
+)
+from tests.models.bit import test_model as bit
+from tests.tiny import build
+
+
+def test_imagenet_classes_are_in_the_order_of_the_logits(shared):
+    lines = (shared / "data" / "imagenet1k_classes.txt").read_text().splitlines()
+    assert [" ".join(pair) for pair in imagenet_classes()] == lines
+    assert len({wnid for wnid, _ in imagenet_classes()}) == 1000
+
+
+def test_decode_predictions_best_first():
+    p = np.full((2, 1000), 0.1 / 997)
+    p[0, [285, 281, 7]] = 0.6, 0.2, 0.1
+    p[1, [0, 1, 999]] = 0.1, 0.2, 0.6
+    first, second = keras_vit.decode_predictions(ops.convert_to_tensor(p.astype("float32")), top=2)
+    assert [name for _, name, _ in first] == ["Egyptian_cat", "tabby"]
+    assert [(wnid, round(score, 4)) for wnid, _, score in second] == [("n15075141", 0.6), ("n01443537", 0.2)]
+
+
+def test_decode_predictions_refuses_logits():
+    for bad in (np.random.default_rng(0).normal(size=(1, 1000)), np.zeros((1, 1000)), np.full((1, 1000), np.nan)):
+        with pytest.raises(ValueError, match="softmax"):
+            keras_vit.decode_predictions(bad)
+
+
+def test_decode_predictions_refuses_other_shapes_and_top():
+    for shape in ((1000,), (1, 999), (1, 1, 1000)):
+        with pytest.raises(ValueError, match=r"shape \(batch, 1000\)"):
+            keras_vit.decode_predictions(np.full(shape, 0.001))
+    for top in (0, 1001):
+        with pytest.raises(ValueError, match="`top`"):
+            keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
+
+
+def test_decode_predictions_uses_the_models_class_names(caplog):
+    p = [[0.7, 0.1, 0.2]]
+    named = build(num_classes=3, class_names=["ant", "bee", "cat"])
+    assert keras_vit.decode_predictions(p, named, top=2) == [[("0", "ant", 0.7), ("2", "cat", 0.2)]]
+    assert [name for _, name, _ in keras_vit.decode_predictions(p, build(num_classes=3))[0]] == ["0", "2", "1"]
+    imagenet = keras_vit.decode_predictions(np.eye(1000)[[285]], build(num_classes=1000), top=1)
+    assert imagenet == [[("n02124075", "Egyptian_cat", 1.0)]]
+    assert not caplog.records
+    # A new head on the same backbone has no names.
+    features = keras.Model(named.input, named.get_layer("head").input)
+    other = keras.Model(named.input, keras.layers.Dense(2)(features.output))
+    assert [name for _, name, _ in keras_vit.decode_predictions([[0.6, 0.4]], other)[0]] == ["0", "1"]
+    assert "3 class names and 2 outputs" in caplog.text
+    with pytest.raises(ValueError, match="outputs features"):
+        keras_vit.decode_predictions(np.eye(12)[:1], features)
+
+
+def test_decode_predictions_refuses_other_class_counts():
+    model = build(num_classes=3, class_names=["ant", "bee", "cat"])
+    with pytest.raises(ValueError, match=r"shape \(batch, 3\)"):
+        keras_vit.decode_predictions([[0.5, 0.5]], model)
+    with pytest.raises(ValueError, match="`top` between 1 and 3"):
+        keras_vit.decode_predictions(np.eye(3), model, top=4)
+    with pytest.raises(ValueError, match="`top` between 1 and 3. Received: top='2'"):
+        keras_vit.decode_predictions(np.eye(3), model, top="2")
+    with pytest.raises(ValueError, match="`model`.*top="):
+        keras_vit.decode_predictions(np.eye(1000)[:1], 5)
+    with pytest.raises(ValueError, match="softmax"):
+        keras_vit.decode_predictions([[0.9, 0.8, 0.1]], model)
+    many = build(num_classes=3, classifier_activation="sigmoid")
+    assert keras_vit.decode_predictions([[0.9, 0.8, 0.1]], many, top=1) == [[("0", "0", 0.9)]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"pooling": "map"}, {"representation_size": 8}, {"distillation_token": True}, {"norm_after_pooling": True}],
+)
+def test_gives_features_only_without_any_head(arguments):
+    backbone = build(num_classes=0, **arguments)
+    assert gives_features(backbone)
+    assert not gives_features(build(**arguments))
+    assert not gives_features(keras.Sequential([backbone, keras.layers.Dropout(0.1), keras.layers.Dense(2)]))
+
+
+def test_gives_features_of_sequential_models_and_bit():
+    backbone = build(num_classes=0)
+    layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Softmax()]
+    below = [keras.Input(backbone.input_shape[1:]), keras.layers.Normalization()]
+    assert not gives_features(keras.Sequential([*below, backbone, *layers]))
+    assert gives_features(keras.Sequential([*below, backbone]))
+    assert not gives_features(keras.Sequential([keras.Input((12,)), *layers]))
+    assert gives_features(bit.build(num_classes=0))
+
+
+def test_multi_label_model_has_sigmoid_predictions():
+    model = build(class_names=list("abcde"))
+    model.get_layer("normalization").multi_label = True
+    copy = keras.models.clone_model(model)
+    assert activation_of(copy) == "sigmoid" and activation_of(build()) == "softmax"
+    names = [name for _, name, _ in keras_vit.decode_predictions([[0.9, 0.8, 0.1, 0.2, 0.0]], copy, top=2)[0]]
+    assert names == ["a", "b"]
+
+
+def test_regression_model_has_no_classes(tmp_path):
+    model = build(num_classes=1, regression=True, class_names=["age"])
+    model.save(tmp_path / "model.keras")
+    for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
+        assert activation_of(copy) is None and outputs_named(copy) == [("0", "age")]
+        with pytest.raises(ValueError, match="regression=True"):
+            keras_vit.decode_predictions([[0.5]], copy)
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.regression
+    assert not keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3, num_classes=2).config.regression
+    with pytest.raises(ValueError, match="one of `multi_label` and `regression`"):
+        build(multi_label=True, regression=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "setting"),
+    [
+        ("mse", "regression"),
+        (keras.losses.Huber(), "regression"),
+        ("binary_crossentropy", "multi_label"),
+        (keras.losses.BinaryCrossentropy(from_logits=True), "multi_label"),
+    ],
+)
+def test_prediction_activation_must_fit_the_loss(loss, setting):
+    model = build()
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=f"{setting}=True"):
+        prediction_activation(model)
+    told = build(**{setting: True})
+    told.compile("sgd", loss)
+    assert prediction_activation(told) == {"regression": None, "multi_label": "sigmoid"}[setting]
+    probable = build(classifier_activation="sigmoid")
+    probable.compile("sgd", loss)
+    assert prediction_activation(probable) is None
+    for usual in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
+        model.compile("sgd", usual)
+        assert prediction_activation(model) == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("activation", "postprocess", "expected"),
+    [
+        (None, "classify", "softmax"),
+        (None, "multi_label", "sigmoid"),
+        ("softmax", "classify", None),
+        ("sigmoid", "multi_label", None),
+    ],
+)
+def test_activation_of_a_head_with_activation_is_none(activation, postprocess, expected):
+    model = build(classifier_activation=activation)
+    assert activation_of(model, postprocess) == expected
+    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model]), postprocess) == expected
+    softmax = keras.Sequential([keras.Input((16, 16, 3)), model, keras.layers.Softmax()])
+    assert activation_of(softmax, postprocess) is None
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        ops.softmax,
+        ops.sigmoid,
+        keras.activations.softmax,
+        keras.layers.Activation("softmax"),
+        lambda x: keras.layers.Identity()(keras.layers.Softmax()(x)),
+        lambda x: keras.layers.Activation("linear")(ops.softmax(x)),
+        lambda x: ops.cast(ops.softmax(x), "float16"),
+        lambda x: keras.layers.Average()([ops.softmax(x), keras.layers.Softmax()(x)]),
+    ],
+)
+def test_activation_of_sees_through_identity_operations(wrap):
+    model = build()
+    assert activation_of(keras.Model(model.input, wrap(model.output))) is None
+
+
+def test_activation_of_distilled_model_and_of_other_heads():
+    model = build(distillation_token=True, classifier_activation="softmax")
+    assert activation_of(model) is None
+    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model])) is None
+    assert activation_of(build(distillation_token=True)) == "softmax"
+    assert activation_of(build(num_classes=1), "classify") == "sigmoid"
+    # Logits computed from probabilities are no probabilities.
+    model = build(classifier_activation="softmax")
+    assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
+    assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
+    for model in (build(pooling=None), build(distillation_token=True, return_both_heads=True)):
+        with pytest.raises(ValueError, match="one output"):
+            activation_of(model, "classify")

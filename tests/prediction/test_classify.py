@@ -1,0 +1,141 @@
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vit
+from keras_vit.prediction.classify import classify, read_image, table
+from tests.models.small import answers
+from tests.tiny import build, randomize
+
+COLUMNS = np.linspace(0, 255, 30).astype("uint8").astype("float32")
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """Writes a picture of 20 x 30 pixels with one colour per column."""
+    path = tmp_path / "photo.png"
+    keras.utils.save_img(path, np.broadcast_to(COLUMNS[None, :, None], (20, 30, 3)), scale=False)
+    return path
+
+
+def test_read_image_without_crop_resizes_the_whole(photo):
+    image = read_image(photo, build(image_size=(10, 15)))
+    assert image.shape == (10, 15, 3) and image.dtype == "float32"
+    # Bilinear resizing to half the size without antialiasing averages two columns.
+    np.testing.assert_allclose(image[3, :, 0], COLUMNS.reshape(15, 2).mean(axis=1), atol=1e-3)
+
+
+def test_read_image_with_crop_cuts_the_centre(photo):
+    image = read_image(photo, build(image_size=10, crop_fraction=0.5))
+    # The shorter side becomes 20, so nothing is resized.
+    np.testing.assert_allclose(image[5, :, 0], COLUMNS[10:20], atol=1e-3)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos3", "area"])
+@pytest.mark.parametrize("fraction", [0.875, 0.9, 1.0])
+def test_every_crop_has_the_models_image_size(photo, interpolation, fraction):
+    model = build(image_size=(24, 16), interpolation=interpolation, crop_fraction=fraction)
+    image = read_image(photo, model)
+    assert image.shape == (24, 16, 3) and 0 <= image.min() <= image.max() <= 255
+
+
+def test_read_image_for_any_size_and_other_channels(photo):
+    assert read_image(photo, build(image_size=(None, None))).shape == (20, 30, 3)
+    assert read_image(photo, build(in_channels=1)).shape == (16, 16, 1)
+    with pytest.raises(ValueError, match="1, 3 or 4 channels"):
+        read_image(photo, build(in_channels=5))
+
+
+def test_classify_returns_the_softmax_of_the_logits(photo):
+    model = randomize(build(include_preprocessing=True))
+    (found,) = classify(model, [photo], top=5)
+    logits = answers(model, read_image(photo, model)[None])[0]
+    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert [int(name) for _, name, _ in found] == np.argsort(-expected).tolist()
+    np.testing.assert_allclose([p for *_, p in found], np.sort(expected)[::-1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [{"num_classes": 1000}, {"distillation_token": True}])
+def test_classify_applies_the_models_activation_once(photo, arguments):
+    for activation in ("softmax", "sigmoid"):
+        model = randomize(build(classifier_activation=activation, **arguments))
+        (found,) = classify(model, [photo], top=3)
+        outputs = answers(model, keras_vit.preprocess_input(read_image(photo, model)[None], model))
+        expected = np.sort(outputs[0])[::-1][:3]
+        np.testing.assert_allclose([p for *_, p in found], expected, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_real_checkpoint_classifies_the_cats(shared):
+    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz")
+    (found,) = classify(model, [shared / "data" / "coco_cats.png"], top=2)
+    assert [name for _, name, _ in found] == ["Egyptian_cat", "tabby"]
+
+
+def test_classify_bad_input_is_named(photo, tmp_path):
+    model = build()
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png.*no image that Pillow knows"):
+        classify(model, [tmp_path / "text.png"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        classify(model, [tmp_path / "nowhere.png"])
+    with pytest.raises(ValueError, match="`top` between 1 and 5"):
+        classify(model, [photo], top=6)
+    two = [keras.Input((8, 8, 3)), keras.Input((4,))]
+    with pytest.raises(ValueError, match=r"a model of images, .* Received: inputs \(None, 8, 8, 3\), \(None, 4\)"):
+        read_image(photo, keras.Model(two, two[0]))
+    with pytest.raises(ValueError, match="Expected a model with a head"):
+        classify(build(num_classes=0), [photo])
+    with pytest.raises(ValueError, match="one output"):
+        classify(build(distillation_token=True, return_both_heads=True), [photo])
+
+
+def test_classify_with_own_head_uses_its_class_names(photo):
+    backbone = build(num_classes=0, class_names=None)
+    own = keras.Model(backbone.input, keras.layers.Dense(2, name="own")(backbone.output))
+    assert {name for _, name, _ in classify(own, [photo])[0]} == {"0", "1"}
+    backbone.get_layer("normalization").class_names = ["cat", "dog"]
+    assert {name for _, name, _ in classify(own, [photo])[0]} == {"cat", "dog"}
+    nested = keras.Sequential([keras.Input((16, 16, 3)), backbone, keras.layers.Dense(2)])
+    assert {name for _, name, _ in classify(nested, [photo])[0]} == {"cat", "dog"}
+
+
+def test_classify_batches_equal_single_images(photo, tmp_path):
+    for i in range(4):
+        keras.utils.save_img(tmp_path / f"{i}.png", np.full((9, 9 + i, 3), 60.0 * i), scale=False)
+    paths = [tmp_path / f"{i}.png" for i in (2, 0, 3, 1)] + [photo]
+    for size in (16, (None, None)):
+        model = randomize(build(image_size=size))
+        found = classify(model, paths, batch_size=2)
+        for path, classes in zip(paths, found, strict=True):
+            (alone,) = classify(model, [path])
+            assert [name for _, name, _ in classes] == [name for _, name, _ in alone]
+            np.testing.assert_allclose([p for *_, p in classes], [p for *_, p in alone], atol=1e-5)
+
+
+def test_classify_skips_broken_image_and_logs_it(photo, tmp_path, caplog):
+    (tmp_path / "text.png").write_text("no image")
+    model = build()
+    found = classify(model, [photo, tmp_path / "text.png", photo], broken="skip", batch_size=2)
+    assert [len(classes) for classes in found] == [5, 0, 5]
+    assert "1 of 3 images" in caplog.text and "text.png" in caplog.text
+    assert "could not be read" in table(["a", "b", "c"], found).splitlines()[5]
+    with pytest.raises(ValueError, match=r"text\.png"):
+        classify(model, [tmp_path / "text.png"], broken="skip")
+
+
+def test_table_has_one_line_per_class():
+    text = table(["a.png", "long name.png"], [[("1", "cat", 0.5), ("2", "dog", 0.25)], [("2", "dog", 1.0)]])
+    assert [line.split() for line in text.splitlines()] == [
+        ["a.png", "50.0%", "cat"],
+        ["25.0%", "dog"],
+        ["long", "name.png", "100.0%", "dog"],
+    ]
+
+
+def test_16_bit_grey_image_keeps_the_upper_byte(tmp_path):
+    values = np.arange(0, 256 * 256, 64, "uint16").reshape(32, 32)
+    Image.fromarray(values).save(tmp_path / "grey.png")
+    image = read_image(tmp_path / "grey.png", build(image_size=(None, None), in_channels=1))
+    np.testing.assert_array_equal(image[..., 0], values >> 8)
