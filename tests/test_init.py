@@ -28,7 +28,7 @@ sys.modules["pandas"] = None
 frameworks = lambda: sorted({"tensorflow", "jax", "torch"} & set(sys.modules))
 import keras
 of_keras = frameworks()
-import keras_vit, keras_vit.cli, keras_vit.prediction_files
+import keras_vit, keras_vit.cli, keras_vit.prediction.files
 print(json.dumps([of_keras, frameworks()]))
 """
 
