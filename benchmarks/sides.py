@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit.models.vit.config import decode_variant
+from keras_vit.models.vit.variants import decode_variant
 
 
 @dataclasses.dataclass(frozen=True)

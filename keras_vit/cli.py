@@ -73,7 +73,19 @@ def _read_model(args, path, **options):
 
     options |= {"image_size": args.image_size, "num_heads": args.num_heads}
     with _off_stdout():
-        return read_model(path, **options | {key: _value(text) for key, text in args.set})
+        return read_model(path, **options | _settings(args.set))
+
+
+def _settings(pairs):
+    """Returns {name: value}; "preprocessing.mean" sets an entry of the dict "preprocessing"."""
+    found = {}
+    for key, text in pairs:
+        name, dot, part = key.partition(".")
+        if dot:
+            found.setdefault(name, {})[part] = _value(text)
+        else:
+            found[name] = _value(text)
+    return found
 
 
 def _value(text):
@@ -182,7 +194,7 @@ SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recogn
 MODEL = {
     "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
     "--num-heads": {"type": int, "metavar": "N", "help": "attention heads, if the checkpoint does not say"},
-    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, mean=0.5, std=0.5"},
+    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, preprocessing.mean=0.5"},
 }
 TABLE = {
     "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},

@@ -13,6 +13,8 @@ DEFAULT_IMAGE_SIZE = 224
 # More classes than any model has.
 MOST_CLASSES = 2**20
 
+# One class per image, any number of classes, or numbers instead of classes.
+TASKS = ("single_label", "multi_label", "regression")
 # Limits far above any model: blocks (or units of a stage) and stages. A file beyond them is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
@@ -38,7 +40,7 @@ def checked(check, *args, optional=False, **options):
     def check_field(name, value):
         return None if optional and value is None else check(name, value, *args)
 
-    return dataclasses.field(metadata={"check": check_field}, **options)
+    return dataclasses.field(metadata={"check": check_field, "optional": optional}, **options)
 
 
 def activation_of(name, value):
@@ -193,11 +195,11 @@ class ModelConfig:
     num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
     classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    # Not compared, since none changes the outputs. `multi_label`: an image may have any number of classes.
-    # `regression`: the outputs are numbers instead of classes.
+    # Whether the model scales raw images of 0..255 itself.
+    include_preprocessing: bool = checked(arguments.boolean, default=False)
+    # The fields below do not change the outputs, so configs that differ only in them are equal.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
-    multi_label: bool = checked(arguments.boolean, default=False, compare=False)
-    regression: bool = checked(arguments.boolean, default=False, compare=False)
+    task: str = checked(arguments.one_of, TASKS, default="single_label", compare=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -208,8 +210,11 @@ class ModelConfig:
         # Any number of names: a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
-        if self.multi_label and self.regression:
-            raise ValueError("Expected one of `multi_label` and `regression`. Received: both")
+
+    @staticmethod
+    def training_options_of(variant):
+        """Returns the dropout rates that a variant is trained with, where they are not zero."""
+        return {}
 
     def _set(self, name, value):
         object.__setattr__(self, name, value)
@@ -234,12 +239,23 @@ class ModelConfig:
         """Returns the config from a dict by `to_dict`; raises ValueError for unknown, missing or invalid fields."""
         if not isinstance(values, Mapping):
             raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
-        values = dict(values)
+        values = _without_old_names(values)
         family = values.pop("family", cls.family)
         families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}
         if family not in families:
             raise ValueError(f"Expected `family` as one of {', '.join(map(repr, families))}. Received: {family!r}")
         return arguments.record(families[family], values)
+
+
+def _without_old_names(values):
+    """Returns the fields of a config with the names of version 0.2 replaced."""
+    values = dict(values)
+    old = {task: values.pop(task, False) for task in ("multi_label", "regression")}
+    for task in [name for name, is_set in old.items() if is_set is True]:
+        values.setdefault("task", task)
+    if "pooling" in values and values["pooling"] is None:
+        values["pooling"] = "none"
+    return values
 
 
 def _lists(value):

@@ -59,6 +59,7 @@ def test_settings_missing_in_a_state_dict_are_options(capsys, tmp_path):
     status, _, error = run(capsys, *predict)
     assert status == 1 and "each by --set on the command line" in error and "num_heads: " in error
     given = ("mean=[0.4, 0.5, 0.6]", "std=0.5", "interpolation=bicubic", "crop_fraction=0.9")
+    given = tuple(f"preprocessing.{text}" for text in given)
     settings = [argument for setting in given for argument in ("--set", setting)]
     assert run(capsys, *predict, "--num-heads", 4, *settings)[0] == 0
 

@@ -9,6 +9,7 @@ import pytest
 import keras_vit
 from keras_vit.config import ModelConfig
 from keras_vit.models import builders
+from keras_vit.models.vit.config import ViTFields
 from tests.evaluation.errors import refuses
 from tests.tiny import TINY, build
 
@@ -26,12 +27,13 @@ def is_heavy(name):
     "name", [pytest.param(name, marks=[pytest.mark.long] * is_heavy(name)) for name in builders.__all__]
 )
 def test_config_of_each_builder_survives_json(name):
-    parameters = inspect.signature(getattr(keras_vit, name)).parameters
-    assert getattr(keras_vit, name).__name__ == name and "variant" not in parameters
-    sizes = {"num_layers": 1, "stages": (1,), "repeats": (1,) * 7, "depths": (1,) * 4}
-    size = next(size for size in sizes if size in parameters)
+    builder = getattr(keras_vit, name)
+    assert builder.__name__ == name and "variant" not in inspect.signature(builder).parameters
+    shallow = {"stages": (1,), "repeats": (1,) * 7, "depths": (1,) * 4}
+    sizes = {"BiT": "stages", "VTR": "stages", "Eff": "repeats", "CoA": "depths"}
+    size = sizes.get(name[:3], "num_layers")
     with keras.StatelessScope(initialize_variables=False):
-        config = getattr(keras_vit, name)(**{size: sizes[size]}, image_size=64).config
+        config = builder(**{size: shallow.get(size, 1)}, image_size=64).config
     keras.utils.clear_session(free_memory=False)
     again = ModelConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config and type(again) is type(config)
@@ -39,18 +41,21 @@ def test_config_of_each_builder_survives_json(name):
 
 
 def test_fields_of_vit_config_are_arguments_of_vit():
-    fields = {field.name for field in dataclasses.fields(keras_vit.ViTConfig)}
-    assert not fields - set(inspect.signature(keras_vit.ViT).parameters)
+    fields = {field.name: field.type for field in dataclasses.fields(keras_vit.ViTConfig)}
+    visible = set(inspect.signature(keras_vit.ViT).parameters)
+    assert set(fields) <= visible | set(ViTFields.__annotations__)
+    assert not visible & set(ViTFields.__annotations__)
+    assert all(fields[name] == kind for name, kind in ViTFields.__annotations__.items())
 
 
 def test_config_of_model_matches_its_arguments():
     changes = {"pooling": "gap", "class_token": True, "num_registers": 2, "activation": "gelu"}
-    model = build(**changes, mean=0.1, class_names=list("abcde"))
+    model = build(**changes, preprocessing={"mean": 0.1}, class_names=list("abcde"))
     expected = TINY_CONFIG.replace(**changes, preprocessing=keras_vit.Preprocessing(mean=0.1))
     assert model.config == expected and model.config.class_names == tuple("abcde")
-    assert (model.grid_size, model.num_prefix_tokens) == ((4, 4), 3)
+    assert (model.config.grid, model.config.num_prefix_tokens) == ((4, 4), 3)
     assert model.blocks == [model.get_layer("block_00"), model.get_layer("block_01")]
-    assert model.patch_embedding is model.get_layer("patch_embedding") and model.head is model.get_layer("head")
+    assert model.head is model.get_layer("head")
     assert build(num_classes=0).head is None and model.preprocessing.mean == (0.1,)
 
 
@@ -90,7 +95,7 @@ def test_config_keeps_a_users_own_activation():
         ({"rotary_embedding": "rope"}, "`rotary_embedding`. Expected one of 'dinov3', 'eva02', 'axial'"),
         ({"rotary_embedding": "eva02", "hidden_dim": 9}, "heads of a multiple of 4 channels"),
         ({"rotary_embedding": "dinov3", "rotary_grid": 4}, "`rotary_grid` only with"),
-        ({"projection_dim": 3, "pooling": None}, "no projection_dim with pooling=None"),
+        ({"projection_dim": 3, "pooling": "none"}, 'no projection_dim with pooling="none"'),
         ({"pooling": "token_gap", "class_token": False}, "a class token with pooling='token_gap'"),
         ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
         ({"activation": 3}, "`activation`"),

@@ -62,7 +62,7 @@ def test_value_range_scales_pixels():
 
 
 def test_carrier_is_found_in_nested_models():
-    backbone = tiny.build(num_classes=0, **DEIT)
+    backbone = tiny.build(num_classes=0, preprocessing=DEIT)
     own_head = keras.Model(backbone.input, keras.layers.Dense(2)(backbone.output))
     nested = keras.Sequential([keras.layers.RandomFlip(), backbone, keras.layers.Dense(2)])
     for model in (backbone, own_head, nested, keras.models.clone_model(own_head)):

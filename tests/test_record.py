@@ -42,7 +42,9 @@ def nested(model):
     [("as it is", nested), ("frozen", own_head), ("lora", lambda model: model), ("lora", nested), ("int8", own_head)],
 )
 def test_copies_keep_config_outputs_and_trainable_weights(change, around, tmp_path):
-    backbone = build(num_classes=0, class_names=list("abc"), qk_norm=True, activation="gelu", mean=0.4)
+    backbone = build(
+        num_classes=0, class_names=list("abc"), qk_norm=True, activation="gelu", preprocessing={"mean": 0.4}
+    )
     model = around(backbone)
     CHANGES[change](model)
     model.save(tmp_path / "model.keras")

@@ -233,8 +233,8 @@ if (folder / "solution.csv").exists():
 # loss change:
 #
 # - Several classes per image, as "cat dog" in one cell: `label_separator=" "` (or a list of 0/1 columns as
-#   `label_column`), `multi_label=True`, `BinaryCrossentropy`; predictions are a probability per class.
-# - A number, such as an age: `labels="float"`, `regression=True`, `MeanSquaredError`; predictions are the numbers.
+#   `label_column`), `task="multi_label"`, `BinaryCrossentropy`; predictions are a probability per class.
+# - A number, such as an age: `labels="float"`, `task="regression"`, `MeanSquaredError`; predictions are the numbers.
 
 # %%
 keras.config.set_dtype_policy("float32")
@@ -242,14 +242,14 @@ paths = [str(folder / name) for name in train["image"][:4]]
 table = {"path": paths, "tags": ["a b", "b", "a", "c"], "age": [3, 1, 4, 2]}
 small = {"image_size": 16, "patch_size": 8, "hidden_dim": 32, "num_layers": 1, "num_heads": 2, "mlp_dim": 64}
 
-tagger = keras_vit.ViT("Ti/16", **small, num_classes=3, class_names=["a", "b", "c"], multi_label=True)
+tagger = keras_vit.ViT("Ti/16", **small, num_classes=3, class_names=["a", "b", "c"], task="multi_label")
 tagged = keras_vit.data.from_dataframe(table, label_column="tags", label_separator=" ", preprocessing=tagger)
 tagger.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
 tagger.fit(tagged, verbose=0, shuffle=False)
 print(keras_vit.predict_images(tagger, paths, verbose=0).round(2).to_string(index=False))
 
 # %%
-regressor = keras_vit.ViT("Ti/16", **small, num_classes=1, regression=True)
+regressor = keras_vit.ViT("Ti/16", **small, num_classes=1, task="regression")
 aged = keras_vit.data.from_dataframe(table, label_column="age", labels="float", preprocessing=regressor)
 regressor.compile("adam", "mse")
 regressor.fit(aged, verbose=0, shuffle=False)

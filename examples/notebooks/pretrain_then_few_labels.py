@@ -105,7 +105,7 @@ def build():
 
 
 model = build()
-print(f"{model.count_params():,} parameters, {model.grid_size} patches of {model.config.patch_size} pixels")
+print(f"{model.count_params():,} parameters, {model.config.grid} patches of {model.config.patch_size} pixels")
 
 # %% [markdown]
 # ## 3 Pre-training

@@ -94,7 +94,7 @@ else:
 images = keras_vit.preprocess_input(raw, model)
 config = model.config
 print(f"{model.count_params():,} parameters, {config.num_layers} blocks of {config.num_heads} heads")
-print(f"{len(images)} pictures of {raw.shape[1:]}, {model.grid_size} patches of {config.patch_size} pixels")
+print(f"{len(images)} pictures of {raw.shape[1:]}, {model.config.grid} patches of {config.patch_size} pixels")
 
 # %% [markdown]
 # ## 2 Predictions
@@ -167,7 +167,7 @@ for block, heads in enumerate(distance):
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
-inspection.plot_attention_maps(raw[0], first[0], grid_size=model.grid_size)
+inspection.plot_attention_maps(raw[0], first[0], grid_size=model.config.grid)
 
 # %% [markdown]
 # In the last block, several heads mark the animals. Others read a few patches of the blanket: patches without content
@@ -175,16 +175,16 @@ inspection.plot_attention_maps(raw[0], first[0], grid_size=model.grid_size)
 # them artifacts, and adds register tokens to avoid them).
 
 # %%
-inspection.plot_attention_maps(raw[0], last[0], grid_size=model.grid_size)
+inspection.plot_attention_maps(raw[0], last[0], grid_size=model.config.grid)
 
 # %% [markdown]
 # Each patch attends too, not the class token alone. The cross marks the patch that asks, in a middle block: some heads
 # read its surroundings, some read similar places of the whole picture.
 
 # %%
-rows, columns = model.grid_size
+rows, columns = model.config.grid
 query = config.num_prefix_tokens + (rows // 2) * columns + columns // 4
-inspection.plot_attention_maps(raw[0], middle[0], grid_size=model.grid_size, query=query)
+inspection.plot_attention_maps(raw[0], middle[0], grid_size=model.config.grid, query=query)
 
 # %% [markdown]
 # ## 7 Attention rollout (figures 6 and 14)

@@ -27,8 +27,8 @@ def predict(
 ) -> np.ndarray:
     """Returns a model's predictions for all images, float32 (num_images, num_outputs), in their order.
 
-    They are probabilities: the softmax of a classifier's logits, or the sigmoid of a model with `multi_label=True` or a
-    single class. A model with `regression=True` predicts its outputs. `keras_vit.predict_images` does the same for
+    They are probabilities: the softmax of a classifier's logits, or the sigmoid of a model with `task="multi_label"` or
+    a single class. With `task="regression"` they are the model's outputs. `keras_vit.predict_images` does the same for
     image files.
 
     With `tta` (test-time augmentation), they are the mean over several views of each image. Probabilities are averaged,

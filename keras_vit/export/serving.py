@@ -226,7 +226,8 @@ def _names_of_outputs(model, attention):
 def _constants_of(model, normalization):
     """Returns the constants to scale images with."""
     if normalization is None:
-        advice = "Say how images are scaled: normalization=keras_vit.layers.ImageNormalization(mean, std)"
+        layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
+        advice = f"Say how images are scaled: normalization={layer}"
         try:
             normalization = normalization_of(model)
         except ValueError as error:
@@ -240,4 +241,4 @@ def _constants_of(model, normalization):
                 f"{expected} {model.name!r} with {', '.join(reversed(changing))} before it. {advice}, with apply=True "
                 "if the model takes raw images."
             )
-    return {"apply": normalization.apply, **dataclasses.asdict(normalization.preprocessing)}
+    return {"apply": normalization.apply, "preprocessing": dataclasses.asdict(normalization.preprocessing)}

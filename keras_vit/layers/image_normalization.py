@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import ModelConfig, Preprocessing
+from keras_vit.config import ModelConfig, preprocessing_record
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -15,23 +15,20 @@ class ImageNormalization(keras.layers.Layer):
     `preprocess_input`, pipelines, predictions and exports read it here.
 
     Args:
-        mean, std, interpolation, crop_fraction, value_range, antialias, resize_mode, crop_rounding: As in
-            `keras_vit.Preprocessing`.
+        preprocessing: A `keras_vit.Preprocessing`, or a dict of its fields; None for the default.
         apply: Bool. True scales raw images of 0..255 to `(x / 255 - mean) / std`, adapted to `value_range`; False
             passes images through.
         folded: Bool. True passes raw images through because the next layer's kernel includes the scaling. See
             `keras_vit.fold_preprocessing`.
         class_names: The class names in the order of the outputs, or None.
-        multi_label: Bool, whether the model was trained for any number of classes per image (sigmoid) instead of one
-            (softmax).
-        regression: Bool, whether its outputs are numbers instead of classes.
-        config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the constants and classes above; None
-            without a model.
+        task: "single_label", "multi_label" or "regression", as in `keras_vit.ViTConfig`.
+        config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the other arguments; None without a
+            model.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
     Raises:
-        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without `apply`.
+        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without scaling.
 
     Example:
 
@@ -42,43 +39,31 @@ class ImageNormalization(keras.layers.Layer):
 
     def __init__(
         self,
-        mean=0.5,
-        std=0.5,
+        preprocessing=None,
         apply=False,
-        interpolation="bilinear",
-        crop_fraction=1.0,
         folded=False,
         class_names=None,
-        multi_label=False,
-        regression=False,
-        value_range=(0.0, 1.0),
-        antialias=None,
-        resize_mode=None,
-        crop_rounding="even",
+        task="single_label",
         config=None,
         **kwargs,
     ):
-        # Always float32: lower precision would round pixels before they are centred.
+        # In lower precision, pixels would be rounded before they are centred.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
-        self.apply, self.folded = bool(apply), bool(folded)
-        if self.folded and not self.apply:
-            raise ValueError(f"Expected apply=True with folded=True. Received: apply={apply!r}")
         if config is None:
-            preprocessing = Preprocessing(
-                value_range=value_range,
-                mean=mean,
-                std=std,
-                interpolation=interpolation,
-                antialias=antialias,
-                crop_fraction=crop_fraction,
-                resize_mode=resize_mode,
-                crop_rounding=crop_rounding,
-            )
-            # The constants are checked against the images in `build`.
+            preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
+            # `build` compares the constants with the images.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
-            outputs = {"class_names": class_names, "multi_label": bool(multi_label), "regression": bool(regression)}
-            config = ModelConfig(preprocessing=preprocessing, in_channels=channels, **outputs)
+            config = ModelConfig(
+                preprocessing=preprocessing,
+                include_preprocessing=bool(apply),
+                in_channels=channels,
+                class_names=class_names,
+                task=task,
+            )
         self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
+        self.folded = bool(folded)
+        if self.folded and not self.apply:
+            raise ValueError(f"Expected a layer that scales images with folded=True. Received: apply={self.apply!r}")
 
     @property
     def config(self):
@@ -100,22 +85,18 @@ class ImageNormalization(keras.layers.Layer):
         self._record = self._record.replace(class_names=names)
 
     @property
-    def multi_label(self):
-        """Whether an image may have any number of classes."""
-        return self._record.multi_label
+    def task(self):
+        """The task: "single_label", "multi_label" or "regression"."""
+        return self._record.task
 
-    @multi_label.setter
-    def multi_label(self, value):
-        self._record = self._record.replace(multi_label=bool(value))
+    @task.setter
+    def task(self, task):
+        self._record = self._record.replace(task=task)
 
     @property
-    def regression(self):
-        """Whether the outputs are numbers instead of classes."""
-        return self._record.regression
-
-    @regression.setter
-    def regression(self, value):
-        self._record = self._record.replace(regression=bool(value))
+    def apply(self):
+        """Whether the layer scales raw images."""
+        return self._record.include_preprocessing
 
     def build(self, images_shape):
         self.preprocessing.check_channels(images_shape[-1])
@@ -148,16 +129,19 @@ class ImageNormalization(keras.layers.Layer):
         return images_shape
 
     def get_config(self):
-        config = {**super().get_config(), "apply": self.apply, "folded": self.folded}
+        config = {**super().get_config(), "folded": self.folded}
         if self.config is not None:
             return {**config, "config": self.config.to_dict()}
         constants = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.preprocessing).items()}
-        names = ("class_names", "multi_label", "regression")
-        return {**config, **constants, **{name: getattr(self, name) for name in names}, "config": None}
+        names = ("apply", "class_names", "task")
+        return {**config, "preprocessing": constants, **{name: getattr(self, name) for name in names}, "config": None}
 
     @classmethod
     def from_config(cls, config):
-        # Parsed here: Keras would wrap the error of an invalid config in one that repeats all of it.
+        config = dict(config)
         if config.get("config") is not None:
-            config = {**config, "config": ModelConfig.from_dict(config["config"])}
+            # Files of version 0.2 contain `apply` beside the config.
+            own = {"include_preprocessing": config.pop("apply", False), **config["config"]}
+            # Keras would wrap the error of an invalid config in one that repeats all of it.
+            config["config"] = ModelConfig.from_dict(own)
         return super().from_config(config)

@@ -1,30 +1,17 @@
-"""Builders of whole models, and their classes."""
+"""Builders of whole models, and their class."""
 
 from keras_vit.models import builders
-from keras_vit.models.bit.model import BigTransfer, BiT
+from keras_vit.models.bit.model import BiT
 
 # The sizes of all families.
 from keras_vit.models.builders import *  # noqa: F403
-from keras_vit.models.coatnet.model import CoAtNet, ConvolutionAndAttention
-from keras_vit.models.efficientnet.model import EfficientNet, EfficientNetModel
+from keras_vit.models.coatnet.model import CoAtNet
+from keras_vit.models.efficientnet.model import EfficientNet
+from keras_vit.models.family import FamilyModel
 from keras_vit.models.folding import fold_preprocessing
 from keras_vit.models.pretrained import from_pretrained
-from keras_vit.models.vit.builder import ViT
-from keras_vit.models.vit.model import VisionTransformer
-from keras_vit.models.vt_resnet.model import VTResNet, VTResNetModel
+from keras_vit.models.vit.model import ViT
+from keras_vit.models.vt_resnet.model import VTResNet
 
-__all__ = [
-    "BiT",
-    "BigTransfer",
-    "CoAtNet",
-    "ConvolutionAndAttention",
-    "EfficientNet",
-    "EfficientNetModel",
-    "VTResNet",
-    "VTResNetModel",
-    "ViT",
-    "VisionTransformer",
-    "fold_preprocessing",
-    "from_pretrained",
-]
+__all__ = ["BiT", "CoAtNet", "EfficientNet", "FamilyModel", "VTResNet", "ViT", "fold_preprocessing", "from_pretrained"]
 __all__ += builders.__all__

@@ -5,18 +5,11 @@ from typing import NamedTuple
 import keras
 
 from keras_vit.config import carrier_of, config_of
+from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_before
 
 # The heads of the class token and of the distillation token.
 HEADS = ("head", "head_dist")
-# The layers between the last block and the head, by model family.
-_ABOVE = {
-    "vit": ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
-    "bit": ("norm", "relu", "pooling"),
-    "vt_resnet": ("pooling", "dropout"),
-    "efficientnet": ("top_conv", "top_norm", "top_activation", "pooling"),
-    "coatnet": ("norm", "pooling", "pre_logits", "pre_logits_tanh"),
-}
 
 
 class Parts(NamedTuple):
@@ -49,7 +42,7 @@ def parts_of(model):
             continue
         if id(layer) in before:
             parts.below.append(layer)
-        elif layer.name in _ABOVE[config_of(backbone).family]:
+        elif layer.name in FAMILIES[config_of(backbone).family].above:
             parts.above.append(layer)
         else:
             parts.others.extend(_flat(layer))

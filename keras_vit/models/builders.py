@@ -1,55 +1,47 @@
-"""The named builders, one row each; their sizes are in `keras_vit.models.vit.config`."""
+"""The named builders, one row each; their sizes are in `keras_vit.models.vit.variants`."""
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec
 
 from keras_vit.config import Preprocessing
-from keras_vit.models.bit.model import BiT
-from keras_vit.models.coatnet.model import CoAtNet
-from keras_vit.models.efficientnet.model import EfficientNet
-from keras_vit.models.vit.builder import ViT
-from keras_vit.models.vt_resnet.model import VTResNet
-from keras_vit.weights.names.source import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
-from keras_vit.weights.zoo import find, local_path
+from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
+from keras_vit.models.bit.model import BIT, BiT
+from keras_vit.models.coatnet.model import COATNET, CoAtNet
+from keras_vit.models.efficientnet.model import EFFICIENTNET, EfficientNet
+from keras_vit.models.family import FamilyModel, build
+from keras_vit.models.vit.model import VIT, ViT
+from keras_vit.models.vt_resnet.model import VT_RESNET, VTResNet
 
 P = ParamSpec("P")
-R = TypeVar("R")
+
+_FAMILIES = {ViT: VIT, BiT: BIT, CoAtNet: COATNET, EfficientNet: EFFICIENTNET, VTResNet: VT_RESNET}
 
 
-def row(name: str, builder: Callable[Concatenate[str, P], R], variant: str, **defaults: Any) -> Callable[P, R]:
-    """Makes the typed and documented builder of one variant: `builder` with the variant and other defaults set."""
+def row(
+    name: str, builder: Callable[Concatenate[str, P], FamilyModel], variant: str, **defaults: Any
+) -> Callable[P, FamilyModel]:
+    """Makes the typed and documented builder of one variant, with other defaults for some config fields."""
+    family = _FAMILIES[builder]
 
-    def build(**kwargs):
-        own = defaults
-        if kwargs.get("weights") is not None:
-            published = find(f"{name}.{kwargs['weights']}")
-            kwargs["weights"] = local_path(kwargs["weights"], name)
-            # Unlike .h5 files, other checkpoints bring these settings themselves.
-            if not str(kwargs["weights"]).endswith(".h5"):
-                own = {key: value for key, value in defaults.items() if key not in ("activation", "preprocessing")}
-            if published is not None and builder is ViT:
-                own["preprocessing"] = published.preprocessing
-        return builder(variant, **{**own, **kwargs})
+    def named(**kwargs):
+        return build(family, variant, kwargs, defaults, name)
 
     signature = inspect.signature(builder)
-    parameters = [
-        parameter.replace(default=defaults.get(key, parameter.default))
-        for key, parameter in signature.parameters.items()
-        if key != "variant"
-    ]
-    build.__signature__ = signature.replace(parameters=parameters)
-    build.__name__ = build.__qualname__ = name
-    build.__module__ = __name__
+    named.__signature__ = signature.replace(
+        parameters=[parameter for key, parameter in signature.parameters.items() if key != "variant"]
+    )
+    named.__name__ = named.__qualname__ = name
+    named.__module__ = __name__
     settings = "".join(f", {key}={value!r}" for key, value in defaults.items())
-    build.__doc__ = (
+    named.__doc__ = (
         f'Builds a {builder.__name__}-{variant}: `keras_vit.{builder.__name__}("{variant}"{settings}, ...)`, which '
         f"explains the arguments.\n\nExample:\n\n>>> model = keras_vit.{name}(num_classes=10)"
     )
-    return build
+    return named
 
 
-# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.models.vit.config`.
+# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.models.vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS8 = row("ViTS8", ViT, "S/8")

@@ -1,35 +1,43 @@
-"""Shared parts of the model builders."""
+"""The parts that all model families share: the model class, and how a builder's arguments become a model."""
 
+import contextlib
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import keras
 
-from keras_vit.config import config_of
+from keras_vit import arguments, layers
+from keras_vit.config import ModelConfig, config_of, preprocessing_record
 from keras_vit.layers import direct
 from keras_vit.models import graph
-from keras_vit.weights.preprocessing import preprocessing_of
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
-class RecordedModel(keras.Model):
-    """A functional `keras.Model` whose properties read the config in its first layer."""
+@keras.saving.register_keras_serializable(package="keras_vit")
+class FamilyModel(keras.Model):
+    """A functional `keras.Model` built by this package, such as by `keras_vit.ViT`.
+
+    If the heads of a ViT read only the class token or the distillation token, its last block computes only those
+    tokens, which saves 1/12 of the work of 12 blocks. Models cut from it, such as `keras.Model(model.input,
+    model.blocks[-1].output)`, compute all tokens.
+
+    Example:
+
+    >>> model = keras_vit.ViTB16(num_classes=10)
+    >>> model.config.num_heads, model.config.grid, len(model.blocks)
+    (12, (14, 14), 12)
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # Keras would track the layers in it.
+        # Keras would track the layers in a plain attribute.
         vars(self)["_reading"] = graph.last_reading(self)
-        # By it, `compile` scales the loss. A functional model's config does not keep it.
+        # `compile` uses this policy to enable loss scaling; Keras does not save it for functional models.
         if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
             self.dtype_policy = "mixed_float16"
 
     def __setattr__(self, name, value):
-        # Otherwise Keras would track the new layer, and on PyTorch no error would say that it is unused.
+        # Without this error, Keras would track the assigned layer although the model does not use it.
         own = getattr(type(self), name, None)
         if isinstance(own, property) and own.fset is None:
             raise AttributeError(
@@ -39,7 +47,7 @@ class RecordedModel(keras.Model):
         super().__setattr__(name, value)
 
     def _run_through_graph(self, inputs, operation_fn=lambda operation: operation, **options):
-        # Not in symbolic calls, for which Keras has options: they would record what is changed here.
+        # Symbolic calls must record the original graph.
         if options or any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs)):
             return super()._run_through_graph(inputs, operation_fn, **options)
         if self._reading is not None:
@@ -59,49 +67,175 @@ class RecordedModel(keras.Model):
         return self.config.preprocessing
 
     @property
+    def blocks(self):
+        """The blocks in order: transformer blocks, residual units, inverted bottlenecks or VT modules."""
+        return [self.get_layer(name) for name in self.config.block_names]
+
+    @property
     def head(self):
         """The layer that computes the logits; None without a head."""
         return next((layer for layer in self.layers if layer.name == "head"), None)
 
 
+# Files of version 0.2 contain these class names.
+for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel"):
+    keras.saving.get_custom_objects()[f"keras_vit>{_name}"] = FamilyModel
+
+# Config fields of all families.
+_SHARED = {field.name for field in dataclasses.fields(ModelConfig)}
+# Builder arguments of other libraries: the argument here, or what to do.
+_TRANSLATIONS = {
+    **dict.fromkeys(("classes", "num_labels", "n_classes"), "num_classes="),
+    **dict.fromkeys(("image_shape", "img_size", "input_size"), "image_size="),
+    **dict.fromkeys(("in_chans", "num_channels", "channels"), "in_channels="),
+    **dict.fromkeys(("embed_dim", "hidden_size", "width", "dim"), "hidden_dim="),
+    **dict.fromkeys(("depth", "num_hidden_layers"), "num_layers="),
+    **dict.fromkeys(("heads", "num_attention_heads"), "num_heads="),
+    **dict.fromkeys(("dropout", "drop_rate", "hidden_dropout_prob"), "dropout_rate="),
+    **dict.fromkeys(("attn_drop_rate", "attention_probs_dropout_prob"), "attention_dropout_rate="),
+    **dict.fromkeys(("drop_path", "stochastic_depth"), "drop_path_rate="),
+    **dict.fromkeys(("mean", "std", "interpolation", "crop_fraction"), "preprocessing=keras_vit.Preprocessing(...)"),
+    **dict.fromkeys(("act_layer", "hidden_act"), "activation="),
+    "include_top": "num_classes=0 for a model without a head",
+    "input_shape": "image_size=(height, width) and in_channels=",
+    "input_tensor": "a call of the model: model(x)",
+    "pretrained": "weights=, a tag of keras_vit.list_weights() or a path, or keras_vit.from_pretrained(path)",
+    "mlp_ratio": "mlp_dim=, the hidden width of the MLPs",
+    "intermediate_size": "mlp_dim=",
+    "global_pool": "pooling=",
+    "init_values": "layer_scale_init=",
+    "layer_norm_eps": "layer_norm_epsilon=",
+    "multi_label": 'task="multi_label"',
+    "regression": 'task="regression"',
+}
+_POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
+
+
+class Family(NamedTuple):
+    """A model family: its config class, and the function that adds its layers to a functional graph.
+
+    Args:
+        config: Subclass of `ModelConfig`, with `from_variant` and `model_name_of(variant)`.
+        connect: Function `connect(images, config, **options)` from the normalized images to the outputs. The options
+            have no effect on outputs at inference: dropout rates, the head's initializer, rematerialization.
+        builder: Name of its builder, such as "ViT", for errors.
+        above: Names of the layers between the last block and the head.
+    """
+
+    config: type[ModelConfig]
+    connect: Callable
+    builder: str
+    above: tuple[str, ...]
+
+    @property
+    def name(self):
+        """The family's name, as in the config."""
+        return self.config.family
+
+    def make(self, config, *, name=None, dtype=None, **options):
+        """Returns the model of a config, with random weights."""
+        with _dtype_policy(dtype):
+            inputs = keras.Input((*config.image_size, config.in_channels), name="images")
+            images = layers.ImageNormalization(config=config, name="normalization")(inputs)
+            return FamilyModel(inputs, self.connect(images, config, **options), name=name)
+
+    def split(self, given, function=None):
+        """Returns (config fields, options of `make`) from arguments; None is a default unless the field may be None.
+
+        Raises:
+            ValueError: If a name is neither; the error names the function that was called.
+        """
+        fields = {field.name: field for field in dataclasses.fields(self.config)}
+        options = (*self.connect.__kwdefaults__, "name", "dtype")
+        for name, value in given.items():
+            if name not in fields and name not in options:
+                raise _unknown(name, value, function or self.builder, {*fields, *options})
+        if given.get("pooling") in _POOLINGS:
+            meant = _POOLINGS[given["pooling"]]
+            hint = f'Did you mean "{meant}"?' if meant else "No layer of this package pools the maximum."
+            raise ValueError(f"{arguments.invalid('pooling', 'a pooling of a ViT', given['pooling'])}. {hint}")
+        found = {
+            name: given[name]
+            for name, field in fields.items()
+            if name in given and (given[name] is not None or (field.metadata.get("optional") and name not in _SHARED))
+        }
+        return found, {name: given[name] for name in options if given.get(name) is not None}
+
+
+def build(family, variant, given, defaults=None, function=None):
+    """Builds the model of a variant from the arguments of a builder.
+
+    Args:
+        family: A `Family`.
+        variant: The variant, as in `family.config.from_variant`.
+        given: Dict of the arguments; a dict under "fields" is added to it. None stands for the default.
+        defaults: Dict of config fields in which the named builder `function` differs from its variant.
+        function: Name of the function that was called, for errors.
+    """
+    given = dict(given)
+    weights = given.pop("weights", None)
+    given |= given.pop("fields", {})
+    fields, options = family.split(given, function)
+    usual = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant)}
+    options = {**usual, **options}
+    if weights is not None:
+        # `pretrained` imports all families.
+        from keras_vit.models.pretrained import load_variant
+
+        return load_variant(family, variant, weights, fields, options, defaults or {}, function)
+    return family.make(config_from(family, variant, {**(defaults or {}), **fields}), **options)
+
+
+def config_from(family, variant, fields):
+    """Returns the config of a variant with other fields, whose class names have to fit `num_classes`."""
+    if "preprocessing" in fields:
+        channels = arguments.positive_int("in_channels", fields.get("in_channels", 3))
+        value = fields["preprocessing"]
+        if isinstance(value, Mapping):
+            others = {name: other for name, other in fields.items() if name in ("image_size", "in_channels")}
+            value = changed(family.config.from_variant(variant, **others).preprocessing, value)
+        fields = {**fields, "preprocessing": preprocessing_record(value).for_channels(channels)}
+    arguments.class_names(fields.get("class_names"), fields.get("num_classes", 1000))
+    return family.config.from_variant(variant, **fields)
+
+
+def changed(preprocessing, value):
+    """Returns `value`, or, if it is a dict, a `Preprocessing` with these fields changed."""
+    if not isinstance(value, Mapping):
+        return value
+    # Raises if a name is unknown or a value invalid.
+    preprocessing_record(value)
+    return preprocessing.changed(**value)
+
+
+def dense_head(x, config, head_init, name="head"):
+    """Adds the head, which computes in float32; returns `x` for a model without classes."""
+    if not config.num_classes:
+        return x
+    options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
+    return keras.layers.Dense(config.num_classes, name=name, **options)(x)
+
+
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a functional model within `model`, of its kind if it is one of this package's, and so as fast."""
-    kind = type(model) if isinstance(model, RecordedModel) else keras.Model
+    """Returns a submodel of `model`, of the same class if that is `FamilyModel`."""
+    kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 
 
-def with_dtype(build: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a builder to make its argument `dtype` the global dtype policy while it runs."""
-
-    @functools.wraps(build)
-    def build_in_dtype(*args, **kwargs):
-        if kwargs.get("dtype") is None:
-            return build(*args, **kwargs)
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(kwargs["dtype"])
-        try:
-            return build(*args, **kwargs)
-        finally:
-            keras.config.set_dtype_policy(before)
-
-    return build_in_dtype
+def _unknown(name, value, function, known):
+    hint = arguments.nearest(name, known) or f". See help(keras_vit.{function}) and the fields of its config"
+    if name in _TRANSLATIONS:
+        hint = f". Use {_TRANSLATIONS[name]}"
+    return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")
 
 
-def fields_from(builder, kind, given, checkpoint, *settings):
-    """Config fields from a builder's arguments, without those left at None, which the variant or the weights set.
-
-    Of these, the `settings` that a checkpoint tells are among the fields.
-    """
-    names = [field.name for field in dataclasses.fields(kind)]
-    unset = {name for name, parameter in inspect.signature(builder).parameters.items() if parameter.default is None}
-    fields = {name: given[name] for name in names if name in given and not (given[name] is None and name in unset)}
-    changes = {name: given[name] for name in ("mean", "std", "interpolation", "crop_fraction")}
-    fields["preprocessing"] = preprocessing_of(checkpoint, given["preprocessing"], given["in_channels"], **changes)
-    told = {} if checkpoint is None else checkpoint.settings
-    return {**{name: told[name] for name in settings if told.get(name) is not None}, **fields}
-
-
-def given_settings(given):
-    """The settings that an argument of a builder sets, which may differ from those of its weights."""
-    names = ("activation", "resnet_epsilons", "pool_padding", "padding", "batch_norm_epsilon")
-    return tuple(name for name in names if given.get(name) is not None)
+@contextlib.contextmanager
+def _dtype_policy(dtype):
+    """Makes a dtype policy the global one within the context, if it is not None."""
+    before = keras.config.dtype_policy()
+    if dtype is not None:
+        keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

@@ -1,6 +1,6 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
-import inspect
+import dataclasses
 import json
 import os
 import re
@@ -13,24 +13,16 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.files import absent
-from keras_vit.models.bit.model import BiT
-from keras_vit.models.coatnet.model import CoAtNet
-from keras_vit.models.efficientnet.model import EfficientNet
-from keras_vit.models.vit.builder import ViT
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.family import changed, config_from
+from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub, zoo
 from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.families import FAMILIES
+from keras_vit.weights.families import FAMILIES as FAMILIES_OF_FILES
 from keras_vit.weights.fields import check_positions
 from keras_vit.weights.load import load_checkpoint
 from keras_vit.weights.model import SETTINGS, name_of
 
-# The arguments for which None is a value, not a default.
-_NONE = (
-    *("pooling", "classifier_activation", "representation_size", "class_names"),
-    *("rotary_embedding", "rotary_grid"),
-)
-# By the family of a checkpoint.
-BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet, "efficientnet": EfficientNet}
 # Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
 _VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
 # Files of a run's folder, written at its end and at its start.
@@ -44,7 +36,6 @@ def from_pretrained(
     *,
     image_size: int | tuple[int, int] | tuple[None, None] | None = None,
     num_classes: int | None = None,
-    num_heads: int | None = None,
     source: str | None = None,
     skip: str | Sequence[str] = (),
     grid_size: tuple[int, int] | None = None,
@@ -68,10 +59,10 @@ def from_pretrained(
             224 if it does not say.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
-        num_heads: Int, the heads per block. None: as in the file, or in published models of the same sizes.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. Models of any size also use
             `position_interpolation` at run time.
-        **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file.
+        **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
+            file's value, except for fields that may be None, such as `representation_size`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -86,25 +77,69 @@ def from_pretrained(
     """
     row = zoo.find(os.fspath(path))
     checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
-    build = BUILDERS[checkpoint.family]
-    known = set(inspect.signature(build).parameters)
-    for name in set(kwargs) - known:
-        expected = f"an argument of keras_vit.{build.__name__}: {', '.join(sorted(known))}"
-        raise ValueError(f"Expected {expected}. Received: {name}={kwargs[name]!r}{arguments.nearest(name, known)}")
-    given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
-    given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
+    family = FAMILIES[checkpoint.family]
+    given_variant = kwargs.pop("variant", None)
+    given, options = family.split({**kwargs, "image_size": image_size, "num_classes": num_classes}, "from_pretrained")
+    # The variant of these sizes, or one whose sizes are overridden.
+    known = name_of(checkpoint.sizes)
+    variant = given_variant or known or _VARIANTS[checkpoint.family]
+    for prefix in ("ViT-", "BiT-", "EfficientNet-"):
+        variant = variant.replace(prefix, "")
+    name = family.config.model_name_of(variant) if known or given_variant or family.name == "bit" else family.name
+    options = {"name": checkpoint.stated.fields.get("name", name), **options}
+    # A given variant sets what the file does not state.
+    defaults = _sizes(family, variant) if given_variant else None
+    return _load(checkpoint, row, family, variant, given, options, skip, position_interpolation, defaults=defaults)
+
+
+def load_variant(family, variant, weights, given, options, defaults, function=None):
+    """Builds a variant and loads weights into it.
+
+    The sizes are the variant's. The other settings are those of `given`, else of the file, else of `defaults`.
+    """
+    names = {"vit": architecture_of(variant)}
+    architecture = function or names.get(family.name, f"{family.builder}{variant}")
+    row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
+    checkpoint = Checkpoint(zoo.local_path(weights, architecture))
+    if checkpoint.family != family.name:
+        expected = f"weights of a {family.builder} for keras_vit.{function or family.builder}"
+        raise ValueError(f"Expected {expected}. Received: {checkpoint.path!r}, a model of family {checkpoint.family!r}")
+    if checkpoint.source.name == "keras":
+        # Such a file was written by a model of this variant, and contains no settings.
+        defaults = {**dataclasses.asdict(family.config.from_variant(variant)), **defaults}
+    sizes = _sizes(family, variant)
+    return _load(checkpoint, row, family, variant, given, options, sizes=sizes, defaults=defaults)
+
+
+def _sizes(family, variant):
+    """Returns the fields that a variant sets, as the config has them."""
+    config = family.config.from_variant(variant)
+    return {name: getattr(config, name) for name in family.config.sizes_of(variant)}
+
+
+def _load(
+    checkpoint, row, family, variant, given, options, skip=(), position_interpolation=None, sizes=None, defaults=None
+):
+    """Builds the model of an open checkpoint: fields from `given`, `sizes`, the file, and `defaults`, in this order."""
     fields = dict(checkpoint.stated.fields)
+    fields.pop("name", None)
     if row is not None:
         fields |= _of_row(row)
-    _check_unknown(checkpoint, fields, given)
+    fields = {**(defaults or {}), **fields}
+    num_classes_there = fields["num_classes"]
+    fields |= sizes or {}
+    _check_unknown(checkpoint, fields, given, *(["variant"] if sizes or defaults else []))
+    if "preprocessing" in given:
+        base = fields.get("preprocessing", family.config.from_variant(variant).preprocessing)
+        given = {**given, "preprocessing": changed(base, given["preprocessing"])}
     skipped = (skip,) if isinstance(skip, str) else skip
-    if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
-        for name in ("class_names", "multi_label", "regression", "classifier_activation"):
+    if "head" in skipped or given.get("num_classes", num_classes_there) != num_classes_there:
+        for name in ("class_names", "task", "classifier_activation"):
             fields.pop(name, None)
-        if "head" not in skipped and build is ViT:
+        if "head" not in skipped and family.name == "vit":
             fields.pop("representation_size", None)
     assumed = {}
-    if image_size is None and "image_size" not in fields:
+    if "image_size" not in {**fields, **given}:
         if "position_embedding/embeddings" in checkpoint.weights:
             raise ValueError(
                 f"The number of position embeddings in {checkpoint.path!r} is not a square: pass "
@@ -114,23 +149,19 @@ def from_pretrained(
         assumed["image_size"] = f"{size}, not stated in the file"
     if checkpoint.source.family is None:
         fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
-    if build is ViT:
+    if family.name == "vit":
         if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
             check_positions(checkpoint, fields)
         _fit_any_size(checkpoint, fields, given, position_interpolation)
-        if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
+        if not all(
+            {**fields, **given}.get(n, True) for n in ("num_classes", "distillation_token", "distillation_head")
+        ):
             fields.pop("return_both_heads", None)
-    if build is CoAtNet:
+    if family.name == "coatnet":
         _fit_tables(fields, given, position_interpolation)
-    # The variant of these sizes, or one whose sizes are overridden; other families state theirs.
-    known = name_of(checkpoint.sizes)
-    variant = known or _VARIANTS[checkpoint.family]
-    for prefix in ("ViT-", "BiT-", "EfficientNet-"):
-        variant = variant.replace(prefix, "")
-    name = None if known or build is BiT else checkpoint.family
-    model = build(**{"variant": variant, "name": name, **fields, **given})
-    family = FAMILIES.get(checkpoint.family)
-    allow = [name for name in (SETTINGS if family is None else family.SETTINGS) if name in given]
+    model = family.make(config_from(family, variant, {**fields, **given}), **options)
+    settings = FAMILIES_OF_FILES.get(checkpoint.family)
+    allow = [name for name in (SETTINGS if settings is None else settings.SETTINGS) if name in given]
     report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()
@@ -227,21 +258,20 @@ def _of_row(row):
     return found
 
 
-def _check_unknown(checkpoint, fields, given):
+def _check_unknown(checkpoint, fields, given, *known):
     """Raises if neither the file nor the caller sets a field that changes the outputs."""
-    parts = {"preprocessing": ("mean", "std", "interpolation", "crop_fraction")}
-    unknown = {
-        name: why
-        for name, why in checkpoint.stated.unknown.items()
-        if name not in (*fields, *given) and not all(part in given for part in parts.get(name, (name,)))
-    }
+    known = {*fields, *given, *known}
+    part = given.get("preprocessing")
+    if isinstance(part, dict) and not {"mean", "std", "interpolation", "crop_fraction"} <= part.keys():
+        # A part of an unknown preprocessing leaves the rest unknown.
+        known -= {"preprocessing"} - {*fields}
+    unknown = {name: why for name, why in checkpoint.stated.unknown.items() if name not in known}
     if unknown:
         listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
-        short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
         raise ValueError(
             f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change its outputs. "
-            f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
-            f"the command line:{listed}"
+            f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained, or each by --set on the command "
+            f"line:{listed}"
         )
 
 

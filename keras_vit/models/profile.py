@@ -12,8 +12,8 @@ from keras_vit import arguments, layers
 from keras_vit.console import text_table
 from keras_vit.models.graph import is_graph, replay
 from keras_vit.models.layer_costs import parts_of
-from keras_vit.models.vit.builder import ViT
-from keras_vit.models.vit.config import decode_variant
+from keras_vit.models.vit.model import ViT
+from keras_vit.models.vit.variants import decode_variant
 
 # Millions of parameters, for any patch size: table 1 of the ViT paper (arXiv 2010.11929); Ti and S: table 1 of DeiT
 # (arXiv 2012.12877).

@@ -96,7 +96,7 @@ def most_probable(probabilities, classes, top):
 def classes_of(model):
     """(id, name) per class: the model's names, ImageNet's for 1000 outputs, else indices; raises without classes."""
     if postprocess_of(model) is None:
-        raise ValueError(f"Expected a model of classes. Received: model {model.name!r}, which has regression=True.")
+        raise ValueError(f"Expected a model of classes. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
 
 
@@ -147,10 +147,8 @@ def activation_of(model, postprocess=None):
 
 def postprocess_of(model):
     """Returns "multi_label" for a model of any number of classes per image, None for regression, else "classify"."""
-    carrier = carrier_of(model)
-    if getattr(carrier, "regression", False):
-        return None
-    return "multi_label" if getattr(carrier, "multi_label", False) else "classify"
+    task = getattr(carrier_of(model), "task", "single_label")
+    return {"regression": None, "single_label": "classify"}.get(task, task)
 
 
 def prediction_activation(model):
@@ -163,9 +161,9 @@ def prediction_activation(model):
         known = any(owner.lower().replace("_", "") in losses for owner in owners)
         if activation is not None and activation != wanted and known:
             raise ValueError(
-                f"Expected a model with {setting}=True, as its loss is {owners[0]}. Received: model {model.name!r} "
-                f"without, so that a {activation} would be applied to its outputs. Pass {setting}=True to the builder "
-                f'or `from_pretrained`, or set model.get_layer("normalization").{setting} = True.'
+                f"Expected a model with task={setting!r}, as its loss is {owners[0]}. Received: model {model.name!r} "
+                f"without, so that a {activation} would be applied to its outputs. Pass task={setting!r} to the "
+                f'builder or `from_pretrained`, or set model.get_layer("normalization").task = {setting!r}.'
             )
     return activation
 

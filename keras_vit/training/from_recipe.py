@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.models.pretrained import BUILDERS
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.family import build as build_variant
 from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
 from keras_vit.training.optimizers import adamw, sgd
 from keras_vit.training.schedules import WarmupDecay
@@ -17,14 +18,15 @@ logger = logging.getLogger("keras_vit")
 
 def build(recipe, num_classes, weights=None, class_names=None):
     """Builds a recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
-    model = BUILDERS[recipe.family](
+    model = build_variant(
+        FAMILIES[recipe.family],
         recipe.variant,
-        **{
+        {
             "image_size": recipe.image_size,
             "num_classes": num_classes,
             "weights": weights,
             "class_names": class_names or None,
-            "multi_label": recipe.loss == "sigmoid",
+            "task": "multi_label" if recipe.loss == "sigmoid" else "single_label",
             "include_preprocessing": True,
             "dtype": recipe.dtype,
             **recipe.model,

@@ -1,6 +1,7 @@
 """Training recipes: those of the papers, and some of this package."""
 
 from keras_vit import arguments
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.training.settings import Recipe
 
 _VIT = "arXiv 2010.11929, appendix B.1, table"
@@ -31,10 +32,7 @@ _DEIT = {
     "policy": "deit",
     "model": {
         "drop_path_rate": 0.1,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "interpolation": "bicubic",
-        "crop_fraction": 0.875,
+        "preprocessing": IMAGENET_PREPROCESSING,
     },
     "batch_size": 1024,
     "epochs": 300,

@@ -2,11 +2,10 @@
 
 import ast
 import dataclasses
-import inspect
 from collections.abc import Mapping
 
 from keras_vit import arguments
-from keras_vit.models.pretrained import BUILDERS
+from keras_vit.models.catalog import FAMILIES
 from keras_vit.training.schedules import DECAYS
 
 # Arguments of builders that other fields, the data or `run` set.
@@ -106,7 +105,7 @@ class Recipe:
 
     def __post_init__(self):
         for key, allowed in (
-            ("family", tuple(BUILDERS)),
+            ("family", tuple(FAMILIES)),
             ("train", ("all", "head", "lora")),
             ("loss", ("softmax", "sigmoid")),
             ("optimizer", ("adam", "adamw", "sgd")),
@@ -123,8 +122,9 @@ class Recipe:
         arguments.image_size(self.image_size)
         warmups = [getattr(self, key) for key in _WARMUPS]
         smooths = self.loss == "sigmoid" or self.policy == "deit"
-        builder = BUILDERS[self.family]
-        known = set(inspect.signature(builder).parameters) - _NOT_FOR_MODEL
+        family = FAMILIES[self.family]
+        fields = [field.name for field in dataclasses.fields(family.config)]
+        known = {*fields, *family.connect.__kwdefaults__, "name", "dtype"} - _NOT_FOR_MODEL
         unknown = sorted(set(self.model) - known)
         for wrong, expected, received in (
             ((self.steps is None) == (self.epochs is None), "one of `steps` and `epochs`", (self.steps, self.epochs)),
@@ -141,7 +141,7 @@ class Recipe:
             (self.ema and self.layer_decay, "no `ema` with `layer_decay`", (self.ema, self.layer_decay)),
             (
                 unknown,
-                f"arguments of keras_vit.{builder.__name__} in `model`: {', '.join(sorted(known))}",
+                f"arguments of keras_vit.{family.builder} in `model`: {', '.join(sorted(known))}",
                 ", ".join(unknown) + arguments.nearest(next(iter(unknown), None), known),
             ),
         ):

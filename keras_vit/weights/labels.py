@@ -3,13 +3,13 @@
 # The config fields of each `problem_type` of transformers.
 TASKS = {
     "single_label_classification": {},
-    "multi_label_classification": {"multi_label": True},
-    "regression": {"regression": True},
+    "multi_label_classification": {"task": "multi_label"},
+    "regression": {"task": "regression"},
 }
 
 
 def labels_of(checkpoint):
-    """Returns the config fields `class_names`, `multi_label` and `regression` that a folder states."""
+    """Returns the config fields `class_names` and `task` that a folder states."""
     num_classes, container = checkpoint.sizes["num_classes"], checkpoint.file.container
     if not num_classes or container not in ("huggingface", "timm"):
         return {}
@@ -46,7 +46,7 @@ def id2label(config):
         "label2id": {label: i for i, label in enumerate(labels)},
     }
     for task, fields in TASKS.items():
-        if fields and all(getattr(config, field) for field in fields):
+        if fields.get("task") == config.task:
             found["problem_type"] = task
     return found
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
-from keras_vit.models.vit import config as vit
+from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.weights.families import FAMILIES
 
@@ -28,7 +28,7 @@ SETTINGS = (
     *("key_bias", "resnet_epsilons", "pool_padding"),
 )
 # Of these, "none" or an empty list stands for the argument None, since a missing value is unknown.
-_NONE = ("pooling", "rotary_embedding", "rotary_grid")
+_NONE = ("rotary_embedding", "rotary_grid")
 
 # The layers that take the images, by family.
 _FIRST = {"vit": "patch_embedding", "bit": "root_conv", "coatnet": "stem_conv", "efficientnet": "stem_conv"}
@@ -163,7 +163,7 @@ def unwritten(model, source):
         yield f'position_embedding="{config.position_embedding}"'
     pooling = _pooling(model, config)
     if pooling is None:
-        yield "pooling=None"
+        yield 'pooling="none"'
     if pooling == "token_gap" and source != "dinov2":
         yield 'pooling="token_gap"'
     if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":

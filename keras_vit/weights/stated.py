@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from keras_vit.config import ModelConfig, Preprocessing
 from keras_vit.models.bit.config import total_stride
-from keras_vit.models.vit import config as vit
+from keras_vit.models.vit import variants as vit
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.fields import fixed_positions, is_gated, settings_of_resnet
 from keras_vit.weights.labels import labels_of
@@ -108,7 +108,7 @@ def _add_arrays_of_vit(checkpoint, fields):
         fields["num_heads"] = sizes["num_heads"]
     if checkpoint.settings["pooling"] is not None:
         pooling = checkpoint.settings["pooling"]
-        fields["pooling"] = None if pooling == "none" else pooling
+        fields["pooling"] = pooling
 
 
 def _add_preprocessing(checkpoint, found):

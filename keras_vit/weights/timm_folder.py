@@ -5,7 +5,7 @@ import math
 from types import SimpleNamespace
 
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
-from keras_vit.models.vit.config import name_of
+from keras_vit.models.vit.variants import name_of
 from keras_vit.weights.families import FAMILIES
 from keras_vit.weights.huggingface_folder import unit_constants, write_json
 from keras_vit.weights.names import timm as names

@@ -11,7 +11,7 @@ from pathlib import Path
 from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.files import absent
-from keras_vit.models.vit import config as vit
+from keras_vit.models.vit import variants as vit
 from keras_vit.weights import hub
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.download import DownloadError, confirm, download

@@ -17,7 +17,7 @@ def vit(**changes):
 
 @pytest.mark.parametrize("convert", [np.asarray, keras.ops.convert_to_tensor])
 def test_raw_images_undo_preprocess_input(convert):
-    model = vit(**IMAGENET)
+    model = vit(preprocessing=IMAGENET)
     back = raw_images(convert(keras_vit.preprocess_input(RAW, model)), model)
     assert isinstance(back, np.ndarray) == (convert is np.asarray)
     np.testing.assert_allclose(numpy(back), RAW, atol=1e-4)
@@ -29,7 +29,7 @@ def test_raw_images_undo_preprocess_input(convert):
 @pytest.mark.parametrize("teacher_takes_raw", [False, True])
 @pytest.mark.parametrize("student_takes_raw", [False, True])
 def test_teacher_normalizes_with_its_own_constants(teacher_takes_raw, student_takes_raw):
-    teacher = tiny.randomize(vit(include_preprocessing=teacher_takes_raw, **IMAGENET))
+    teacher = tiny.randomize(vit(include_preprocessing=teacher_takes_raw, preprocessing=IMAGENET))
     student = vit(include_preprocessing=student_takes_raw)
     expected = teacher(keras_vit.preprocess_input(RAW, teacher))
     found = FrozenTeacher(teacher, student).logits(keras_vit.preprocess_input(RAW, student))
@@ -37,7 +37,7 @@ def test_teacher_normalizes_with_its_own_constants(teacher_takes_raw, student_ta
 
 
 def test_gray_images_are_repeated_and_resized():
-    teacher = tiny.randomize(vit(**IMAGENET))
+    teacher = tiny.randomize(vit(preprocessing=IMAGENET))
     student = vit(image_size=(20, 8), in_channels=1)
     # Resizing does not change constant images.
     gray = np.ones((2, 20, 8, 1), "float32") * np.array([-1.0, 0.2], "float32")[:, None, None, None]

@@ -108,7 +108,7 @@ def test_features_refuse_endless_dataset(model):
 
 def test_features_refuse_invalid_options(model):
     with pytest.raises(ValueError, match="one vector per image.*17, 12"):
-        extract_features(build(pooling=None, num_classes=0), (IMAGES, LABELS), verbose=0)
+        extract_features(build(pooling="none", num_classes=0), (IMAGES, LABELS), verbose=0)
     with pytest.raises(ValueError, match="`layer`. Expected one of .*'block_00'.*Received: 'block_09'"):
         extract_features(model, (IMAGES, LABELS), layer="block_09", verbose=0)
     refuses("`batch_size`", extract_features, model, (IMAGES, LABELS), batch_size=0, verbose=0)

@@ -35,10 +35,10 @@ def test_predict_probabilities_of_each_form_of_data():
 @pytest.mark.parametrize(
     ("changes", "apply"),
     [
-        ({"multi_label": True}, lambda x: 1 / (1 + np.exp(-x))),
+        ({"task": "multi_label"}, lambda x: 1 / (1 + np.exp(-x))),
         ({"num_classes": 1}, lambda x: 1 / (1 + np.exp(-x))),
-        ({"num_classes": 1, "regression": True}, lambda x: x),
-        ({"regression": True}, lambda x: x),
+        ({"num_classes": 1, "task": "regression"}, lambda x: x),
+        ({"task": "regression"}, lambda x: x),
         ({"classifier_activation": "softmax"}, lambda x: x),
     ],
 )
@@ -76,7 +76,7 @@ def test_predict_refuses_invalid_data_tta_or_model():
         predict(build(image_size=(None, None)), LARGE, tta="five_crop", verbose=0)
     refuses("outputs features", predict, build(num_classes=0), IMAGES)
     model.compile("sgd", "mse")
-    refuses("regression=True", predict, model, IMAGES)
+    refuses("task='regression'", predict, model, IMAGES)
 
 
 def test_predict_refuses_dataset_with_broken_image(tmp_path):
@@ -120,7 +120,7 @@ def test_ensemble_of_frames_needs_same_index_and_columns():
 
 def test_ensemble_of_models_can_be_saved(tmp_path):
     names = list("abcde")
-    changes = ({}, {"mean": 0.3, "pooling": "gap"}, {"classifier_activation": "softmax"})
+    changes = ({}, {"preprocessing": {"mean": 0.3}, "pooling": "gap"}, {"classifier_activation": "softmax"})
     models = [build(class_names=names, include_preprocessing=True, **options) for options in changes]
     members = [randomize(model, seed=seed) for seed, model in enumerate(models, 1)]
     images = 127.5 + 127.5 * IMAGES
@@ -140,10 +140,10 @@ def test_ensemble_of_models_can_be_saved(tmp_path):
     [
         ({"image_size": 8}, r"input shape, \(None, 16, 16, 3\). Received: \(None, 8, 8, 3\)"),
         ({"class_names": list("vwxyz")}, "class names.*'a'.*Received:.*'v'"),
-        ({"multi_label": True}, "activation of predictions, softmax. Received: sigmoid"),
-        ({"regression": True}, "activation of predictions, softmax. Received: None"),
+        ({"task": "multi_label"}, "activation of predictions, softmax. Received: sigmoid"),
+        ({"task": "regression"}, "activation of predictions, softmax. Received: None"),
         ({"include_preprocessing": True}, "include_preprocessing, False. Received: True"),
-        ({"mean": 0.3}, "preprocessing, .*Received: "),
+        ({"preprocessing": {"mean": 0.3}}, "preprocessing, .*Received: "),
     ],
     ids=str,
 )

@@ -37,7 +37,7 @@ MAX_BODY = 100_000
 def url(tmp_path_factory):
     keras.utils.set_random_seed(0)
     folder = tmp_path_factory.mktemp("models") / "vit"
-    model = build(crop_fraction=0.8)
+    model = build(preprocessing={"crop_fraction": 0.8})
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, attention=True)
     with scripts.served(folder, "--max-body", str(MAX_BODY)) as (address, _):
         yield address

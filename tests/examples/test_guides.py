@@ -117,7 +117,8 @@ def test_guide_to_recipes_lists_every_recipe():
 
 
 def test_guide_coming_from_names_existing_arguments():
-    known = {*dir(keras_vit), *inspect.signature(keras_vit.ViT).parameters}
+    fields = keras_vit.ViTConfig.__dataclass_fields__
+    known = {*dir(keras_vit), *inspect.signature(keras_vit.ViT).parameters, *fields}
     # References to the API pages are removed first.
     cells = [re.sub(r"\]\[[^]]*\]", "", ours).replace("[`", "") for *_, ours in rows("coming_from")]
     named = [name for cell in cells for name in re.findall(r"(?<!\w)`(\w+)(?:=[^`]*)?`", cell)]

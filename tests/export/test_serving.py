@@ -36,7 +36,7 @@ outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None
 def model():
     """A model of small weights: with large ones, float32 rounds visibly."""
     keras.utils.set_random_seed(0)
-    return build(crop_fraction=0.9)
+    return build(preprocessing={"crop_fraction": 0.9})
 
 
 @pytest.fixture(scope="module")

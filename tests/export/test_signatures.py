@@ -67,10 +67,13 @@ KINDS = {
     ),
     "own_head": kind(own_head, "cosine float32 (None, 12), features float32 (None, 12)", attention=True),
     "remainder": kind(
-        lambda: build(image_size=(18, 15), crop_fraction=0.8, num_registers=2), LOGITS, "18, 15, 3", attention=True
+        lambda: build(image_size=(18, 15), preprocessing={"crop_fraction": 0.8}, num_registers=2),
+        LOGITS,
+        "18, 15, 3",
+        attention=True,
     ),
     "nested": kind(nested, top(3, 3), "20, 20, 3", postprocess="classify", top=9),
-    "headless": kind(lambda: build(num_classes=0, pooling=None), "outputs float32 (None, 17, 12)"),
+    "headless": kind(lambda: build(num_classes=0, pooling="none"), "outputs float32 (None, 17, 12)"),
     "features": kind(
         lambda: keras_vit.features(build(), blocks=(0, 1), format="map"),
         "patch_map_0 float32 (None, 4, 4, 12), patch_map_1 float32 (None, 4, 4, 12)",

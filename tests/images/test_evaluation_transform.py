@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import keras
@@ -157,7 +156,7 @@ def test_pipelines_features_and_export_give_equal_pixels(tmp_path, name, tf):
     files[5:] = [file.rename(tmp_path / "images" / "b" / file.name) for file in files[5:]]
     # This model returns its input images.
     inputs = keras.Input((32, 32, 3))
-    carrier = keras_vit.layers.ImageNormalization(apply=True, folded=True, **dataclasses.asdict(record))
+    carrier = keras_vit.layers.ImageNormalization(record, apply=True, folded=True)
     pixels = keras.Model(inputs, keras.layers.Flatten()(carrier(inputs)))
     options = {"preprocessing": pixels, "training": False, "batch_size": 7}
     folder = from_directory(tmp_path / "images", **options)

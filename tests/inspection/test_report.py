@@ -80,7 +80,11 @@ ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4)}
     ("changes", "pictures", "words"),
     [
         ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
-        ({"regression": True, "position_embedding": "relative"}, 4, "no single class.*no position embeddings to comp"),
+        (
+            {"task": "regression", "position_embedding": "relative"},
+            4,
+            "no single class.*no position embeddings to",
+        ),
         ({**ANY_SIZE, "in_channels": 1, "distillation_token": True}, 6, "8 x 12 pixels.*2 x 3 patches"),
     ],
     ids=["features", "regression", "any size"],

@@ -29,7 +29,7 @@ def test_parts_contain_each_layer_once(name):
     assert "norm" in names(parts.above) or name == "qk_norm"
 
 
-@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": None}, {"representation_size": 7}])
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": "none"}, {"representation_size": 7}])
 def test_new_head_on_a_backbone_is_in_others(changes):
     model = tiny.build(num_classes=0, **changes)
     body = keras.Model(model.input, Dense(2, name="block_7")(model.output))

@@ -6,18 +6,18 @@ from tests.models.test_every_family import BUILDERS
 
 # The error names each of these arguments.
 VIT = {"patch_size": 0, "in_channels": 0, "num_classes": -1, "hidden_dim": 0, "num_layers": 0, "mlp_dim": 1.5}
-VIT |= {"pooling": "mean", "position_embedding": "rope", "dropout_rate": 1, "drop_path_rate": -0.1, "crop_fraction": 0}
-VIT |= {"patch_dropout_rate": 2, "attention_dropout_rate": -1, "layer_scale_init": "small", "interpolation": "cubic"}
-VIT |= {"num_registers": -1, "representation_size": 0, "std": 0, "mean": (0.5, 0.5), "image_size": (16, None)}
+VIT |= {"pooling": "mean", "position_embedding": "rope", "dropout_rate": 1, "drop_path_rate": -0.1}
+VIT |= {"patch_dropout_rate": 2, "attention_dropout_rate": -1, "layer_scale_init": "small", "task": "one"}
+VIT |= {"num_registers": -1, "representation_size": 0, "preprocessing": 0.5, "image_size": (16, None)}
 COATNET = {"stem_widths": (1, 2, 3), "downsampling": "1x1", "pool_type": "max", "padding": "", "activation": "selu"}
 COATNET |= {"se_ratio": 0, "transformer_norm": "group", "position_interpolation": "bicubic", "batch_norm_epsilon": 0}
 COATNET |= {"drop_path_rate": 1.0, "image_size": (16, None)}
 NAMED = {
     "vit": VIT,
-    "bit": {"image_size": (16, None), "num_classes": None, "crop_fraction": 0},
+    "bit": {"image_size": (16, None), "num_classes": -1, "preprocessing": 0.5},
     "coatnet": COATNET,
     "efficientnet": {"image_size": (16, None), "in_channels": 0, "num_classes": -1},
-    "vt_resnet": {"width": 0, "num_tokens": 0, "token_dim": 1.5, "key_dim": None, "drop_path_rate": -0.1}
+    "vt_resnet": {"width": 0, "num_tokens": 0, "token_dim": 1.5, "key_dim": 0, "drop_path_rate": -0.1}
     | {"class_names": ["a"], "image_size": (16, None), "num_classes": -1},
 }
 STAGES = "`stages`. Expected the number of units of each stage, as in (3, 4, 9). Received: 3"

@@ -183,7 +183,7 @@ def test_half_precision_pools_and_classifies_in_float32(family, dtype):
 @each_builder
 def test_config_survives_files_clones_and_new_heads(family, tmp_path):
     options = {"efficientnet": {"padding": "symmetric", "batch_norm_epsilon": 1e-5}, "vt_resnet": {"bottleneck": True}}
-    model = BUILDERS[family][0](class_names=list("abcde"), mean=0.4, **options.get(family, {}))
+    model = BUILDERS[family][0](class_names=list("abcde"), preprocessing={"mean": 0.4}, **options.get(family, {}))
     config = model.config
     assert type(config).from_dict(config.to_dict()) == config
     model.save(tmp_path / "model.keras")

@@ -95,7 +95,7 @@ def test_dinov2_registers_follow_the_class_token():
 def test_family_attention_maps_and_rollouts(family):
     model, x = random(family), images(2, 16, 16, 3)
     maps = inspection.attention_maps(model, x, blocks=None)
-    length = model.num_prefix_tokens + 16
+    length = model.config.num_prefix_tokens + 16
     assert [each.shape for each in maps] == [(2, 3, length, length)] * 2
     np.testing.assert_allclose([each.sum(axis=-1) for each in maps], 1, atol=1e-5)
     rollout = inspection.attention_rollout(model, x)

@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.models.family import RecordedModel, cut_from
+from keras_vit.models.family import FamilyModel, cut_from
 from keras_vit.training import SAM
 from tests.tiny import build
 
 
-@pytest.mark.parametrize("name", ["head", "config", "blocks", "preprocessing", "grid_size"])
+@pytest.mark.parametrize("name", ["head", "config", "blocks", "preprocessing"])
 def test_properties_of_layers_cannot_be_set(name):
     model = build()
     with pytest.raises(AttributeError, match=f"`{name}` of model 'vit_B16' is read from its layers"):
@@ -125,7 +125,7 @@ def test_forked_graph_is_the_same_without_gradients():
     blocks = [layer.output for layer in model.blocks]
     # Some outputs are inputs of other layers, one is an input, one appears twice, and one layer is called twice.
     outputs = {"first": blocks[0], "all": [*blocks, model.output, blocks[0]], "images": model.input}
-    forked = RecordedModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
+    forked = FamilyModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
     images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     found, expected = forked.predict_on_batch(images), keras.Model(forked.input, forked.output)(images)
     assert set(found) == {"first", "all", "images", "again"}

@@ -11,11 +11,16 @@ from tests.models.small import answers
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
-RAW = {"include_preprocessing": True, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+RAW = {"include_preprocessing": True, "preprocessing": IMAGENET}
 KINDS = {
     "plain": {},
-    "one constant": {"mean": 0.5, "std": 0.25},
-    "patches that do not divide, one channel": {"image_size": (18, 27), "in_channels": 1, "mean": 0.4, "std": 0.3},
+    "one constant": {"preprocessing": {"mean": 0.5, "std": 0.25}},
+    "patches that do not divide, one channel": {
+        "image_size": (18, 27),
+        "in_channels": 1,
+        "preprocessing": {"mean": 0.4, "std": 0.3},
+    },
     "any size": {"image_size": (None, None), "grid_size": (4, 4)},
     "merging, registers": {"token_merging": 3, "num_registers": 2, "pooling": "gap"},
     "two heads": {"distillation_token": True, "return_both_heads": True},
@@ -46,7 +51,7 @@ def test_folded_constants_stay_readable():
     images = RNG.uniform(0, 255, (1, 16, 16, 3)).astype("float32")
     np.testing.assert_array_equal(keras_vit.preprocess_input(images, folded), images)
     np.testing.assert_array_equal(keras_vit.inspection.inputs.pictures_of(folded, images), images)
-    assert folded.get_layer("normalization").preprocessing.mean == RAW["mean"]
+    assert folded.get_layer("normalization").preprocessing.mean == IMAGENET["mean"]
     # The folded model saves a pass over the pixels.
     (row,) = (row for row in keras_vit.profile(folded).rows if row.name == "normalization")
     assert row.activation_bytes == 0

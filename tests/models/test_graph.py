@@ -57,7 +57,7 @@ def test_replay_calls_each_operation_with_its_inputs():
         ({"pooling": "gap"}, None),
         ({"pooling": "token_gap"}, None),
         ({"pooling": "map"}, None),
-        ({"pooling": None, "num_classes": 0}, None),
+        ({"pooling": "none", "num_classes": 0}, None),
     ],
 )
 def test_last_reading_number_of_tokens(changes, num_tokens):

@@ -8,7 +8,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.pretrained import read_model
-from keras_vit.models.vit import config as vit_config
+from keras_vit.models.vit import variants as vit_config
 from keras_vit.weights import fields
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint
@@ -210,7 +210,7 @@ def test_bare_state_dict_needs_heads_and_preprocessing(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
         keras_vit.from_pretrained(path)
     with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
-        keras_vit.from_pretrained(path, mean=0.5, std=0.5, interpolation="bicubic", crop_fraction=0.9)
+        keras_vit.from_pretrained(path, preprocessing={"interpolation": "bicubic", "crop_fraction": 0.9})
     loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
     np.testing.assert_array_equal(*(answers(m, images(2, 16, 16, 3)) for m in (model, loaded)))
     assert loaded.config == model.config
@@ -259,16 +259,16 @@ def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
 
 
 def test_own_file_holds_the_config(tmp_path):
-    changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": None}
+    changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": "none"}
     model = randomize(build(**changes, class_names=list("abcde"), classifier_activation="softmax"))
-    model.get_layer("normalization").multi_label = True
-    with pytest.raises(ValueError, match="pooling=None"):
+    model.get_layer("normalization").task = "multi_label"
+    with pytest.raises(ValueError, match='pooling="none"'):
         keras_vit.save_weights(model, tmp_path / "model.npz")
     model = randomize(build(**{**changes, "pooling": "gap"}, class_names=list("abcde"), num_heads=3))
-    model.get_layer("normalization").multi_label = True
+    model.get_layer("normalization").task = "multi_label"
     keras_vit.save_weights(model, tmp_path / "model.npz")
     loaded = keras_vit.from_pretrained(tmp_path / "model.npz")
-    assert loaded.config == model.config and loaded.config.any_size and loaded.config.multi_label
+    assert loaded.config == model.config and loaded.config.any_size and loaded.config.task == "multi_label"
     assert loaded.config.class_names == tuple("abcde")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", num_classes=3).config.class_names is None
 
@@ -308,7 +308,7 @@ def test_missing_path_names_similar_names(path, message):
 
 def test_unknown_builder_argument_is_named():
     with pytest.raises(
-        ValueError, match="keras_vit.ViT: .*num_layers.*Received: img_size=3. Did you mean 'image_size'"
+        ValueError, match="argument of keras_vit.from_pretrained. Received: img_size=3. Use image_size="
     ):
         keras_vit.from_pretrained(GOLDEN_FOLDER / "vit_token.npz", img_size=3)
 
@@ -491,7 +491,9 @@ def test_other_channels_take_the_mean_of_the_constants():
 
 
 def test_none_arguments_leave_the_files_settings(tmp_path):
-    model = randomize(build(activation="gelu", mean=0.1, image_size=(None, None), position_interpolation="bicubic"))
+    model = randomize(
+        build(activation="gelu", preprocessing={"mean": 0.1}, image_size=(None, None), position_interpolation="bicubic")
+    )
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     nothing = dict.fromkeys(("activation", "preprocessing", "layer_norm_epsilon", "num_heads", "image_size"))
     assert keras_vit.from_pretrained(tmp_path / "model.safetensors", **nothing).config == model.config
@@ -510,7 +512,7 @@ def test_file_of_both_heads_returns_both_or_features(tmp_path):
 
 
 def test_read_model_from_run_keras_file_and_checkpoint(tmp_path):
-    model = randomize(build(class_names=list("abcde"), crop_fraction=0.9))
+    model = randomize(build(class_names=list("abcde"), preprocessing={"crop_fraction": 0.9}))
     (tmp_path / "run").mkdir()
     model.save(tmp_path / "run" / "model.keras")
     keras_vit.save_weights(model, tmp_path / "model.npz")

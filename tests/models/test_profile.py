@@ -14,7 +14,7 @@ from tests.tiny import build
 VARIATIONS = [
     {},
     {"pooling": "gap", "num_classes": 0},
-    {"pooling": None, "representation_size": 7},
+    {"pooling": "none", "representation_size": 7},
     {"distillation_token": True, "return_both_heads": True},
     {"position_embedding": "relative", "qk_norm": True},
     {"position_embedding": "learned2d", "layer_scale_init": 0.1, "drop_path_rate": 0.1, "dropout_rate": 0.1},

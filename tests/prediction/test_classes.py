@@ -101,7 +101,7 @@ def test_gives_features_of_sequential_models_and_bit():
 
 def test_multi_label_model_has_sigmoid_predictions():
     model = build(class_names=list("abcde"))
-    model.get_layer("normalization").multi_label = True
+    model.get_layer("normalization").task = "multi_label"
     copy = keras.models.clone_model(model)
     assert activation_of(copy) == "sigmoid" and activation_of(build()) == "softmax"
     names = [name for _, name, _ in keras_vit.decode_predictions([[0.9, 0.8, 0.1, 0.2, 0.0]], copy, top=2)[0]]
@@ -109,17 +109,17 @@ def test_multi_label_model_has_sigmoid_predictions():
 
 
 def test_regression_model_has_no_classes(tmp_path):
-    model = build(num_classes=1, regression=True, class_names=["age"])
+    model = build(num_classes=1, task="regression", class_names=["age"])
     model.save(tmp_path / "model.keras")
     for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
         assert activation_of(copy) is None and outputs_named(copy) == [("0", "age")]
-        with pytest.raises(ValueError, match="regression=True"):
+        with pytest.raises(ValueError, match="task='regression'"):
             keras_vit.decode_predictions([[0.5]], copy)
     keras_vit.save_weights(model, tmp_path / "model.npz")
-    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.regression
-    assert not keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3, num_classes=2).config.regression
-    with pytest.raises(ValueError, match="one of `multi_label` and `regression`"):
-        build(multi_label=True, regression=True)
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.task == "regression"
+    assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3, num_classes=2).config.task == "single_label"
+    with pytest.raises(ValueError, match="`task`. Expected one of 'single_label', 'multi_label', 'regression'"):
+        build(task="classes")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_regression_model_has_no_classes(tmp_path):
 def test_prediction_activation_must_fit_the_loss(loss, setting):
     model = build()
     model.compile("sgd", loss)
-    with pytest.raises(ValueError, match=f"{setting}=True"):
+    with pytest.raises(ValueError, match=f"task={setting!r}"):
         prediction_activation(model)
-    told = build(**{setting: True})
+    told = build(task=setting)
     told.compile("sgd", loss)
     assert prediction_activation(told) == {"regression": None, "multi_label": "sigmoid"}[setting]
     probable = build(classifier_activation="sigmoid")
@@ -192,6 +192,6 @@ def test_activation_of_distilled_model_and_of_other_heads():
     model = build(classifier_activation="softmax")
     assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
     assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
-    for model in (build(pooling=None), build(distillation_token=True, return_both_heads=True)):
+    for model in (build(pooling="none"), build(distillation_token=True, return_both_heads=True)):
         with pytest.raises(ValueError, match="one output"):
             activation_of(model, "classify")

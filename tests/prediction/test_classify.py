@@ -27,7 +27,7 @@ def test_read_image_without_crop_resizes_the_whole(photo):
 
 
 def test_read_image_with_crop_cuts_the_centre(photo):
-    image = read_image(photo, build(image_size=10, crop_fraction=0.5))
+    image = read_image(photo, build(image_size=10, preprocessing={"crop_fraction": 0.5}))
     # The shorter side becomes 20, so nothing is resized.
     np.testing.assert_allclose(image[5, :, 0], COLUMNS[10:20], atol=1e-3)
 
@@ -35,7 +35,7 @@ def test_read_image_with_crop_cuts_the_centre(photo):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos3", "area"])
 @pytest.mark.parametrize("fraction", [0.875, 0.9, 1.0])
 def test_every_crop_has_the_models_image_size(photo, interpolation, fraction):
-    model = build(image_size=(24, 16), interpolation=interpolation, crop_fraction=fraction)
+    model = build(image_size=(24, 16), preprocessing={"interpolation": interpolation, "crop_fraction": fraction})
     image = read_image(photo, model)
     assert image.shape == (24, 16, 3) and 0 <= image.min() <= image.max() <= 255
 

@@ -134,7 +134,7 @@ def test_five_crops_come_from_larger_images(photos):
 def test_broken_file_has_a_row_of_nan(photos, caplog):
     pytest.importorskip("pandas")
     (photos / "8.png").write_text("no image")
-    model = randomize(build(num_classes=2, regression=True, class_names=["height", "width"]))
+    model = randomize(build(num_classes=2, task="regression", class_names=["height", "width"]))
     frame = predict_images(model, photos, verbose=0)
     assert frame.isna().all(axis=1).tolist() == [False, True, False] and list(frame.columns) == ["height", "width"]
     assert "8.png" in caplog.text

@@ -23,7 +23,7 @@ def raw():
 
 def test_range_of_plain_and_wrapped_models():
     assert range_of(build()) == (-1, 1) and range_of(build(include_preprocessing=True)) == (0, 255)
-    assert range_of(build(**IMAGENET)) == pytest.approx((-2.118, 2.640), abs=1e-3)
+    assert range_of(build(preprocessing=IMAGENET)) == pytest.approx((-2.118, 2.640), abs=1e-3)
     inputs = keras.Input((16, 16, 3))
     around = keras.Model(inputs, keras.layers.Dense(2)(build()(inputs)))
     assert range_of(around) == (-1, 1) and range_of(keras_vit.training.SAM(around)) == (-1, 1)
@@ -31,7 +31,7 @@ def test_range_of_plain_and_wrapped_models():
     assert range_of(keras.Sequential([inputs, keras.layers.Flatten()])) is None
 
 
-@pytest.mark.parametrize("options", [{}, IMAGENET, {"include_preprocessing": True}])
+@pytest.mark.parametrize("options", [{}, {"preprocessing": IMAGENET}, {"include_preprocessing": True}])
 def test_preprocessed_images_pass_the_check(options):
     model = build(**options)
     images = keras_vit.preprocess_input(raw(), model)
@@ -71,7 +71,7 @@ def test_range_is_checked_behind_augmentation_layers():
     assert check_values(scaled, raw()) is None
 
 
-@pytest.mark.parametrize("options", [{}, IMAGENET])
+@pytest.mark.parametrize("options", [{}, {"preprocessing": IMAGENET}])
 def test_raw_images_are_refused_if_the_model_does_not_scale(options):
     with pytest.raises(ValueError, match="Received: values from 0 to 255. keras_vit.preprocess_input"):
         check_values(build(**options), raw())

@@ -22,20 +22,20 @@ def test_preprocess_input_without_model(dtype):
 
 
 def test_constants_survive_files_clones_and_nesting(tmp_path):
-    model = build(**IMAGENET)
+    model = build(preprocessing=IMAGENET)
     expected = keras_vit.preprocess_input(raw(), model)
     formula = (raw("float64") / 255 - IMAGENET["mean"]) / IMAGENET["std"]
     np.testing.assert_allclose(expected, formula, atol=1e-5)
     model.save(tmp_path / "model.keras")
     inputs = keras.Input((16, 16, 3))
-    nested = keras.Model(inputs, keras.layers.Dense(2)(build(**IMAGENET)(inputs)))
+    nested = keras.Model(inputs, keras.layers.Dense(2)(build(preprocessing=IMAGENET)(inputs)))
     deeper = keras.Sequential([inputs, keras.Sequential([keras.Input((16, 16, 3)), nested])])
     for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model), nested, deeper):
         np.testing.assert_array_equal(keras_vit.preprocess_input(raw(), again), expected)
 
 
 def test_include_preprocessing_equals_preprocess_input():
-    inside, outside = (randomize(build(include_preprocessing=p, **IMAGENET)) for p in (True, False))
+    inside, outside = (randomize(build(include_preprocessing=p, preprocessing=IMAGENET)) for p in (True, False))
     images = keras_vit.preprocess_input(raw(), inside)
     np.testing.assert_array_equal(images, raw("float32"))
     expected = answers(outside, keras_vit.preprocess_input(raw(), outside))
@@ -44,14 +44,14 @@ def test_include_preprocessing_equals_preprocess_input():
 
 def test_preprocess_input_of_backend_tensors():
     tensor = ops.convert_to_tensor(raw())
-    for model in (None, build(**IMAGENET), build(include_preprocessing=True)):
+    for model in (None, build(preprocessing=IMAGENET), build(include_preprocessing=True)):
         y = keras_vit.preprocess_input(tensor, model)
         assert keras.backend.is_keras_tensor(y) is False and keras.backend.standardize_dtype(y.dtype) == "float32"
         np.testing.assert_allclose(ops.convert_to_numpy(y), keras_vit.preprocess_input(raw(), model), atol=1e-5)
 
 
 def test_preprocess_input_ignores_channels_first():
-    model = build(**IMAGENET)
+    model = build(preprocessing=IMAGENET)
     expected = keras_vit.preprocess_input(raw()[:, :3, :3], model)
     keras.config.set_image_data_format("channels_first")
     try:
@@ -63,7 +63,7 @@ def test_preprocess_input_ignores_channels_first():
 
 def test_preprocess_input_in_tf_data():
     tf = pytest.importorskip("tensorflow")
-    for model in (None, build(**IMAGENET)):
+    for model in (None, build(preprocessing=IMAGENET)):
         data = tf.data.Dataset.from_tensor_slices(raw()).map(lambda x, m=model: keras_vit.preprocess_input(x, m))
         y = np.stack(list(data.as_numpy_iterator()))
         np.testing.assert_allclose(y, keras_vit.preprocess_input(raw(), model), atol=1e-5)

@@ -10,7 +10,7 @@ RNG = np.random.default_rng(0)
 BACKBONES = {
     "plain": {},
     "registers and a distillation token": {"num_registers": 2, "distillation_token": True},
-    "no position for the class token, gap": {"class_token_position": False, "pooling": None, "num_registers": 1},
+    "no position for the class token, gap": {"class_token_position": False, "pooling": "none", "num_registers": 1},
     "sincos2d": {"position_embedding": "sincos2d"},
     "relative": {"position_embedding": "relative"},
     "rotary": {"position_embedding": "learned2d", "rotary_embedding": "axial"},

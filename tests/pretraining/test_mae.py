@@ -13,7 +13,7 @@ IMAGES = RNG.normal(size=(2, 16, 16, 3)).astype("float32")
 
 @pytest.mark.parametrize("norm_pixels", [True, False])
 def test_loss_equals_numpy(norm_pixels):
-    backbone = tiny.build(mean=0.4, std=0.3, include_preprocessing=True)
+    backbone = tiny.build(preprocessing={"mean": 0.4, "std": 0.3}, include_preprocessing=True)
     model = MAE(backbone, decoder_num_layers=1, norm_pixels=norm_pixels)
     raw = raw_images(2)
     raw[0, :4, :4] = 9
@@ -83,7 +83,7 @@ def test_decoder_restores_order_and_adds_mask_tokens():
 
 
 def test_reconstruction_undoes_pixel_normalization():
-    model = MAE(tiny.build(mean=(0.2, 0.4, 0.5), std=(0.1, 0.3, 0.2)), decoder_num_layers=1)
+    model = MAE(tiny.build(preprocessing={"mean": (0.2, 0.4, 0.5), "std": (0.1, 0.3, 0.2)}), decoder_num_layers=1)
     raw = IMAGES * (25.5, 76.5, 51) + (51, 102, 127.5)
     pattern = RNG.normal(size=48)
     model.head.set_weights([np.zeros(model.head.kernel.shape), pattern])

@@ -16,7 +16,7 @@ def test_colours_equal_numpy(channels, include_preprocessing):
     if channels == 3:
         constants = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     backbone = tiny.build(
-        image_size=(17, 24), in_channels=channels, include_preprocessing=include_preprocessing, **constants
+        image_size=(17, 24), in_channels=channels, include_preprocessing=include_preprocessing, preprocessing=constants
     )
     model = MaskedPatchPrediction(backbone)
     raw = raw_images(3, 17, 24, channels)

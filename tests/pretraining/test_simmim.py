@@ -10,7 +10,10 @@ RNG = np.random.default_rng(0)
 
 
 def test_loss_equals_numpy():
-    model = SimMIM(tiny.build(image_size=(17, 24), mean=0.4, std=0.3, include_preprocessing=True), mask_unit=8)
+    model = SimMIM(
+        tiny.build(image_size=(17, 24), preprocessing={"mean": 0.4, "std": 0.3}, include_preprocessing=True),
+        mask_unit=8,
+    )
     raw = raw_images(2, 17, 24)
     prediction = RNG.normal(size=(2, 24, 48)).astype("float32")
     mask = RNG.random((2, 24)) < 0.5
@@ -39,7 +42,10 @@ def test_masked_pixels_do_not_change_the_prediction():
 
 
 def test_reconstruction_shows_predicted_pixels():
-    model = SimMIM(tiny.build(mean=(0.2, 0.4, 0.5), std=(0.1, 0.3, 0.2), include_preprocessing=True), mask_unit=8)
+    model = SimMIM(
+        tiny.build(preprocessing={"mean": (0.2, 0.4, 0.5), "std": (0.1, 0.3, 0.2)}, include_preprocessing=True),
+        mask_unit=8,
+    )
     model.head.set_weights([np.zeros((12, 48)), np.tile([1.0, 0.5, -0.5], 16)])
     images = raw_images(3)
     original, masked, prediction = model.reconstruct(images, seed=0)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from keras_vit.data import POLICIES, splits
-from keras_vit.models.pretrained import BUILDERS
-from keras_vit.models.vit.builder import architecture_of
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.family import build
+from keras_vit.models.vit.variants import architecture_of
 from keras_vit.training import RECIPES, recipe, run
 from keras_vit.training.from_recipe import lengths, optimizer
 from keras_vit.weights.zoo import resolve
@@ -54,7 +55,8 @@ def test_recipes_describe_their_source():
 def test_recipe_model_can_be_built(name):
     row = RECIPES[name]
     small = {"num_layers": 1} if row.family == "vit" else {"depths": (1, 1, 1, 1), "widths": (32, 32, 32, 32)}
-    model = BUILDERS[row.family](row.variant, image_size=row.image_size, num_classes=2, **{**row.model, **small})
+    arguments = {"image_size": row.image_size, "num_classes": 2, **row.model, **small}
+    model = build(FAMILIES[row.family], row.variant, arguments)
     assert model.output_shape == (None, 2)
 
 

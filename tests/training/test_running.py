@@ -111,7 +111,8 @@ def test_run_requests_data_with_the_model_preprocessing(images, tmp_path):
         asked.append((part, options))
         return images(part, **options)
 
-    changes = {"model.interpolation": "bicubic", "model.crop_fraction": 0.8, "model.mean": (0.4, 0.5, 0.6)}
+    preprocessing = {"interpolation": "bicubic", "crop_fraction": 0.8, "mean": (0.4, 0.5, 0.6)}
+    changes = {"model.preprocessing": preprocessing}
     recipe = training.recipe("finetune_pets").replace({**TINY, **changes, "steps": 1, "warmup_steps": 0})
     training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
     for _, options in asked[1:]:

@@ -99,9 +99,10 @@ def test_state_dict_needs_padding_and_epsilon():
     settings = {"padding": "symmetric", "batch_norm_epsilon": 1e-5, "image_size": (64, 96)}
     model = keras_vit.from_pretrained(path, preprocessing=keras_vit.Preprocessing(), **settings)
     sizes = {"widths": model.config.widths, "repeats": (1, 1, 1, 1, 1, 2, 1), "num_classes": 5}
-    with pytest.raises(ValueError, match="does not state padding and batch_norm_epsilon, which change its outputs"):
+    with pytest.raises(ValueError, match="Pass preprocessing=, padding=, batch_norm_epsilon= "):
         keras_vit.EfficientNet("B0", weights=path, **sizes)
-    model = keras_vit.EfficientNet("B0", weights=path, **settings, **sizes)
+    preprocessing = keras_vit.Preprocessing()
+    model = keras_vit.EfficientNet("B0", weights=path, preprocessing=preprocessing, **settings, **sizes)
     io = np.load(GOLDEN_FOLDER / f"{FOLDER}.io.npz")
     np.testing.assert_allclose(outputs(model, io["images"]), io["own/logits"], rtol=1e-4, atol=1e-5)
 
@@ -138,7 +139,7 @@ def test_file_of_other_padding_is_refused(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"padding": "symmetric", "batch_norm_epsilon": 0.01, "num_classes": 0}])
 def test_saved_files_give_same_model(tmp_path, changes):
-    model = settle(drawn(mean=0.5, **changes))
+    model = settle(drawn(preprocessing={"mean": 0.5}, **changes))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     model.save_weights(tmp_path / "model.weights.h5")
     x = np.random.default_rng(0).normal(size=(2, 33, 48, 3)).astype("float32")

@@ -168,7 +168,7 @@ def test_shards_are_downloaded_with_index(hub, files, tiny):
     del files["pytorch_model.bin"]
     files |= {name: save(part) for name, part in parts.items()}
     hub.put("user/tiny", files | {"model.safetensors.index.json": json.dumps(index).encode()})
-    model = keras_vit.from_pretrained(TINY, layer_norm_epsilon=1e-6, mean=0.5, std=0.5)
+    model = keras_vit.from_pretrained(TINY, layer_norm_epsilon=1e-6, preprocessing={"mean": 0.5, "std": 0.5})
     assert {*names, "model.safetensors.index.json"} <= set(cached(hub)) and "onnx" not in str(cached(hub))
     check_same(model, tiny)
 
@@ -282,7 +282,7 @@ def test_upload_keeps_card_and_takes_branch_and_file(hub, tiny):
 
 
 def test_failed_upload_names_cause(hub, tiny):
-    check_not_saved("has no place|cannot express", build(pooling=None), TINY, format="timm")
+    check_not_saved("has no place|cannot express", build(pooling="none"), TINY, format="timm")
     assert hub.requests == []
     check_not_saved("Expected a path, or hf://owner/name", tiny, "kaggle://a/b/keras/c")
     check_not_saved(f"Cannot upload to '{TINY}@dev': .* has no branch", tiny, f"{TINY}@dev", error=FileNotFoundError)

@@ -67,22 +67,22 @@ def test_timm_label_names_give_class_names(folder, changes):
 
 
 @pytest.mark.parametrize(
-    "problem_type, fields, activation",
+    "problem_type, task, activation",
     [
-        ("multi_label_classification", (True, False), "sigmoid"),
-        ("regression", (False, True), None),
-        ("single_label_classification", (False, False), "softmax"),
-        (None, (False, False), "softmax"),
+        ("multi_label_classification", "multi_label", "sigmoid"),
+        ("regression", "regression", None),
+        ("single_label_classification", "single_label", "softmax"),
+        (None, "single_label", "softmax"),
     ],
 )
-def test_problem_type_gives_the_task(folder, problem_type, fields, activation):
+def test_problem_type_gives_the_task(folder, problem_type, task, activation):
     model = load(folder("huggingface", problem_type=problem_type))
-    assert (model.config.multi_label, model.config.regression) == fields
+    assert model.config.task == task
     assert activation_of(model) == activation
 
 
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
-@pytest.mark.parametrize("task", [{}, {"multi_label": True}, {"regression": True}])
+@pytest.mark.parametrize("task", [{}, {"task": "multi_label"}, {"task": "regression"}])
 def test_written_labels_are_read_back(tmp_path, format, task):
     model = build(num_classes=3, activation="gelu", layer_norm_epsilon=1e-6, class_names=FLOWERS, **task)
     keras_vit.save_weights(model, tmp_path / "out", format=format)
@@ -104,4 +104,4 @@ def test_written_labels_are_read_back(tmp_path, format, task):
 )
 def test_timm_labels_may_be_placeholders_or_numbered(folder, labels, names):
     model = load(folder("timm", label_names=labels, problem_type="multi_label_classification"))
-    assert model.config.class_names == names and model.config.multi_label
+    assert model.config.class_names == names and model.config.task == "multi_label"

@@ -8,7 +8,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.vit.config import ViTConfig
-from keras_vit.models.vit.model import vision_transformer
+from keras_vit.models.vit.model import VIT
 from keras_vit.weights import WeightsMismatchError, load, names, resize
 from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint
@@ -471,9 +471,9 @@ def test_other_positions_without_weights_are_refused(name, changes):
     stated = Checkpoint(path).stated.fields
     fields = {"activation": "gelu", "layer_norm_epsilon": 1e-6, "num_heads": 2, **stated}
     config = ViTConfig(**fields)
-    keras_vit.load_weights(vision_transformer(config), path)
+    keras_vit.load_weights(VIT.make(config), path)
     (field,) = changes
-    other = vision_transformer(config.replace(**changes))
+    other = VIT.make(config.replace(**changes))
     before = other.get_weights()
     check_refused(f"{field}={stated[field]!r}".replace("(", r"[\[(]").replace(")", r"[\])]"), path, into=other)
     assert unchanged(other, before)
@@ -497,4 +497,4 @@ def test_siglip_without_pooling_gives_all_tokens(tmp_path):
     kept = {key: array for key, array in arrays.read(arrays.entries) if "head." not in key}
     write_safetensors(tmp_path / "folder" / "model.safetensors", kept, {})
     model = keras_vit.from_pretrained(tmp_path / "folder")
-    assert model.config.pooling is None and len(model.output_shape) == 3
+    assert model.config.pooling == "none" and len(model.output_shape) == 3

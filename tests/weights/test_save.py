@@ -53,7 +53,7 @@ TIMM_TRIP = pytest.param("timm", {"distillation_token": True, **TIMM}, marks=pyt
 
 @pytest.mark.parametrize("format, arguments", [TIMM_TRIP, *ROUND_TRIPS])
 def test_save_and_load_give_same_model(tmp_path, format, arguments):
-    model = randomize(build(mean=0.4, std=0.3, interpolation="bicubic", **arguments))
+    model = randomize(build(preprocessing={"mean": 0.4, "std": 0.3, "interpolation": "bicubic"}, **arguments))
     path = tmp_path / {"huggingface": "folder", "timm": "model.safetensors"}.get(format, "model.npz")
     keras_vit.save_weights(model, path, format)
     again = keras_vit.from_pretrained(path)
@@ -143,7 +143,7 @@ def test_model_beyond_format_is_not_written(tmp_path, format, arguments, message
 
 
 def test_huggingface_config_has_settings_of_model(tmp_path):
-    model = build(image_size=(16, 24), layer_norm_epsilon=1e-12, std=(0.1, 0.2, 0.3))
+    model = build(image_size=(16, 24), layer_norm_epsilon=1e-12, preprocessing={"std": (0.1, 0.2, 0.3)})
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     files = [tmp_path / "folder" / name for name in ("config.json", "preprocessor_config.json")]
     config, preprocessor = (json.loads(file.read_text()) for file in files)
@@ -154,7 +154,9 @@ def test_huggingface_config_has_settings_of_model(tmp_path):
 
 
 def test_huggingface_config_of_bit_comes_back(tmp_path):
-    model = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), interpolation="bicubic")
+    model = keras_vit.from_pretrained(
+        GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), preprocessing={"interpolation": "bicubic"}
+    )
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     folders = GOLDEN_FOLDER / "hf_bit", tmp_path / "folder"
     before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
@@ -186,7 +188,7 @@ def test_replaced_pooling_is_refused(tmp_path):
     tokens = build()
     pooled = keras.layers.GlobalAveragePooling1D()(tokens.get_layer("norm").output)
     model = keras.Model(tokens.input, keras.layers.Dense(5, name="head")(pooled))
-    check_not_saved("has pooling=None", model, tmp_path / "model.npz")
+    check_not_saved('has pooling="none"', model, tmp_path / "model.npz")
     keras_vit.save_weights(tokens, tmp_path / "tokens.npz")
     check_refused("pooling='token'", tmp_path / "tokens.npz", into=model)
 

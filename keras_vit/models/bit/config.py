@@ -49,7 +49,7 @@ class BiTConfig(ModelConfig):
         width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
         pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
         resnet_epsilons: "official" or "timm", as in `keras_vit.BiT`.
-        **others: As in `keras_vit.BiT`.
+        **others: As in `keras_vit.ViTConfig`.
 
     Raises:
         ValueError: If a value is out of range.
@@ -70,8 +70,17 @@ class BiTConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
-        stages, width_factor = decode_resnet(variant)
-        return arguments.record(cls, {"stages": stages, "width_factor": width_factor, **overrides})
+        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
+        return dict(zip(("stages", "width_factor"), decode_resnet(variant), strict=True))
+
+    @staticmethod
+    def model_name_of(variant):
+        """Returns the name of a variant's model, such as "bit_R50x1"."""
+        return f"bit_{variant}"
 
     @property
     def block_names(self):

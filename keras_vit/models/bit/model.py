@@ -2,70 +2,49 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
-from keras_vit import arguments, layers
+from keras_vit import layers
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
-from keras_vit.models.family import RecordedModel, fields_from, given_settings, with_dtype
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.models.family import Family, FamilyModel, build, dense_head
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-class BigTransfer(RecordedModel):
-    """A BiT model as a functional `keras.Model`, built by `keras_vit.BiT`."""
-
-
-@with_dtype
 def BiT(
     variant: str,
     *,
-    image_size: int | tuple[int, int] | tuple[None, None] = 224,
-    in_channels: int = 3,
-    num_classes: int = 1000,
     weights: str | os.PathLike | None = None,
-    stages: Sequence[int] | None = None,
-    width_factor: float | None = None,
-    pool_padding: str | None = None,
-    resnet_epsilons: str | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
+    in_channels: int | None = None,
+    task: str | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | dict[str, Any] | None = None,
+    include_preprocessing: bool | None = None,
     classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
-    include_preprocessing: bool = False,
-    preprocessing: Preprocessing | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    interpolation: str | None = None,
-    crop_fraction: float | None = None,
-    class_names: Sequence[str] | None = None,
-    multi_label: bool = False,
-    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
-) -> BigTransfer:
+    **fields: Any,
+) -> FamilyModel:
     """Builds a BiT model: a pre-activation ResNet with group normalization and standardized convolutions.
 
-    A functional `keras_vit.models.BigTransfer` from images to logits, as in `keras_vit.ViT`. Layers are named
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
     `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
 
     Args:
         variant: String: R, depth (50, 101, 152 or 200), x, width factor, such as "R50x1".
-        stages: Ints, the units per stage. None: as in the variant.
-        width_factor: Float, a multiple of 0.5, the width relative to a standard ResNet. None: as in the variant.
-        pool_padding: Padding of the max pooling, which changes the logits: "lowest" (later Flax code) or "zeros" (timm
-            and the code published with the weights). None: as in the weights, if they tell, else "lowest".
-        resnet_epsilons: The epsilons of its convolutions and norms: "official", or "timm" for those of timm and
-            transformers. None: as in the weights, else "official".
-        **others: As in `keras_vit.ViT`.
+        **fields: Other fields of `keras_vit.BiTConfig`, which override the variant and the weights. The remaining
+            arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is out of range, or the weights do not fit the model.
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
         FileNotFoundError: If `weights` does not exist.
 
     Example:
@@ -76,27 +55,23 @@ def BiT(
 
     Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
     """
-    given = dict(locals())
-    arguments.class_names(class_names, num_classes)
-    checkpoint = None if weights is None else Checkpoint(local_path(weights, f"BiT{variant}"))
-    fields = fields_from(BiT, BiTConfig, given, checkpoint, "pool_padding", "resnet_epsilons")
-    config = BiTConfig.from_variant(variant, **fields)
+    given = {name: value for name, value in locals().items() if name != "variant"}
+    return build(BIT, variant, given)
+
+
+def connect(images, config, *, head_init="zeros"):
+    """Adds the layers of a `BiTConfig` to a functional graph; returns the outputs."""
     conv, norm = conv_options(True, config.resnet_epsilons), norm_options(True, config.resnet_epsilons)
-    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
-    x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
-    x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(x)
+    x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(images)
     x = layers.SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
     x = GroupNormalization(name="norm", **norm)(x, show_nan=False)
     x = keras.layers.Activation(relu_with_nan, name="relu")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
-    if config.num_classes:
-        options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
-        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
-    model = BigTransfer(inputs, x, name=name or "bit_" + variant)
-    if checkpoint is not None:
-        load_checkpoint(model, checkpoint, allow=given_settings(given)).log()
-    return model
+    return dense_head(x, config, head_init)
+
+
+BIT = Family(BiTConfig, connect, "BiT", ("norm", "relu", "pooling"))
 
 
 def hybrid_stem(images, config):

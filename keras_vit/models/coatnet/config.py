@@ -33,13 +33,42 @@ def conv_depths(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoAtNetConfig(ModelConfig):
-    """The config of a CoAtNet: the arguments of `keras_vit.CoAtNet` that determine its outputs.
+    """The config of a CoAtNet: all settings that change its outputs, which `keras_vit.CoAtNet` takes as arguments.
 
     Args:
         depths: Ints, the number of blocks per stage.
         widths: Ints, the number of channels per stage.
-        stem_widths: Ints, the channels of the two convolutions of the stem.
-        **others: As in `keras_vit.CoAtNet`. Any number for `layer_scale_init` means that residual branches are scaled.
+        stem_widths: Ints, the channels of the two 3 x 3 convolutions below the stages.
+        conv_depths: Ints, how many of a stage's blocks, the first ones, are MBConv. None: all in the first two stages.
+        head_dim: Int, the width of an attention head.
+        expanded_from: The channels that a block with more output than input channels counts its inner ones from:
+            "output", the paper's, or "input". They are four times as many in an MBConv, and as many in the attention.
+        downsampling: What halves the feature map in the branch of an MBConv: "expansion" (the first convolution, the
+            paper's), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
+        pool_type: What halves it elsewhere: "max2", "max3" (windows of 3 x 3) or "avg2".
+        padding: Of strided windows of 3 x 3: "same", as in TensorFlow, or "symmetric", as in PyTorch.
+        activation: That of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
+        conv_activation: That of the stem and of MBConv.
+        pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.
+        conv_bias: Bool, whether the last convolution of an MBConv and that of its shortcut have a bias.
+        shortcut_bias: Bool, whether the projection on a transformer block's shortcut has one.
+        se_ratio: Float, the width inside squeeze-and-excitation relative to an MBConv's output channels, or, with
+            `expanded_from="input"`, to its inner ones.
+        se_activation: The activation inside squeeze-and-excitation.
+        se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
+        transformer_norm: "layer" or "batch", the norms in transformer blocks and before the head.
+        layer_scale_init: Float, the initial value of LayerScale in transformer blocks; without it there is none.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; without it
+            they are a table.
+        position_interpolation: How a model of any size resizes its tables: "bilinear" (the paper's) or "geometric"
+            (timm's).
+        table_image_size: Int or (height, width), in pixels: the images whose feature maps the tables of a model of any
+            size are stored for. None: as in the weights, else 224.
+        norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
+        representation_size: Int, the width of a dense tanh layer before the head.
+        layer_norm_epsilon: Float, the epsilon of the norms that `transformer_norm` names.
+        batch_norm_epsilon: Float, the epsilon of those of the stem and of MBConv.
+        **others: As in `keras_vit.ViTConfig`.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -83,7 +112,18 @@ class CoAtNetConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "0" or "coatnet_0_rw"; `overrides` set other fields."""
-        return arguments.record(cls, {**VARIANTS[decode_coatnet(variant)], **overrides})
+        fields = {**cls.sizes_of(variant), "image_size": image_size_of(variant), **overrides}
+        return arguments.record(cls, fields)
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
+        return VARIANTS[decode_coatnet(variant)]
+
+    @staticmethod
+    def model_name_of(variant):
+        """Returns the name of a variant's model, such as "coatnet_0_rw"."""
+        return "coatnet_" + str(variant).removeprefix("coatnet_")
 
     def __post_init__(self):
         super().__post_init__()

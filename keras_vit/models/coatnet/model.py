@@ -2,127 +2,57 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
-from keras_vit import activations, arguments, layers
+from keras_vit import activations, arguments
 from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.downsampling import conv
-from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig, image_size_of
+from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
-from keras_vit.models.family import RecordedModel, fields_from, with_dtype
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.models.family import Family, FamilyModel, build, dense_head
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-class ConvolutionAndAttention(RecordedModel):
-    """A CoAtNet as a functional `keras.Model`, built by `keras_vit.CoAtNet`."""
-
-
-@with_dtype
 def CoAtNet(
     variant: str,
     *,
-    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
-    in_channels: int = 3,
-    num_classes: int = 1000,
     weights: str | os.PathLike | None = None,
-    depths: Sequence[int] | None = None,
-    widths: Sequence[int] | None = None,
-    stem_widths: tuple[int, int] | None = None,
-    conv_depths: Sequence[int] | None = None,
-    head_dim: int | None = None,
-    expanded_from: str | None = None,
-    downsampling: str | None = None,
-    pool_type: str | None = None,
-    padding: str | None = None,
-    activation: str | None = None,
-    conv_activation: str | None = None,
-    pre_norm_activation: bool | None = None,
-    conv_bias: bool | None = None,
-    shortcut_bias: bool | None = None,
-    se_ratio: float | None = None,
-    se_activation: str | None = None,
-    se_before_norm: bool | None = None,
-    transformer_norm: str | None = None,
-    layer_scale_init: float | None = None,
-    position_mlp_dim: int | None = None,
-    position_interpolation: str | None = None,
-    table_image_size: int | tuple[int, int] | None = None,
-    norm_after_pooling: bool | None = None,
-    representation_size: int | None = None,
-    layer_norm_epsilon: float | None = None,
-    batch_norm_epsilon: float | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
+    in_channels: int | None = None,
+    task: str | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | dict[str, Any] | None = None,
+    include_preprocessing: bool | None = None,
+    classifier_activation: str | Callable | None = None,
     dropout_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
-    include_preprocessing: bool = False,
-    preprocessing: Preprocessing | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    interpolation: str | None = None,
-    crop_fraction: float | None = None,
-    class_names: Sequence[str] | None = None,
-    multi_label: bool = False,
-    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
-) -> ConvolutionAndAttention:
+    **fields: Any,
+) -> FamilyModel:
     """Builds a CoAtNet: stages of MBConv blocks, then stages of transformer blocks with relative attention.
 
-    A functional `keras_vit.models.ConvolutionAndAttention` from images to logits, as in `keras_vit.ViT`. Layers are
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
     named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
     `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
 
     "0" to "5" are the paper's models, of which no weights were published. timm's are "coatnet_0" to "coatnet_5", of the
     same sizes with other details, and those with weights, such as "coatnet_0_rw": see
-    `keras_vit.models.coatnet.config.VARIANTS`. None, below, stands for the value of the variant.
+    `keras_vit.models.coatnet.config.VARIANTS`.
 
     Args:
         variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that in timm's
             name, else 224.
-        depths: Ints, the number of blocks per stage.
-        widths: Ints, the number of channels per stage.
-        stem_widths: Ints, the channels of the two 3 x 3 convolutions below the stages.
-        conv_depths: Ints, how many of a stage's blocks, the first ones, are MBConv. None: all in the first two stages.
-        head_dim: Int, the width of an attention head.
-        expanded_from: The channels that a block with more output than input channels counts its inner ones from:
-            "output", the paper's, or "input". They are four times as many in an MBConv, and as many in the attention.
-        downsampling: What halves the feature map in the branch of an MBConv: "expansion" (the first convolution, the
-            paper's), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
-        pool_type: What halves it elsewhere: "max2", "max3" (windows of 3 x 3) or "avg2".
-        padding: Of strided windows of 3 x 3: "same", as in TensorFlow, or "symmetric", as in PyTorch.
-        activation: That of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
-        conv_activation: That of the stem and of MBConv.
-        pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.
-        conv_bias: Bool, whether the last convolution of an MBConv and that of its shortcut have a bias.
-        shortcut_bias: Bool, whether the projection on a transformer block's shortcut has one.
-        se_ratio: Float, the width inside squeeze-and-excitation relative to an MBConv's output channels, or, with
-            `expanded_from="input"`, to its inner ones.
-        se_activation: The activation inside squeeze-and-excitation.
-        se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
-        transformer_norm: "layer" or "batch", the norms in transformer blocks and before the head.
-        layer_scale_init: Float, the initial value of LayerScale in transformer blocks; without it there is none.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; without it
-            they are a table.
-        position_interpolation: How a model of any size resizes its tables: "bilinear" (the paper's) or "geometric"
-            (timm's).
-        table_image_size: Int or (height, width), in pixels: the images whose feature maps the tables of a model of any
-            size are stored for. None: as in the weights, else 224.
-        norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
-        representation_size: Int, the width of a dense tanh layer before the head.
-        layer_norm_epsilon: Float, the epsilon of the norms that `transformer_norm` names.
-        batch_norm_epsilon: Float, the epsilon of those of the stem and of MBConv.
         dropout_rate: Float in [0, 1), before the head.
         drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-        **others: As in `keras_vit.ViT`.
+        **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
+            arguments are as in `keras_vit.ViT`.
 
     Raises:
         ValueError: If an argument is out of range, or the weights do not fit the model.
@@ -138,28 +68,20 @@ def CoAtNet(
     details open, this is timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
     norm after the pooling, shortcuts without a projection for equal channels, and the epsilons.
     """
-    given = dict(locals())
-    arguments.class_names(class_names, num_classes)
+    given = {name: value for name, value in locals().items() if name != "variant"}
+    return build(COATNET, variant, given)
+
+
+def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
+    """Adds the layers of a `CoAtNetConfig` to a functional graph; returns the outputs."""
     arguments.rate("drop_path_rate", drop_path_rate)
-    checkpoint = None if weights is None else Checkpoint(local_path(weights, f"CoAtNet{variant}"))
-    if image_size is None:
-        given["image_size"] = image_size_of(variant)
-    fields = fields_from(CoAtNet, CoAtNetConfig, given, checkpoint)
-    if checkpoint is not None and arguments.image_size(given["image_size"]) == (None, None):
-        # Keeps the weights' tables, so that they are resized only once.
-        fields.setdefault("table_image_size", checkpoint.image_size)
-    config = CoAtNetConfig.from_variant(variant, **fields)
-    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
-    x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
-    x = _stem(x, config)
+    x = _stem(images, config)
     for i, block in enumerate(config.blocks):
         x = _layer(config, block, drop_path_rate * i / max(len(config.blocks) - 1, 1))(x)
-    x = _head(x, config, dropout_rate, head_init)
-    model = ConvolutionAndAttention(inputs, x, name=name or "coatnet_" + str(variant).removeprefix("coatnet_"))
-    if checkpoint is not None:
-        allow = [name for name in FAMILIES["coatnet"].SETTINGS if given.get(name) is not None]
-        load_checkpoint(model, checkpoint, allow=allow).log()
-    return model
+    return _head(x, config, dropout_rate, head_init)
+
+
+COATNET = Family(CoAtNetConfig, connect, "CoAtNet", ("norm", "pooling", "pre_logits", "pre_logits_tanh"))
 
 
 def _stem(x, config):
@@ -231,7 +153,4 @@ def _head(x, config, dropout_rate, head_init):
         x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
-    if config.num_classes:
-        options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
-        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
-    return x
+    return dense_head(x, config, head_init)

@@ -6,7 +6,8 @@ import math
 from typing import ClassVar, NamedTuple
 
 from keras_vit import arguments
-from keras_vit.config import MOST_LAYERS, PADDINGS, ModelConfig, checked
+from keras_vit.config import MOST_LAYERS, PADDINGS, ModelConfig, Preprocessing, checked
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
 
 
 class Stage(NamedTuple):
@@ -77,6 +78,13 @@ def repeats_of(depth_factor):
     return tuple(math.ceil(depth_factor * stage.repeats) for stage in STAGES)
 
 
+def official_preprocessing(image_size):
+    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from 32 more pixels."""
+    side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
+    crop = {} if side is None else {"crop_fraction": side / (side + 32)}
+    return Preprocessing(**{**IMAGENET_PREPROCESSING, "antialias": False, **crop})
+
+
 def efficientnet_of(widths, repeats):
     """Returns the variant of these sizes, such as "B0", or None."""
     sizes = tuple(widths), tuple(repeats)
@@ -98,7 +106,7 @@ class EfficientNetConfig(ModelConfig):
         repeats: Ints, the number of blocks of each stage.
         padding: "same" or "symmetric", as in `keras_vit.EfficientNet`.
         batch_norm_epsilon: Float, the epsilon of all norms.
-        **others: As in `keras_vit.EfficientNet`.
+        **others: As in `keras_vit.ViTConfig`.
 
     Raises:
         ValueError: If a value is out of range.
@@ -122,9 +130,26 @@ class EfficientNetConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B0"; `overrides` set other fields."""
+        image_size = overrides.get("image_size", decode_efficientnet(variant).image_size)
+        usual = {"image_size": image_size, "preprocessing": official_preprocessing(image_size)}
+        usual["preprocessing"] = usual["preprocessing"].for_channels(overrides.get("in_channels", 3))
+        return arguments.record(cls, {**cls.sizes_of(variant), **usual, **overrides})
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
         scale = decode_efficientnet(variant)
-        sizes = {"widths": widths_of(scale.width_factor), "repeats": repeats_of(scale.depth_factor)}
-        return arguments.record(cls, {**sizes, "image_size": scale.image_size, **overrides})
+        return {"widths": widths_of(scale.width_factor), "repeats": repeats_of(scale.depth_factor)}
+
+    @staticmethod
+    def training_options_of(variant):
+        """Returns the dropout rate that a variant is trained with."""
+        return {"dropout_rate": decode_efficientnet(variant).dropout_rate}
+
+    @staticmethod
+    def model_name_of(variant):
+        """Returns the name of a variant's model, such as "efficientnet_B0"."""
+        return f"efficientnet_{variant}"
 
     @property
     def model_name(self):

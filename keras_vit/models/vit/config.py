@@ -1,31 +1,86 @@
-"""The config of Vision Transformers and hybrids, and the table of their sizes. To add a size, add a row."""
+"""The config of Vision Transformers and hybrids."""
 
 import dataclasses
-import re
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, TypedDict
 
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, MOST_LAYERS, ModelConfig, activation_of, checked, stage_sizes
 from keras_vit.images.interpolation import POSITION_METHODS
-from keras_vit.models.bit.config import RESNET_EPSILONS, RESNETS, half_multiple, total_stride
+from keras_vit.models.bit.config import RESNET_EPSILONS, half_multiple, total_stride
+from keras_vit.models.vit.variants import decode_variant
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
-POOLINGS = ("token", "gap", "token_gap", "map", None)
+POOLINGS = ("token", "gap", "token_gap", "map", "none")
 ROTARY_EMBEDDINGS = ("dinov3", "eva02", "axial")
+
+
+def merged_tokens(name, value):
+    """Returns `value` as an int, or as a tuple of ints; raises if one is negative."""
+    if isinstance(value, (tuple, list)):
+        return tuple(arguments.non_negative_int(name, count) for count in value)
+    return arguments.non_negative_int(name, value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig(ModelConfig):
-    """The config of a Vision Transformer or hybrid: the arguments of `keras_vit.ViT` that determine its outputs.
+    """The config of a Vision Transformer or hybrid: all settings that change its outputs.
+
+    `keras_vit.ViT` takes each field as an argument.
 
     Args:
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. Pixels at the right and
+            bottom that do not fill a patch are dropped, with a warning.
+        in_channels: Int, the number of image channels.
+        num_classes: Int, the number of classes; 0 for features without a head.
+        task: "single_label" (one class per image), "multi_label" (any number of classes) or "regression" (the outputs
+            are numbers). Predictions and exports apply a softmax, a sigmoid, or nothing.
+        class_names: Strings, the names of the classes for predictions and exports, or None.
+        preprocessing: A `keras_vit.Preprocessing`. Builders also take a dict of the fields to change.
+        include_preprocessing: Bool. True for a model of raw images in 0..255; False for images from `preprocess_input`.
+        classifier_activation: Activation of the head; None or "linear" for logits.
         patch_size: Int or (height, width), in pixels; for hybrids, in pixels of the feature map.
-        hidden_dim: Int.
-        num_layers: Int.
-        num_heads: Int.
-        mlp_dim: Int.
-        **others: As in `keras_vit.ViT`. Any number for `layer_scale_init` means that residual branches are scaled.
+        hidden_dim: Int, the width of a token.
+        num_layers: Int, the number of blocks.
+        num_heads: Int, the attention heads per block.
+        head_dim: Int, the head width, `hidden_dim // num_heads`. Required if `num_heads` does not divide `hidden_dim`.
+        mlp_dim: Int, the hidden width of the MLPs.
+        stages: Ints, the units per stage of a hybrid's ResNet; () for its root only. None: no ResNet.
+        width_factor: Float, a multiple of 0.5, the width of that ResNet relative to the standard.
+        resnet_epsilons: The code base whose epsilons the ResNet uses: "official" or "timm".
+        pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
+            pooling) or "none" (all tokens).
+        position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
+            in each attention), "sincos2d" (fixed) or "none".
+        position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic",
+            "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
+        grid_size: (rows, columns) of the position table of a model of any image size. None: that of 224 x 224 images.
+        class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or "none".
+        class_token_position: Bool, whether class and distillation tokens get a position embedding.
+        distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
+            mean of both heads' logits.
+        distillation_head: Bool; False omits that head.
+        return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
+        num_registers: Int, the number of register tokens, without position embeddings.
+        rotary_embedding: "dinov3", "eva02" or "axial" (RoPE-ViT), as in `RotaryEmbedding`, in addition to
+            `position_embedding`; None for none.
+        rotary_grid: (rows, columns) that rotary positions of other grids are scaled to, as in EVA-02; None for none.
+        patch_bias: Bool, whether the patch embedding has a bias.
+        norm_before_blocks: Bool, whether to normalize the tokens before the first block, as in CLIP.
+        norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
+        projection_dim: Int, the width of a dense layer without bias after the pooling, as in CLIP; None for none.
+        representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
+        layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
+        qk_norm: Bool, whether to layer-normalize queries and keys.
+        qkv_bias: Bool, whether queries, keys and values have a bias.
+        key_bias: Bool, whether the keys have one of these biases.
+        attention_norm: Bool, whether to normalize the concatenated heads before their output projection.
+        gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu".
+        mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
+        activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation.
+        layer_norm_epsilon: Float, the epsilon of all norms.
+        token_merging: Int, or one per block, the number of patches to merge into similar ones, at most half of them.
+            Usual: 8 or 16 of 196. Such a block outputs tokens and their sizes.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -48,7 +103,7 @@ class ViTConfig(ModelConfig):
     stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
     width_factor: float = checked(half_multiple, default=1.0)
     resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
-    pooling: str | None = checked(arguments.one_of, POOLINGS, default="token")
+    pooling: str = checked(arguments.one_of, POOLINGS, default="token")
     position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
     position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
     grid_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
@@ -74,17 +129,28 @@ class ViTConfig(ModelConfig):
     mlp_norm: bool = checked(arguments.boolean, default=False)
     activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
     layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
+    token_merging: int | tuple[int, ...] = checked(merged_tokens, default=0)
 
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B/16" or "R50+B/16"; `overrides` set other fields."""
+        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
         size, patch_size, stages = decode_variant(variant)
-        return arguments.record(cls, {**size._asdict(), "patch_size": patch_size, "stages": stages, **overrides})
+        return {**size._asdict(), "patch_size": patch_size, "stages": stages}
+
+    @staticmethod
+    def model_name_of(variant):
+        """Returns the name of a variant's model, such as "vit_B16"."""
+        return "vit_" + str(variant).replace("/", "").replace("+", "_")
 
     def __post_init__(self):
         super().__post_init__()
         if self.class_token is None:
-            self._set("class_token", self.pooling in ("token", "token_gap", None))
+            self._set("class_token", self.pooling in ("token", "token_gap", "none"))
         if not self.qkv_bias:
             self._set("key_bias", False)
         if not self.distillation_token:
@@ -99,6 +165,14 @@ class ViTConfig(ModelConfig):
         # Raises if the images are smaller than a patch.
         _ = self.grid
         self._check_tokens()
+        if not any(self.merged_per_block):
+            self._set("token_merging", 0)
+        if len(self.merged_per_block) != self.num_layers:
+            expected = f"an integer, or one for each of the {self.num_layers} blocks"
+            raise arguments.invalid("token_merging", expected, self.token_merging)
+        if self.has_positions_in_blocks and any(self.merged_per_block):
+            expected = "token_merging=0 with relative or rotary positions, which need all patches"
+            self._require(False, expected, "token_merging")
 
     def _require(self, holds, expected, *names):
         """Raises a ValueError that tells the values of the fields `names`, unless `holds`."""
@@ -129,8 +203,8 @@ class ViTConfig(ModelConfig):
     def _check_tokens(self):
         has_token = self.pooling not in ("token", "token_gap") or self.class_token
         self._require(has_token, f"a class token with pooling={self.pooling!r}", "class_token")
-        pooled = self.pooling is not None or self.projection_dim is None
-        self._require(pooled, "no projection_dim with pooling=None", "projection_dim")
+        pooled = self.pooling != "none" or self.projection_dim is None
+        self._require(pooled, 'no projection_dim with pooling="none"', "projection_dim")
         without = self.representation_size is None and self.projection_dim is None and not self.norm_after_pooling
         plain = self.pooling == "token" and without
         expected = (
@@ -145,6 +219,12 @@ class ViTConfig(ModelConfig):
         self._require(has_both or not self.return_both_heads, expected, *names)
         normed = not self.norm_after_pooling or self.pooling in ("token", "gap")
         self._require(normed, 'pooling="token" or "gap" with norm_after_pooling=True', "pooling")
+
+    @property
+    def merged_per_block(self):
+        """The number of patches that each block merges."""
+        several = isinstance(self.token_merging, tuple)
+        return self.token_merging if several else (self.token_merging,) * self.num_layers
 
     @property
     def block_names(self):
@@ -190,118 +270,40 @@ class ViTConfig(ModelConfig):
         return int(self.class_token) + int(self.distillation_token)
 
 
-class Size(NamedTuple):
-    """The depth and widths of an encoder, and whether its MLPs are gated."""
+class ViTFields(TypedDict, total=False):
+    """The architecture fields of `ViTConfig`, as keyword arguments of `keras_vit.ViT`."""
 
+    patch_size: int | tuple[int, int]
     hidden_dim: int
     num_layers: int
-    mlp_dim: int
     num_heads: int
-    gated_mlp: bool = False
-
-
-class Stem(NamedTuple):
-    """The ResNet of a hybrid, and the patch size on its feature map."""
-
-    stages: tuple[int, ...]
-    patch_size: int
-
-
-class Variant(NamedTuple):
-    """The sizes of a variant; `stages` is None without a ResNet below the patches."""
-
-    size: Size
-    patch_size: int
+    mlp_dim: int
+    head_dim: int | None
     stages: tuple[int, ...] | None
-
-
-# Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
-# Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it. g-opt:
-# SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2G: DINOv2's g (arXiv 2304.07193), table 17.
-# EVA02...: EVA-02 (arXiv 2303.11331). Where papers leave out MLP widths, they are those of their codes.
-SIZES = {
-    "Ti": Size(192, 12, 768, 3),
-    "S": Size(384, 12, 1536, 6),
-    "B": Size(768, 12, 3072, 12),
-    "L": Size(1024, 24, 4096, 16),
-    "H": Size(1280, 32, 5120, 16),
-    "g": Size(1408, 40, 6144, 16),
-    "G": Size(1664, 48, 8192, 16),
-    "SO400M": Size(1152, 27, 4304, 16),
-    "g-opt": Size(1536, 40, 6144, 16),
-    "S+": Size(384, 12, 1536, 6, gated_mlp=True),
-    "H+": Size(1280, 32, 5120, 20, gated_mlp=True),
-    "7B": Size(4096, 40, 8192, 32, gated_mlp=True),
-    "DINOv2G": Size(1536, 40, 4096, 24, gated_mlp=True),
-    "EVA02Ti": Size(192, 12, 512, 3, gated_mlp=True),
-    "EVA02S": Size(384, 12, 1024, 6, gated_mlp=True),
-    "EVA02B": Size(768, 12, 2048, 12, gated_mlp=True),
-    "EVA02L": Size(1024, 24, 2730, 16, gated_mlp=True),
-}
-
-# By name and the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
-# table 2.
-STEMS = {
-    ("R", 16): Stem((), 8),
-    ("R26", 32): Stem((2, 2, 2, 2), 1),
-    ("R50", 16): Stem((3, 4, 9), 1),
-    ("R50", 32): Stem((3, 4, 6, 3), 1),
-}
-
-# The sizes as other packages spell them, for an error.
-_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
-
-
-def decode_variant(variant):
-    """Parses "B/16" or the hybrid "R50+B/16" into a Variant; raises if it is unknown."""
-    match = re.fullmatch(r"(?:(\w+)\+)?([\w-]+\+?)/([1-9]\d*)", variant) if isinstance(variant, str) else None
-    if match is not None and match[2] in SIZES:
-        size, number = SIZES[match[2]], int(match[3])
-        if match[1] is None:
-            return Variant(size, number, None)
-        if (match[1], number) in STEMS:
-            stem = STEMS[match[1], number]
-            return Variant(size, stem.patch_size, stem.stages)
-    hybrids = ", ".join(f"{name}+.../{number}" for name, number in STEMS)
-    expected = f'a size of {", ".join(SIZES)}, a slash and a patch size in pixels, as in "B/16", or a hybrid, as in '
-    error = arguments.invalid("variant", f'{expected}"R50+B/16", of {hybrids}', variant)
-    raise ValueError(f"{error}{_meant(variant)}")
-
-
-def _meant(variant):
-    """Returns the end of an error that names the variant which is spelled like this elsewhere."""
-    if not isinstance(variant, str):
-        return ""
-    plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
-    plain = re.sub("|".join(_WORDS), lambda word: _WORDS[word[0]], plain)
-    known = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
-    known += [f"{name}+{size}/{number}" for name, number in STEMS for size in SIZES]
-    return arguments.nearest(plain, known)
-
-
-def name_of(architecture):
-    """Returns the name of a config's sizes, such as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1", or None."""
-    stages = architecture.stages
-    if not architecture.num_layers:
-        depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
-        return None if depth is None else f"BiT-R{depth}x{architecture.width_factor:g}"
-    sizes = (architecture.hidden_dim, architecture.num_layers, architecture.mlp_dim)
-    gated = getattr(architecture, "gated_mlp", None)
-    size = next((name for name, row in SIZES.items() if row[:3] == sizes and gated in (None, row.gated_mlp)), None)
-    if size is None or architecture.patch_size is None:
-        return None
-    height, width = architecture.patch_size
-    patch = f"{height}" if height == width else f"{height}x{width}"
-    if stages is None:
-        return f"ViT-{size}/{patch}"
-    for (stem, number), row in STEMS.items():
-        if row == Stem(stages, height) and height == width and architecture.width_factor == 1:
-            return f"{stem}+ViT-{size}/{number}"
-    return None
-
-
-def num_heads_of(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the sizes with these dimensions, or None if there is none, or they differ."""
-    rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
-    numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
-    return numbers.pop() if len(numbers) == 1 else None
+    width_factor: float
+    resnet_epsilons: str
+    position_embedding: str
+    position_interpolation: str
+    grid_size: tuple[int, int] | None
+    class_token: bool | None
+    class_token_position: bool
+    distillation_token: bool
+    distillation_head: bool
+    return_both_heads: bool
+    num_registers: int
+    rotary_embedding: str | None
+    rotary_grid: tuple[int, int] | None
+    patch_bias: bool
+    norm_before_blocks: bool
+    norm_after_pooling: bool
+    projection_dim: int | None
+    representation_size: int | None
+    layer_scale_init: float | None
+    qk_norm: bool
+    qkv_bias: bool
+    key_bias: bool
+    attention_norm: bool
+    gated_mlp: bool
+    mlp_norm: bool
+    activation: str | Callable
+    layer_norm_epsilon: float

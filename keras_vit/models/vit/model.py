@@ -1,74 +1,111 @@
-"""The Vision Transformer as a functional Keras model."""
+"""Vision Transformers and hybrids: the functional graph, and the builder `ViT`."""
 
-from collections.abc import Iterable
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import keras
 
 from keras_vit import arguments, layers
+from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
-from keras_vit.models.family import RecordedModel
+from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.vit.config import ViTConfig, ViTFields
+
+logger = logging.getLogger("keras_vit")
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-class VisionTransformer(RecordedModel):
-    """A ViT or hybrid as a functional `keras.Model`, built by `keras_vit.ViT`.
+def ViT(
+    variant: str,
+    *,
+    weights: str | os.PathLike | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
+    in_channels: int | None = None,
+    pooling: str | None = None,
+    task: str | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | dict[str, Any] | None = None,
+    include_preprocessing: bool | None = None,
+    classifier_activation: str | Callable | None = None,
+    dropout_rate: float = 0.0,
+    attention_dropout_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    patch_dropout_rate: float = 0.0,
+    token_merging: int | Sequence[int] | None = None,
+    remat: bool = False,
+    head_init: str | keras.initializers.Initializer = "zeros",
+    dtype: str | keras.DTypePolicy | None = None,
+    name: str | None = None,
+    **fields: Unpack[ViTFields],
+) -> FamilyModel:
+    """Builds a Vision Transformer, a functional `keras_vit.models.FamilyModel`.
 
-    Where the heads read the class token alone, or also the distillation token, the last block computes no others, which
-    saves 1/12 of the work of 12 blocks. Models cut from this one, such as `keras.Model(model.input,
-    model.blocks[-1].output)`, have all tokens.
+    The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
+    num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
+    `block_01`, ..., `norm`, `pre_logits` and `head`. An argument that is None comes from the weights; without weights
+    it is that of the variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
+
+    Args:
+        variant: Size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), slash,
+            patch size in pixels, such as "B/16", or a hybrid such as "R50+B/16".
+        weights: Path or hub's name of a checkpoint (see `load_weights`), or tag of a published one to download, such
+            as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was
+            loaded.
+        num_classes, image_size, in_channels, pooling: As in `keras_vit.ViTConfig`.
+        task, class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Likewise.
+        dropout_rate: Float in [0, 1), after the position embeddings, the attention and each layer of the MLP.
+        attention_dropout_rate: Float in [0, 1), on the attention weights.
+        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
+        patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
+        remat: Bool; True recomputes each block's activations for the gradient: less memory, a third more training time.
+        head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
+        dtype: The dtype policy of all layers but the heads, such as "mixed_bfloat16"; None for Keras' global policy.
+        name: String, the model's name.
+        **fields: Other fields of `keras_vit.ViTConfig`, such as `num_layers` or `activation`, which override the
+            variant and the weights.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
+        FileNotFoundError: If `weights` does not exist.
 
     Example:
 
-    >>> model = keras_vit.ViTB16(num_classes=10)
-    >>> model.config.num_heads, model.grid_size, len(model.blocks)
-    (12, (14, 14), 12)
+    >>> model = keras_vit.ViT("B/16", num_classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929).
     """
-
-    @property
-    def grid_size(self):
-        """The patch grid, (rows, columns); for a model of any size, that of its position table."""
-        return self.config.grid
-
-    @property
-    def num_prefix_tokens(self):
-        """The number of tokens before the patches: class, distillation and register tokens."""
-        return self.config.num_prefix_tokens
-
-    @property
-    def patch_embedding(self):
-        """The patch embedding layer."""
-        return self.get_layer("patch_embedding")
-
-    @property
-    def blocks(self):
-        """The transformer blocks, in order."""
-        return [self.get_layer(name) for name in self.config.block_names]
+    given = {name: value for name, value in locals().items() if name != "variant"}
+    return build(VIT, variant, given)
 
 
-def vision_transformer(
+def connect(
+    images,
     config,
     *,
-    include_preprocessing=False,
     head_init="zeros",
     dropout_rate=0.0,
     attention_dropout_rate=0.0,
     drop_path_rate=0.0,
     patch_dropout_rate=0.0,
-    token_merging=0,
     remat=False,
-    name=None,
 ):
-    """Builds the model of a `ViTConfig` with random weights; the other arguments are those of `keras_vit.ViT`."""
+    """Adds the layers of a `ViTConfig` to a functional graph; returns the outputs."""
     arguments.rate("drop_path_rate", drop_path_rate)
     arguments.rate("patch_dropout_rate", patch_dropout_rate)
-    token_merging = _one_a_block("token_merging", token_merging, config.num_layers)
-    _check_run(config, patch_dropout_rate, token_merging)
-    num_prefix_tokens = config.num_prefix_tokens
+    if config.has_positions_in_blocks and patch_dropout_rate:
+        raise ValueError(
+            "Expected patch_dropout_rate=0 with relative or rotary positions, which need all patches. Received: "
+            f"patch_dropout_rate={patch_dropout_rate}"
+        )
+    _warn_of_dropped_pixels(config)
+    num_prefix_tokens, merged = config.num_prefix_tokens, config.merged_per_block
 
-    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
-    images = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     feature_map = images if config.stages is None else hybrid_stem(images, config)
     x = layers.PatchEmbedding(config.hidden_dim, config.patch_size, use_bias=config.patch_bias, name="patch_embedding")(
         feature_map
@@ -119,19 +156,18 @@ def vision_transformer(
             attention_norm=config.attention_norm,
             gated_mlp=config.gated_mlp,
             mlp_norm=config.mlp_norm,
-            token_merging=token_merging[i],
-            num_prefix_tokens=num_prefix_tokens if token_merging[i] else 0,
+            token_merging=merged[i],
+            num_prefix_tokens=num_prefix_tokens if merged[i] else 0,
             remat=remat,
             name=f"block_{i:02d}",
         )
         given = {"sizes": sizes, "rotary": rotary}
         x = block(x, **{name: value for name, value in given.items() if value is not None})
-        if token_merging[i]:
+        if merged[i]:
             x, sizes = x
     if not config.norm_after_pooling:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm")(x)
-    outputs = _head(config, x, sizes, head_init)
-    return VisionTransformer(inputs, outputs, name=name)
+    return _head(config, x, sizes, head_init)
 
 
 def _rotary_embedding(config, feature_map):
@@ -159,7 +195,7 @@ def _head(config, tokens, sizes, head_init):
             num_prefix_tokens=config.num_prefix_tokens,
             name="pooling",
         )
-    elif config.pooling is not None:
+    elif config.pooling != "none":
         pool = layers.TokenPooling(config.pooling, num_prefix_tokens=config.num_prefix_tokens, name="pooling")
     if pool is not None:
         x = pool(x) if sizes is None or config.pooling == "token" else pool(x, sizes)
@@ -175,32 +211,28 @@ def _head(config, tokens, sizes, head_init):
         init = initializers.LecunNormal()
         x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
         x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
-    options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
-    if config.num_classes:
-        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
+    x = dense_head(x, config, head_init)
     if not config.has_distillation_head:
         return x
     pool = layers.TokenPooling("token", num_prefix_tokens=config.num_prefix_tokens, index=1, name="pooling_dist")
-    y = pool(tokens)
-    if config.num_classes:
-        y = keras.layers.Dense(config.num_classes, name="head_dist", **options)(y)
+    y = dense_head(pool(tokens), config, head_init, "head_dist")
     return [x, y] if config.return_both_heads else keras.layers.Average(dtype=x.dtype, name="mean_of_heads")([x, y])
 
 
-def _check_run(config, patch_dropout_rate, token_merging):
-    """Raises if an argument does not fit the config."""
-    breaks_offsets = {"patch_dropout_rate": patch_dropout_rate, "token_merging": any(token_merging) and token_merging}
-    for name, value in breaks_offsets.items():
-        if config.has_positions_in_blocks and value:
-            raise ValueError(
-                f"Expected {name}=0 with relative or rotary positions, which need all patches. Received: {name}={value}"
-            )
+VIT = Family(
+    ViTConfig,
+    connect,
+    "ViT",
+    ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
+)
 
 
-def _one_a_block(name, value, num_layers):
-    """Returns one non-negative int per block; an int is repeated."""
-    several = isinstance(value, Iterable) and not isinstance(value, str)
-    values = tuple(value) if several else (value,) * num_layers
-    if len(values) != num_layers:
-        raise arguments.invalid(name, f"an integer, or one for each of the {num_layers} blocks", value)
-    return [arguments.non_negative_int(name, v) for v in values]
+def _warn_of_dropped_pixels(config):
+    """Warns if patches do not divide the image size."""
+    if config.any_size:
+        return
+    (height, width), (rows, columns) = config.image_size, config.grid
+    ph, pw = (patch * config.stride for patch in config.patch_size)
+    if rows * ph < height or columns * pw < width:
+        seen = f"the model sees the upper left {min(rows * ph, height)} x {min(columns * pw, width)}"
+        logger.warning(f"Patches of {ph} x {pw} pixels do not divide images of {height} x {width}: {seen}.")

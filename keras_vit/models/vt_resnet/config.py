@@ -30,14 +30,14 @@ class VTResNetConfig(ModelConfig):
     """The config of a token-based Visual Transformer, as built by `keras_vit.VTResNet`.
 
     Args:
-        stages: Ints, the number of units per convolutional stage.
+        stages: Ints, the units per convolutional stage.
         bottleneck: Bool, whether these are bottlenecks.
-        num_modules: Int, the number of VT modules above them.
+        num_modules: Int, the number of VT modules.
         width: Int, the number of channels inside a unit of the first stage.
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, their width.
-        key_dim: Int, the width of keys and queries.
-        **others: As in `keras_vit.VTResNet`.
+        token_dim: Int, their width. The equations have that of the feature map, the published sizes 1024.
+        key_dim: Int, the width of keys and queries in transformers and projectors.
+        **others: As in `keras_vit.ViTConfig`.
 
     Raises:
         ValueError: If a value is out of range.
@@ -62,10 +62,20 @@ class VTResNetConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "R18", like `ViTConfig.from_variant`."""
+        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
         size = VT_RESNETS.get(variant) if isinstance(variant, str) else None
         if size is None:
             raise arguments.invalid("variant", f"one of {', '.join(map(repr, VT_RESNETS))}", variant)
-        return arguments.record(cls, {**size._asdict(), **overrides})
+        return size._asdict()
+
+    @staticmethod
+    def model_name_of(variant):
+        """Returns the name of a variant's model, such as "vt_resnet_R18"."""
+        return f"vt_resnet_{variant}"
 
     @property
     def block_names(self):

@@ -1,6 +1,7 @@
 """Token-based Visual Transformers: ResNets whose last stage reads and writes a few visual tokens."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -8,67 +9,44 @@ from keras_vit import arguments, layers
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
-from keras_vit.models.family import RecordedModel, fields_from, with_dtype
+from keras_vit.models.family import Family, FamilyModel, build, dense_head
 from keras_vit.models.vt_resnet.config import VTResNetConfig
 from keras_vit.models.vt_resnet.resnet_block import NORM, ResNetBlock
 from keras_vit.models.vt_resnet.vt_module import VTModule
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-class VTResNetModel(RecordedModel):
-    """A token-based Visual Transformer as a functional `keras.Model`, built by `keras_vit.VTResNet`."""
-
-
-@with_dtype
 def VTResNet(
     variant: str,
     *,
-    image_size: int | tuple[int, int] | tuple[None, None] = 224,
-    in_channels: int = 3,
-    num_classes: int = 1000,
-    stages: Sequence[int] | None = None,
-    bottleneck: bool | None = None,
-    num_modules: int | None = None,
-    width: int = 64,
-    num_tokens: int = 16,
-    token_dim: int = 1024,
-    key_dim: int = 512,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
+    in_channels: int | None = None,
+    task: str | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | dict[str, Any] | None = None,
+    include_preprocessing: bool | None = None,
+    classifier_activation: str | Callable | None = None,
     dropout_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    classifier_activation: str | Callable | None = None,
     head_init: str | keras.initializers.Initializer = "zeros",
-    include_preprocessing: bool = False,
-    preprocessing: Preprocessing | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    interpolation: str | None = None,
-    crop_fraction: float | None = None,
-    class_names: Sequence[str] | None = None,
-    multi_label: bool = False,
-    regression: bool = False,
     dtype: str | keras.DTypePolicy | None = None,
     name: str | None = None,
-) -> VTResNetModel:
+    **fields: Any,
+) -> FamilyModel:
     """Builds a token-based Visual Transformer: a ResNet whose last stage is replaced by VT modules on visual tokens.
 
-    A functional `keras_vit.models.VTResNetModel` from images to logits, as in `keras_vit.ViT`. Layers are named
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
     `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`, ...,
     `pooling` and `head`. The VT modules work on the map of the last stage, 14 x 14 for images of 224 x 224 pixels; the
     mean of the last module's tokens is classified. No weights were published: train it, and keep it by `model.save` or
     `model.save_weights`.
 
     Args:
-        variant: "R18", "R34", "R50" or "R101". The sizes below override it.
-        stages: Ints, the units per convolutional stage. None: as in the variant.
-        bottleneck: Bool, whether these are bottlenecks. None: as in the variant.
-        num_modules: Int, the number of VT modules. None: as in the variant.
-        width: Int, the number of channels inside a unit of the first stage.
-        num_tokens: Int, the number of visual tokens.
-        token_dim: Int, their width. The equations have that of the feature map, the published sizes 1024.
-        key_dim: Int, the width of keys and queries in transformers and projectors.
+        variant: "R18", "R34", "R50" or "R101".
         dropout_rate: Float in [0, 1), before the head.
         drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-        **others: As in `keras_vit.ViT`.
+        **fields: Other fields of `keras_vit.VTResNetConfig`, which override the variant. The remaining arguments are as
+            in `keras_vit.ViT`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -92,14 +70,15 @@ def VTResNet(
     tokens grow with the learning rate: a small model diverged on handwritten digits with SGD and 0.1, and learned with
     0.01 and with Adam. Not measured on ImageNet.
     """
-    given = dict(locals())
-    arguments.class_names(class_names, num_classes)
+    given = {name: value for name, value in locals().items() if name != "variant"}
+    return build(VT_RESNET, variant, given)
+
+
+def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
+    """Adds the layers of a `VTResNetConfig` to a functional graph; returns the outputs."""
     arguments.rate("dropout_rate", dropout_rate)
     arguments.rate("drop_path_rate", drop_path_rate)
-    config = VTResNetConfig.from_variant(variant, **fields_from(VTResNet, VTResNetConfig, given, None))
-    inputs = keras.Input((*config.image_size, config.in_channels), name="images")
-    x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
-    x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(x)
+    x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(images)
     x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
     x = keras.layers.Activation(relu_with_nan, name="root_relu")(x)
@@ -108,10 +87,10 @@ def VTResNet(
     x = keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, dtype="float32", name="dropout")(x)
-    if config.num_classes:
-        options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
-        x = keras.layers.Dense(config.num_classes, name="head", **options)(x)
-    return VTResNetModel(inputs, x, name=name or "vt_resnet_" + variant)
+    return dense_head(x, config, head_init)
+
+
+VT_RESNET = Family(VTResNetConfig, connect, "VTResNet", ("pooling", "dropout"))
 
 
 def _blocks(x, config, drop_path_rate):

@@ -1,15 +1,10 @@
 """Hugging Face transformers: ViT and its kin, DINOv2 and 3, and the image towers of SigLIP and CLIP."""
 
+from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK
 from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
-from keras_vit.weights.names.source import (
-    CLIP_PREPROCESSING,
-    DINOV3_PREPROCESSING,
-    IMAGENET_PREPROCESSING,
-    Name,
-    Source,
-)
+from keras_vit.weights.names.source import Name, Source
 from keras_vit.weights.names.timm import dense, gated, norm, pooling
 
 _BLOCK = "encoder.layer.{block}."

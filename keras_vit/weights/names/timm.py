@@ -2,9 +2,10 @@
 
 import dataclasses
 
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.names.official import BLOCK, UNIT
-from keras_vit.weights.names.source import IMAGENET_PREPROCESSING, Name, Source
+from keras_vit.weights.names.source import Name, Source
 
 _TRANSPOSED = codecs.Transposed()
 

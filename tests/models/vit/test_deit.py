@@ -70,4 +70,4 @@ def test_published_name_sets_the_preprocessing(tmp_path, monkeypatch):
     monkeypatch.setattr(keras_vit.weights.zoo, "fetch", lambda row: str(tmp_path / "dino.safetensors"))
     for model in (keras_vit.ViTS16(weights="dino", **SIZES), keras_vit.ViT("S/16", weights="dino", **SIZES)):
         assert model.preprocessing.mean == IMAGENET_MEAN and model.config.activation == "gelu"
-    assert keras_vit.ViTS16(weights="dino", mean=0.3, **SIZES).preprocessing.mean == (0.3,)
+    assert keras_vit.ViTS16(weights="dino", preprocessing={"mean": 0.3}, **SIZES).preprocessing.mean == (0.3,)

@@ -4,8 +4,7 @@ import keras
 import pytest
 
 import keras_vit
-from keras_vit.models.vit.builder import architecture_of
-from keras_vit.models.vit.config import SIZES, STEMS, decode_variant, name_of, num_heads_of
+from keras_vit.models.vit.variants import SIZES, STEMS, architecture_of, decode_variant, name_of, num_heads_of
 from tests.evaluation.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
@@ -134,5 +133,5 @@ def test_wrong_variant_is_refused():
 
 def test_named_builder_has_docstring_and_no_variant_argument():
     assert "B/16" in keras_vit.ViTB16.__doc__
-    with pytest.raises(TypeError, match="variant"):
+    with pytest.raises(ValueError, match="argument of keras_vit.ViTB16. Received: variant='L/16'"):
         keras_vit.ViTB16(variant="L/16")

@@ -59,12 +59,12 @@ def test_vt_resnet_head_reads_the_mean_of_the_tokens():
 
 
 def test_vt_resnet_config_and_weights_file(tmp_path):
-    model = build(bottleneck=True, mean=0.4)
+    model = build(bottleneck=True, preprocessing={"mean": 0.4})
     fields = {"family": "vt_resnet", "stages": [1, 1], "bottleneck": True, "num_modules": 2, "token_dim": 12}
     assert fields.items() <= model.config.to_dict().items()
-    assert isinstance(model, keras_vit.models.VTResNetModel)
+    assert isinstance(model, keras_vit.models.FamilyModel)
     model.save_weights(tmp_path / "model.weights.h5")
-    other = build(bottleneck=True, mean=0.4)
+    other = build(bottleneck=True, preprocessing={"mean": 0.4})
     other.load_weights(tmp_path / "model.weights.h5")
     x = images(1, 32, 41, 3)
     np.testing.assert_array_equal(*(ops.convert_to_numpy(each(x)) for each in (model, other)))
