@@ -4,7 +4,8 @@ import pytest
 from keras import ops
 
 from keras_vit.activations import gelu_tanh
-from keras_vit.layers import Dense, cpu
+from keras_vit.layers import cpu
+from keras_vit.layers.dense import Dense
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tricks"])

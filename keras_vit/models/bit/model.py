@@ -8,6 +8,7 @@ import keras
 from keras_vit import arguments, layers
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
@@ -85,7 +86,7 @@ def BiT(
     inputs = keras.Input((*config.image_size, config.in_channels), name="images")
     x = layers.ImageNormalization(apply=include_preprocessing, config=config, name="normalization")(inputs)
     x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(x)
-    x = layers.SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
+    x = SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
     x = GroupNormalization(name="norm", **norm)(x, show_nan=False)
     x = keras.layers.Activation(relu_with_nan, name="relu")(x)
