@@ -1,4 +1,4 @@
-"""Layers of Vision Transformers, to build your own models with. Arguments out of range raise a ValueError that names them."""
+"""Layers to build Vision Transformers with. Arguments out of range raise a ValueError that names them."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
