@@ -13,7 +13,6 @@ from keras_vit.data.source import Source
 from keras_vit.data.splitting import folds, splits
 from keras_vit.data.tfds import load
 from keras_vit.data.vtab import VTAB
-from keras_vit.images.files import read_image
 
 __all__ = [
     "POLICIES",
@@ -29,7 +28,6 @@ __all__ = [
     "from_directory",
     "load",
     "pipeline",
-    "read_image",
     "relabelled",
     "resize_folder",
     "splits",
