@@ -3,7 +3,7 @@
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
 from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multipliers
-from keras_vit.training.optimizers import SGD, AdamW, adamw, decay_groups, sgd
+from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.recipes import RECIPES, recipe
 from keras_vit.training.resume import Resume
 from keras_vit.training.running import run
@@ -21,9 +21,7 @@ __all__ = [
     "Recipe",
     "Resume",
     "WarmupDecay",
-    "adamw",
     "count_parameters",
-    "decay_groups",
     "enable_lora",
     "fit",
     "freeze",
@@ -33,6 +31,5 @@ __all__ = [
     "preflight",
     "recipe",
     "run",
-    "sgd",
     "unfreeze",
 ]

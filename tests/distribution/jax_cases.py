@@ -52,7 +52,7 @@ def curve(layouts, num_heads=3, **options):
         keras.utils.set_random_seed(0)
         options |= {"image_size": 32, "num_layers": 2, "num_classes": 4, "head_init": "glorot_uniform"}
         model = keras_vit.ViT("Ti/8", num_heads=num_heads, include_preprocessing=True, **options)
-        compiled(model, training.adamw(3e-4, 0.1, epsilon=EPSILON))
+        compiled(model, training.AdamW(3e-4, 0.1, epsilon=EPSILON))
         losses = Losses()
         model.fit(*pictures(), batch_size=8, shuffle=False, callbacks=[losses], verbose=0)
     return losses.losses
@@ -166,7 +166,7 @@ PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integ
 
 
 def compiled(model, optimizer=None, labelled=True, **options):
-    optimizer = training.adamw(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
+    optimizer = training.AdamW(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss if labelled else None, **options)
     return model

@@ -18,7 +18,7 @@ from keras_vit import data, from_pretrained, save_weights, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
-from keras_vit.training import SAM, LayerDecay, adamw, layer_multipliers, sgd
+from keras_vit.training import SAM, SGD, AdamW, LayerDecay, layer_multipliers
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build, randomize
 from tests.training.test_running import TINY
@@ -31,7 +31,7 @@ LABELS = RNG.integers(5, size=len(IMAGES))
 
 def optimizer(**options):
     # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
-    return adamw(1e-3, epsilon=1e-6, **options)
+    return AdamW(1e-3, epsilon=1e-6, **options)
 
 
 def compiled(model, with_optimizer, labelled=True):
@@ -42,7 +42,7 @@ def compiled(model, with_optimizer, labelled=True):
 
 
 def clipped():
-    return compiled(build(num_layers=1), sgd(0.1, global_clipnorm=0.1))
+    return compiled(build(num_layers=1), SGD(0.1, global_clipnorm=0.1))
 
 
 def sam():
@@ -52,7 +52,7 @@ def sam():
 
 def layer_decay():
     model = build(num_layers=1)
-    return compiled(model, LayerDecay(sgd(0.1, global_clipnorm=0.1), layer_multipliers(model, 0.5)))
+    return compiled(model, LayerDecay(SGD(0.1, global_clipnorm=0.1), layer_multipliers(model, 0.5)))
 
 
 def distiller():
@@ -65,7 +65,7 @@ def simmim():
     model = SimMIM(build(num_layers=1), mask_ratio=0.5)
     mask = np.arange(16) % 2 == 0
     model.draw = lambda batch_size, seed: {"mask": keras.ops.tile(mask[None], (batch_size, 1))}
-    return compiled(model, sgd(0.01), labelled=False)
+    return compiled(model, SGD(0.01), labelled=False)
 
 
 CASES = (clipped, layer_decay, sam, distiller, simmim)
@@ -153,7 +153,7 @@ def float16(on_two):
     images = IMAGES.copy()
     images[BATCH * 4 - 1] = np.inf
     with two_devices() if on_two else contextlib.nullcontext():
-        scaled = keras.optimizers.LossScaleOptimizer(sgd(0.1, global_clipnorm=0.1), initial_scale=1024.0)
+        scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1, global_clipnorm=0.1), initial_scale=1024.0)
         model = compiled(build(num_layers=1), scaled)
         found = [fit(model, images)]
         found.append(fit(model))

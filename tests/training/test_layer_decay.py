@@ -57,7 +57,7 @@ def test_layer_decay_of_adamw_equals_rates_per_layer(accumulation):
 
     def adam(factor):
         schedule = WarmupDecay(0.1 * factor, 20, 2, "linear", end=1e-5 * factor)
-        return optimizers.adamw(schedule, weight_decay=0.5, gradient_accumulation_steps=accumulation)
+        return optimizers.AdamW(schedule, weight_decay=0.5, gradient_accumulation_steps=accumulation)
 
     start = values(model.trainable_variables)
     wrapped, each = LayerDecay(adam(1), factors), {factor: adam(factor) for factor in set(factors.values())}
@@ -78,7 +78,7 @@ def test_layer_decay_scales_the_steps_of_fit(with_sam):
     plain, decayed = twins()
     start = plain.get_weights()
     factors = dict(zip([layer.name for layer in decayed.layers if layer.weights], (0.25, 1.0), strict=True))
-    for model, optimizer in ((plain, optimizers.sgd(0.1)), (decayed, LayerDecay(optimizers.sgd(0.1), factors))):
+    for model, optimizer in ((plain, optimizers.SGD(0.1)), (decayed, LayerDecay(optimizers.SGD(0.1), factors))):
         if with_sam:
             fit(SAM(model), keras.optimizers.LossScaleOptimizer(optimizer))
         else:
@@ -90,7 +90,7 @@ def test_layer_decay_scales_the_steps_of_fit(with_sam):
 
 def test_reloaded_layer_decay_trains_the_same(tmp_path):
     model = tiny.build(num_layers=1)
-    optimizer = LayerDecay(optimizers.adamw(WarmupDecay(0.01, 100)), layer_multipliers(model, decay=0.7))
+    optimizer = LayerDecay(optimizers.AdamW(WarmupDecay(0.01, 100)), layer_multipliers(model, decay=0.7))
     fit(model, optimizer, batch_size=4)
     model.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
