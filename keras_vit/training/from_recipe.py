@@ -7,7 +7,7 @@ from typing import NamedTuple
 import keras
 
 from keras_vit.models.pretrained import BUILDERS
-from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
+from keras_vit.training.layer_decay import LayerDecay
 from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.trainable import enable_lora, freeze
@@ -48,7 +48,7 @@ def optimizer(recipe, model, total_steps, warmup_steps):
     # The paper's Adam decays the weights as AdamW does.
     made = SGD(schedule, **options) if recipe.optimizer == "sgd" else AdamW(schedule, recipe.weight_decay, **options)
     if recipe.layer_decay:
-        made = LayerDecay(made, layer_multipliers(model, recipe.layer_decay))
+        made = LayerDecay.from_model(made, model, recipe.layer_decay)
     return made
 
 

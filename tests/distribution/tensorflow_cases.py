@@ -18,7 +18,7 @@ from keras_vit import data, from_pretrained, save_weights, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
-from keras_vit.training import SAM, SGD, AdamW, LayerDecay, layer_multipliers
+from keras_vit.training import SAM, SGD, AdamW, LayerDecay
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build, randomize
 from tests.training.test_running import TINY
@@ -52,7 +52,7 @@ def sam():
 
 def layer_decay():
     model = build(num_layers=1)
-    return compiled(model, LayerDecay(SGD(0.1, global_clipnorm=0.1), layer_multipliers(model, 0.5)))
+    return compiled(model, LayerDecay.from_model(SGD(0.1, global_clipnorm=0.1), model, 0.5))
 
 
 def distiller():

@@ -16,7 +16,7 @@ from keras_vit.distillation import Distiller
 from keras_vit.distribution import torch_processes
 from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.pretraining import MAE, SimMIM
-from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora, layer_multipliers
+from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora
 from tests.distribution.children import message
 from tests.tiny import build, randomize
 
@@ -85,7 +85,7 @@ def mae():
 def lora():
     model = build()
     enable_lora(model, rank=2)
-    return compiled(model, LayerDecay(optimizer(), layer_multipliers(model, 0.75)))
+    return compiled(model, LayerDecay.from_model(optimizer(), model, 0.75))
 
 
 def ema_of_accumulated():
