@@ -4,7 +4,7 @@ from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
 from keras_vit.training.layer_decay import LayerDecay
 from keras_vit.training.optimizers import SGD, AdamW
-from keras_vit.training.recipes import RECIPES, recipe
+from keras_vit.training.recipes import RECIPES
 from keras_vit.training.resume import Resume
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
@@ -26,7 +26,6 @@ __all__ = [
     "freeze",
     "merge_lora",
     "preflight",
-    "recipe",
     "run",
     "unfreeze",
 ]

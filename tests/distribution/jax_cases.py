@@ -242,7 +242,7 @@ def run(kind, name, batch_size=8):
     """Trains by a recipe on one device (None) or all 8; returns the results, and the weights of the saved model."""
     changes = {"variant": "Ti/8", "image_size": 16, "model.num_layers": 1, "model.dropout_rate": 0.1}
     changes |= {"batch_size": batch_size, "warmup_steps": 2, "steps": 10}
-    recipe = training.recipe("finetune_pets").replace(changes)
+    recipe = training.RECIPES["finetune_pets"].replace(changes)
     images = data.splits(FOLDER / "images", holdout=0.25)
     ran = training.run(recipe, images, FOLDER / name, weights="none", verbose=0, distribution=kind)
     weights = keras.models.load_model(FOLDER / name / "model.keras").get_weights()

@@ -162,7 +162,7 @@ def float16(on_two):
 
 def run(folder, name, distribution, kill=None):
     """Trains by a recipe on one device or two; returns its results, or None if it was interrupted."""
-    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 8, "clip": 0.1})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "steps": 8, "clip": 0.1})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     options = {"weights": "none", "save_every": 1, "distribution": distribution, "verbose": 0}
     if distribution:
@@ -182,7 +182,7 @@ def run(folder, name, distribution, kill=None):
 def refused_run(folder):
     """The error of a batch that two devices cannot share."""
     logical_devices()
-    recipe = training.recipe("finetune_pets").replace({"batch_size": 5, "steps": 1})
+    recipe = training.RECIPES["finetune_pets"].replace({"batch_size": 5, "steps": 1})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     # The weights do not exist, so the error must come before the model is built.
     options = {"weights": "none.npz", "distribution": "data", "verbose": 0}
