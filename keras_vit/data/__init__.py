@@ -34,3 +34,4 @@ __all__ = [
     "with_pseudo_labels",
     "with_unlabelled",
 ]
+__dir__ = __all__.copy

@@ -32,3 +32,4 @@ __all__ = [
     "TokenPooling",
     "TransformerBlock",
 ]
+__dir__ = __all__.copy

@@ -28,3 +28,4 @@ __all__ = [
     "from_pretrained",
 ]
 __all__ += builders.__all__
+__dir__ = __all__.copy

@@ -29,3 +29,4 @@ __all__ = [
     "run",
     "unfreeze",
 ]
+__dir__ = __all__.copy
