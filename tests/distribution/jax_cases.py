@@ -176,10 +176,15 @@ def small(**changes):
     return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
 
 
+def averaging():
+    return training.AdamW(1e-3, epsilon=EPSILON, use_ema=True, ema_momentum=0.9)
+
+
 TRAINERS = {
     "sam": lambda: compiled(training.SAM(small(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9)),
     "distiller": lambda: compiled(Distiller(small(distillation_token=True), build(num_layers=1))),
-    "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), labelled=False),
+    # At the end, the weights are their moving average.
+    "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), averaging(), labelled=False),
     "lora": lambda: compiled(with_lora(small())),
 }
 

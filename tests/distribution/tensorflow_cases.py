@@ -42,7 +42,8 @@ def compiled(model, with_optimizer, labelled=True):
 
 
 def clipped():
-    return compiled(build(num_layers=1), SGD(0.1, global_clipnorm=0.1))
+    """With a moving average, which the weights are at the end."""
+    return compiled(build(num_layers=1), SGD(0.1, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9))
 
 
 def sam():
