@@ -1,6 +1,7 @@
 import errno
 import functools
 import hashlib
+import multiprocessing
 import os
 import sys
 import traceback
@@ -338,9 +339,13 @@ def test_progress_follows_keras_logging(server, path, capsys, monkeypatch):
     assert not capsys.readouterr().out
 
 
-def test_two_downloads_at_once_make_one_request(server, path):
-    server.answers = [Answer(pause=0.002)]
-    with futures.ThreadPoolExecutor() as pool:
-        list(pool.map(lambda _: download(server.url, path), range(2)))
+PROCESSES = functools.partial(futures.ProcessPoolExecutor, mp_context=multiprocessing.get_context("fork"))
+
+
+@pytest.mark.parametrize("pool", [futures.ThreadPoolExecutor, PROCESSES], ids=["threads", "processes"])
+def test_two_downloads_at_once_make_one_request(server, path, pool):
+    server.answers = [Answer(pause=0.01)]
+    with pool(max_workers=2) as workers:
+        list(workers.map(download, [server.url] * 2, [path] * 2))
     check_whole(server, path)
     assert len(server.requests) == 1
