@@ -187,6 +187,24 @@ def test_dense_equals_keras_dense(tricks, shape):
 
 
 @pytest.mark.every_backend
+@pytest.mark.parametrize("activation", [None, gelu_tanh])
+def test_gradients_equal_keras_dense(tricks, activation):
+    layers = [[kind(6, activation=activation), kind(4)] for kind in (Dense, keras.layers.Dense)]
+    ours, keras_own = models = [keras.Sequential([keras.Input((3, 8)), *pair]) for pair in layers]
+    rng = np.random.default_rng(0)
+    start = [rng.normal(size=weight.shape).astype("float32") for weight in ours.weights]
+    x, y = rng.normal(size=(5, 3, 8)), rng.normal(size=(5, 3, 4))
+    for model in models:
+        model.set_weights(start)
+        # With a rate of 1, a step subtracts the gradient.
+        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+        model.train_on_batch(x, y)
+    for before, actual, expected in zip(start, ours.get_weights(), keras_own.get_weights(), strict=True):
+        assert np.abs(expected - before).max() > 0.01
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.every_backend
 def test_inputs_of_another_dtype_are_promoted(tricks):
     layer = Dense(6)
     layer.build((None, 8))
