@@ -263,9 +263,9 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda body: b"<?xml version='1.0'?><Error/>", ""),
-        (lambda body: b"PK\x03\x04" + bytes(500), ""),
-        (lambda body: b"", ""),
+        (lambda body: b"<?xml version='1.0'?><Error/>", "it is a web page"),
+        (lambda body: b"PK\x03\x04" + bytes(500), "truncated or damaged"),
+        (lambda body: b"", "the server sent nothing"),
         (lambda body: archive(num_classes=5), "not the file that was expected"),
         (lambda body: flipped(body, len(body) // 2, 0), "not the file that was expected"),
     ],
