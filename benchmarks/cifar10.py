@@ -22,7 +22,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit.files import replacing
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 
 class Batches(keras.utils.PyDataset):
@@ -157,7 +157,7 @@ def main():
     steps = args.epochs * len(batches)
     schedule = WarmupDecay(args.learning_rate, total_steps=steps, warmup_steps=round(args.warm_up * steps))
     model.compile(
-        adamw(schedule, weight_decay=args.weight_decay),
+        AdamW(schedule, weight_decay=args.weight_decay),
         keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=args.label_smoothing),
         metrics=["accuracy"],
     )

@@ -24,7 +24,7 @@ from measure import resumed, write
 
 import keras_vit
 from keras_vit.console import text_table
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 RESULTS = Path(__file__).parent / "results" / "families.json"
 SETTINGS = {"batch_size": 128, "learning_rate": 1e-3, "weight_decay": 0.05, "label_smoothing": 0.1, "warm_up": 0.05}
@@ -76,7 +76,7 @@ def row_of(family, data, args):
     steps = args.epochs * len(batches)
     schedule = WarmupDecay(settings.learning_rate, total_steps=steps, warmup_steps=round(settings.warm_up * steps))
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=settings.label_smoothing)
-    model.compile(adamw(schedule, weight_decay=settings.weight_decay), loss, metrics=["accuracy"])
+    model.compile(AdamW(schedule, weight_decay=settings.weight_decay), loss, metrics=["accuracy"])
     # Compiled before the clock starts.
     model.train_on_batch(*batches[0])
     start, cpu = time.perf_counter(), time.process_time()

@@ -1,6 +1,6 @@
 """Milliseconds for small image files that ask for much work, at each entrance, beside the largest honest pictures.
 
-The entrances are `serving_bytes` of an exported model, `keras_vit.data`'s pipelines and `read_image`, which `classify`
+The entrances are `serving_bytes` of an exported model, `keras_vit.data`'s pipelines and `read_pixels`, which `classify`
 and reports use. All are limited to 25 million pixels here, the default of `serving_bytes`. A file that is not answered
 within the time of the slowest honest picture is marked. Results go to results/hostile_images.json.
 
@@ -21,9 +21,10 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_vit.console import text_table
-from keras_vit.data import Crop, read_image
+from keras_vit.data import Crop
 from keras_vit.export.image_bytes import STATUSES, ImageReader
 from keras_vit.files import replacing
+from keras_vit.images.files import read_pixels
 from tests import hostile_images
 
 SIDE, MAX_PIXELS = 5000, 25_000_000
@@ -63,7 +64,7 @@ def entrances():
     graphs = {kind: tf.function(lambda x, c=c: c(x, (0, 1)), autograph=False) for kind, c in crops.items()}
     found = {"serving": lambda data: STATUSES[int(reader(tf.constant([data]))[1][0])]}
     found |= {f"pipeline, {kind}": lambda data, f=f: f(tf.constant(data)) is None for kind, f in graphs.items()}
-    return found | {"read_image": lambda data: read_image(data, max_pixels=MAX_PIXELS) is None}
+    return found | {"read_pixels": lambda data: read_pixels(data, max_pixels=MAX_PIXELS) is None}
 
 
 def milliseconds(function, data):

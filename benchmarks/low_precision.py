@@ -42,7 +42,7 @@ def compiled(name, policy):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     # XLA takes minutes to compile float16 for CPUs in TensorFlow.
     jit_compile = False if keras.backend.backend() == "tensorflow" else "auto"
-    model.compile(keras_vit.training.adamw(RATE), loss, metrics=["accuracy"], jit_compile=jit_compile)
+    model.compile(keras_vit.training.AdamW(RATE), loss, metrics=["accuracy"], jit_compile=jit_compile)
     model.optimizer.build(model.trainable_variables)
     return model, [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
 

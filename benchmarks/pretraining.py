@@ -28,7 +28,7 @@ from measure import compare, environment, medians, take_turns, write
 import keras_vit
 from keras_vit.files import replacing
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM, plot_reconstructions
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 METHODS = ("scratch", "scratch_long", "masked_patch", "simmim", "mae")
@@ -125,7 +125,7 @@ def build_model(settings):
 
 
 def optimizer_for(learning_rate, steps):
-    return adamw(WarmupDecay(learning_rate, total_steps=steps, warmup_steps=steps // 10))
+    return AdamW(WarmupDecay(learning_rate, total_steps=steps, warmup_steps=steps // 10))
 
 
 def pretrain(model, method, images, settings, seed):

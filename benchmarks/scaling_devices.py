@@ -130,7 +130,7 @@ def measure(model, layout, devices, model_devices, batch, remat, blocks=None, **
     def build():
         network = keras_vit.ViT(model, dtype="mixed_float16", remat=remat, **options)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        network.compile(keras_vit.training.adamw(1e-3), loss, auto_scale_loss=False)
+        network.compile(keras_vit.training.AdamW(1e-3), loss, auto_scale_loss=False)
         network.optimizer.build(network.trainable_variables)
         built.append(network)
 

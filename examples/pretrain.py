@@ -18,7 +18,7 @@ import numpy as np
 import keras_vit
 import keras_vit.data
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM, TensorBoardReconstructions, plot_reconstructions
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 METHODS = ("masked_patch", "simmim", "mae")
 
@@ -101,7 +101,7 @@ def main(argv=None):
     else:
         model = MAE(backbone, decoder_num_layers=2, seed=args.seed)
     steps *= args.epochs
-    model.compile(adamw(WarmupDecay(args.learning_rate, total_steps=steps, warmup_steps=steps // 10)))
+    model.compile(AdamW(WarmupDecay(args.learning_rate, total_steps=steps, warmup_steps=steps // 10)))
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = TensorBoardReconstructions(args.out / "logs", examples, every=5)
     # Datasets are already shuffled and batched.

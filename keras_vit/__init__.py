@@ -101,3 +101,5 @@ __all__ = [
     "weights",
 ]
 __all__ += _builders.__all__
+# `dir(keras_vit)` and completion in editors list public names only. Each folder does the same.
+__dir__ = __all__.copy

@@ -137,7 +137,7 @@ def _recipes(args):
     from keras_vit import training
 
     if args.name:
-        print(training.recipe(args.name).describe())
+        print(training.RECIPES[args.name].describe())
     else:
         print("\n".join(f"{name:24}{recipe.expected}" for name, recipe in training.RECIPES.items()))
 
@@ -151,7 +151,7 @@ def _train(args):
     if args.processes and args.process_id is None and args.coordinator is None:
         return distribution.launch(args.command, args.processes)
     distribution.join(args.coordinator, args.processes, args.process_id)
-    recipe = training.recipe(args.recipe).replace(dict(args.set))
+    recipe = training.RECIPES[args.recipe].replace(dict(args.set))
     make_dataset = data.splits(
         args.data,
         data_dir=args.data_dir,

@@ -1,9 +1,12 @@
-"""Imports the package in two child processes: without a usable backend, and to see what it brings in."""
+"""Tests the import of the package in child processes, and its public names."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
+
+import keras_vit
 
 # A module that is None cannot be imported.
 FAILING = """
@@ -54,3 +57,18 @@ def test_import_without_a_backend_names_the_remedy():
 def test_import_brings_in_no_other_framework_and_no_pandas():
     of_keras, of_keras_vit = run(IMPORTED)
     assert of_keras_vit == of_keras and "tensorflow" not in of_keras
+
+
+def test_dir_of_public_modules_lists_only_public_names():
+    public = [getattr(keras_vit, name) for name in keras_vit.__all__]
+    modules = [keras_vit, *filter(inspect.ismodule, public)]
+    assert len(modules) == 14
+    for module in modules:
+        assert dir(module) == sorted(set(module.__all__)), module.__name__
+        assert all(hasattr(module, name) for name in module.__all__), module.__name__
+
+
+def test_removed_twins_are_not_public():
+    assert not hasattr(keras_vit.data, "read_image") and len(keras_vit.layers.__all__) == 15
+    names = {"layer_depths", "layer_multipliers", "decay_groups", "count_parameters", "adamw", "sgd", "recipe"}
+    assert not names & {*keras_vit.training.__all__, *vars(keras_vit.training)}

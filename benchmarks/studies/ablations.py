@@ -15,7 +15,7 @@ The accuracy is that of the 10,000 test images after the last update; no setting
 from study import Study, main, mean_and_deviation
 from training import accuracy, axial_vit, bit, cifar10, fit, multiply_adds, schedule, vit
 
-from keras_vit.training import adamw, sgd
+import keras_vit
 
 SGD = {"optimizer": "sgd", "learning_rate": 0.1}
 # {group: {case: what differs from the base model, which is in each group}}.
@@ -46,9 +46,9 @@ CASES |= {f"{group}: {name}": change for group, cases in GROUPS.items() for name
 def run(data, seed, *, updates, family="vit", optimizer="adam", learning_rate=1e-3, **sizes):
     model = {"vit": vit, "bit": bit, "axial": axial_vit}[family](**sizes)
     rate = schedule(learning_rate, updates)
-    made = adamw(rate, weight_decay=0.05) if optimizer == "adam" else sgd(rate)
+    kind = keras_vit.training.AdamW if optimizer == "adam" else keras_vit.training.SGD
     parts = cifar10(data)
-    fit(model, *parts["train"], updates=updates, seed=seed, optimizer=made)
+    fit(model, *parts["train"], updates=updates, seed=seed, optimizer=kind(rate))
     return {"accuracy": accuracy(model, *parts["test"]), "multiply_adds": multiply_adds(model)}
 
 

@@ -14,7 +14,7 @@ from study import Study, main, mean_and_deviation
 from training import accuracy, cifar10, schedule, vit
 
 import keras_vit
-from keras_vit.training import adamw
+from keras_vit.training import AdamW
 
 MODELS = {"S": {"hidden_dim": 48, "num_layers": 3}, "L": {"hidden_dim": 64, "num_layers": 4}}
 POLICIES = {"none": "none", "light": "light2", "medium": "medium2"}
@@ -46,7 +46,7 @@ def run(data, seed, *, model, images, policy, regularisation, updates):
     chosen = np.random.default_rng(seed).permutation(len(parts["train"][1]))[:images]
     network = vit(**MODELS[model], **REGULARISATION[regularisation])
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    network.compile(adamw(schedule(1e-3, updates), weight_decay=0.05), loss)
+    network.compile(AdamW(schedule(1e-3, updates), weight_decay=0.05), loss)
     examples = (part[chosen] for part in parts["train"])
     network.fit(batches(*examples, POLICIES[policy], updates, seed), verbose=0, shuffle=False)
     return {"accuracy": accuracy(network, *parts["test"])}

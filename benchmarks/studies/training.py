@@ -16,7 +16,7 @@ from cifar10 import Batches, read
 
 import keras_vit
 from keras_vit.evaluation import extract_features, few_shot_from_features
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 SHOTS = 10
 # The scores of `transferred`, and their titles in a figure.
@@ -109,7 +109,7 @@ def fit(model, images, labels, *, updates, seed, optimizer=None, learning_rate=1
     """
     settings = Namespace(seed=seed, batch_size=min(batch_size, len(images)), erase=8, mixup=0.0)
     batches = Batches(images, labels, settings, model.output_shape[-1])
-    optimizer = optimizer or adamw(schedule(learning_rate, updates), weight_decay=0.05)
+    optimizer = optimizer or AdamW(schedule(learning_rate, updates), weight_decay=0.05)
     model.compile(optimizer, keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1))
     model.fit(Updates(batches, updates, model.input_shape[1]), verbose=0, shuffle=False, callbacks=list(callbacks))
     return model

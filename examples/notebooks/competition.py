@@ -163,7 +163,7 @@ def fit(model, train, valid):
     """Trains one model, and returns the history."""
     steps = settings["epochs"] * len(train)
     rate = keras_vit.training.WarmupDecay(settings["learning_rate"], steps, steps // 10)
-    optimizer = keras_vit.training.adamw(rate, weight_decay=0.01, use_ema=True, ema_momentum=0.9)
+    optimizer = keras_vit.training.AdamW(rate, weight_decay=0.01, use_ema=True, ema_momentum=0.9)
     model.compile(optimizer, keras.losses.CategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     callbacks = [
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),

@@ -104,7 +104,7 @@ train, valid = keras_vit.data.from_directory(
     folder, validation_split=0.2, subset="both", preprocessing=model, scale=(0.5, 1.0), flip=REAL, batch_size=16
 )
 steps = epochs * len(train)
-optimizer = keras_vit.training.adamw(keras_vit.training.WarmupDecay(3e-4 if REAL else 2e-3, steps, steps // 10), 0.01)
+optimizer = keras_vit.training.AdamW(keras_vit.training.WarmupDecay(3e-4 if REAL else 2e-3, steps, steps // 10), 0.01)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(optimizer, loss, metrics=["accuracy"])
 keras_vit.training.preflight(model, train, validation_data=valid, epochs=epochs)

@@ -24,7 +24,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit.pretraining import MAE, plot_reconstructions
-from keras_vit.training import WarmupDecay, adamw
+from keras_vit.training import AdamW, WarmupDecay
 
 # %matplotlib inline
 # %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "dpi": 80}
@@ -119,7 +119,7 @@ print(f"{model.count_params():,} parameters, {model.config.grid} patches of {mod
 def optimizer(learning_rate, number, batch_size, epochs):
     """AdamW, with a tenth of the steps as warm-up and a cosine decay."""
     steps = epochs * -(-number // batch_size)
-    return adamw(WarmupDecay(learning_rate, total_steps=steps, warmup_steps=steps // 10))
+    return AdamW(WarmupDecay(learning_rate, total_steps=steps, warmup_steps=steps // 10))
 
 
 epochs = 1 if QUICK else 6 if PHOTOS else 100

@@ -353,7 +353,7 @@ parts = [slice(start, start + part) for start in range(0, len(train_images), par
 steps = len(train_images) // batch_size
 inputs, test_inputs = (keras_vit.preprocess_input(images, model) for images in (train_images, test_images))
 model.compile(
-    keras_vit.training.adamw(keras_vit.training.WarmupDecay(4e-4, total_steps=steps, warmup_steps=steps // 10)),
+    keras_vit.training.AdamW(keras_vit.training.WarmupDecay(4e-4, total_steps=steps, warmup_steps=steps // 10)),
     keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )

@@ -47,7 +47,7 @@ def linked(text, room, own):
 
 def public_path(name, room):
     """Returns the path of a public object by its name, as docstrings of a room write it, or None."""
-    # `keras_vit.read_image` is another one than that of `keras_vit.data`.
+    # A name that starts with "keras_vit." is complete.
     places = ("keras_vit",) if name.startswith("keras_vit.") else (room, "keras_vit")
     name = name.removeprefix("keras_vit.")
     module, _, last = name.rpartition(".")

@@ -13,7 +13,6 @@ from keras_vit.data.source import Source
 from keras_vit.data.splitting import folds, splits
 from keras_vit.data.tfds import load
 from keras_vit.data.vtab import VTAB
-from keras_vit.images.files import read_image
 
 __all__ = [
     "POLICIES",
@@ -29,10 +28,10 @@ __all__ = [
     "from_directory",
     "load",
     "pipeline",
-    "read_image",
     "relabelled",
     "resize_folder",
     "splits",
     "with_pseudo_labels",
     "with_unlabelled",
 ]
+__dir__ = __all__.copy

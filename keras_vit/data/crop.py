@@ -15,7 +15,7 @@ from keras_vit.images.files import (
     decode_png,
     jpeg_header,
     png_header,
-    read_image,
+    read_pixels,
     to_channels,
 )
 
@@ -165,7 +165,7 @@ class Crop:
         return tf.case([(is_jpeg, jpeg), (tf.strings.substr(encoded, 0, len(PNG)) == PNG, png)], default=other)
 
     def _by_pillow(self, data):
-        return read_image(data, self.channels, self.max_pixels)
+        return read_pixels(data, self.channels, self.max_pixels)
 
     def _load_array(self, data):
         try:

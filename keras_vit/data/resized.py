@@ -7,7 +7,7 @@ from keras_vit import arguments
 from keras_vit.data.folder import image_files_of
 from keras_vit.data.source import logger
 from keras_vit.files import replacing
-from keras_vit.images.files import read_image
+from keras_vit.images.files import read_pixels
 
 
 def resize_folder(
@@ -45,8 +45,8 @@ def resize_folder(
     >>> keras.utils.save_img(folder / "photos" / "cat" / "0.png", np.zeros((300, 400, 3)))
     >>> keras_vit.data.resize_folder(folder / "photos", folder / "small", shorter_side=150)
     {}
-    >>> keras_vit.data.read_image(folder / "small" / "cat" / "0.png.jpg").shape
-    (150, 200, 3)
+    >>> keras.utils.load_img(folder / "small" / "cat" / "0.png.jpg").size
+    (200, 150)
     """
     path, out = Path(path), Path(out)
     arguments.positive_int("shorter_side", shorter_side)
@@ -67,7 +67,7 @@ def resize_folder(
         if copy.exists() or jpeg.exists():
             return None
         try:
-            image = read_image(file)
+            image = read_pixels(file)
         except ValueError as error:
             return str(error)
         copy.parent.mkdir(parents=True, exist_ok=True)

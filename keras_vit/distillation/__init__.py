@@ -19,3 +19,4 @@ __all__ = [
     "soft_distillation",
     "weighted_loss",
 ]
+__dir__ = __all__.copy

@@ -48,13 +48,14 @@ class FrozenTeacher:
         # A custom `call` may not have this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
+        # Without the seeds of dropout, which inference does not read and which differ after a rebuild.
         self.copies = [
-            keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.variables
+            keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.weights
         ]
 
     def refresh(self):
         """Copies the teacher's weights again, in case they changed."""
-        for copy, variable in zip(self.copies, self.model.variables, strict=True):
+        for copy, variable in zip(self.copies, self.model.weights, strict=True):
             # JAX donates the copies' arrays to the step, so they must not be shared with the teacher.
             copy.assign(ops.copy(variable))
 
@@ -62,7 +63,7 @@ class FrozenTeacher:
         """Returns the teacher's logits, float32 (batch, num_classes), for the student's images."""
         images = self._resized(self._preprocessing(images))
         values = [ops.stop_gradient(ops.convert_to_tensor(copy)) for copy in self.copies]
-        with keras.StatelessScope(state_mapping=list(zip(self.model.variables, values, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(self.model.weights, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
         if not self.from_logits:
             # Avoids log(0).

@@ -20,3 +20,4 @@ __all__ = [
     "synchronize",
     "tensor_parallel",
 ]
+__dir__ = __all__.copy

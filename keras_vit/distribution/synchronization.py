@@ -22,7 +22,7 @@ def synchronize(model: keras.Model) -> keras.Model:
     Example:
 
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    >>> model.compile(keras_vit.training.adamw(1e-3), loss)  # doctest: +SKIP
+    >>> model.compile(keras_vit.training.AdamW(1e-3), loss)  # doctest: +SKIP
     >>> keras_vit.distribution.synchronize(model).fit(data)  # doctest: +SKIP
     """
     backend = keras.backend.backend()

@@ -34,3 +34,4 @@ __all__ = [
     "top_k_accuracy",
     "vtab_mean",
 ]
+__dir__ = __all__.copy

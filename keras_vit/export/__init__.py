@@ -17,3 +17,4 @@ __all__ = [
     "torch_export",
     "torch_module",
 ]
+__dir__ = __all__.copy

@@ -35,10 +35,8 @@ _START, _SCAN, _END = 0xD8, 0xDA, 0xD9
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 
 
-def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
-    """Reads an image with Pillow, as uint8 (height, width, channels).
-
-    Not to be confused with `keras_vit.read_image`, which resizes and crops for a model, and returns float32.
+def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
+    """Reads a whole image with Pillow, as uint8 (height, width, channels).
 
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
@@ -53,7 +51,7 @@ def read_image(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: i
 
     Example:
 
-    >>> read_image("cat.jpg").shape  # doctest: +SKIP
+    >>> read_pixels("cat.jpg").shape  # doctest: +SKIP
     (375, 500, 3)
     """
     if channels not in _MODES:

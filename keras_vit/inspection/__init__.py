@@ -43,3 +43,4 @@ __all__ = [
     "token_attention_maps",
     "write_report",
 ]
+__dir__ = __all__.copy

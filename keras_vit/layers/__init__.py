@@ -1,9 +1,8 @@
-"""Layers of all models. Arguments out of range raise a ValueError that names them."""
+"""Layers to build Vision Transformers with. Arguments out of range raise a ValueError that names them."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
-from keras_vit.layers.class_token import ClassToken, PrefixTokens
-from keras_vit.layers.dense import Dense
+from keras_vit.layers.class_token import ClassToken
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.image_normalization import ImageNormalization
 from keras_vit.layers.layer_scale import LayerScale
@@ -13,8 +12,6 @@ from keras_vit.layers.patch_embedding import PatchEmbedding, Patches
 from keras_vit.layers.patch_map import PatchMap
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.rotary_embedding import RotaryEmbedding
-from keras_vit.layers.squeeze_excitation import SqueezeExcitation
-from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.layers.token_pooling import TokenPooling
 from keras_vit.layers.transformer_block import TransformerBlock
 
@@ -22,7 +19,6 @@ __all__ = [
     "MLP",
     "AttentionPooling",
     "ClassToken",
-    "Dense",
     "DropPath",
     "ImageNormalization",
     "LayerScale",
@@ -32,10 +28,8 @@ __all__ = [
     "PatchMap",
     "Patches",
     "PositionEmbedding",
-    "PrefixTokens",
     "RotaryEmbedding",
-    "SqueezeExcitation",
-    "SymmetricMaxPooling2D",
     "TokenPooling",
     "TransformerBlock",
 ]
+__dir__ = __all__.copy

@@ -17,7 +17,7 @@ class PrefixTokens(Layer):
 
     Example:
 
-    >>> keras_vit.layers.PrefixTokens(4)(np.zeros((2, 196, 768))).shape
+    >>> PrefixTokens(4)(np.zeros((2, 196, 768))).shape
     (2, 200, 768)
 
     Reference: [arXiv 2309.16588](https://arxiv.org/abs/2309.16588) for registers.
@@ -45,10 +45,10 @@ class PrefixTokens(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ClassToken(PrefixTokens):
-    """The class token: `PrefixTokens(1)`.
+    """Prepends the class token, a learned vector that is the same for every image.
 
     Args:
-        initializer: As in `PrefixTokens`.
+        initializer: Initializer of the token; zeros, as in the official Flax code, by default.
 
     Example:
 

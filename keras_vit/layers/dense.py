@@ -20,7 +20,7 @@ class Dense(keras.layers.Dense):
 
     Example:
 
-    >>> keras_vit.layers.Dense(8)(np.zeros((2, 197, 16))).shape
+    >>> Dense(8)(np.zeros((2, 197, 16))).shape
     (2, 197, 8)
     """
 

@@ -18,7 +18,7 @@ class SqueezeExcitation(Layer):
 
     Example:
 
-    >>> keras_vit.layers.SqueezeExcitation(4)(np.zeros((1, 7, 7, 16))).shape
+    >>> SqueezeExcitation(4)(np.zeros((1, 7, 7, 16))).shape
     (1, 7, 7, 16)
 
     Reference: [arXiv 1709.01507](https://arxiv.org/abs/1709.01507), section 3.

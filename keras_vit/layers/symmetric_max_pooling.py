@@ -21,7 +21,7 @@ class SymmetricMaxPooling2D(Layer):
 
     Example:
 
-    >>> keras_vit.layers.SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape
+    >>> SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape
     (1, 56, 56, 64)
     """
 

@@ -15,3 +15,4 @@ from keras_vit.models.vt_resnet.model import VTResNet
 
 __all__ = ["BiT", "CoAtNet", "EfficientNet", "FamilyModel", "VTResNet", "ViT", "fold_preprocessing", "from_pretrained"]
 __all__ += builders.__all__
+__dir__ = __all__.copy

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 
 from keras_vit import layers
+from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
@@ -333,7 +334,7 @@ RULES = (
     (RelativeTransformerBlock, _relative_transformer_block),
     (RelativeAttention, _relative_attention),
     (InvertedBottleneck, _inverted_bottleneck),
-    (layers.SqueezeExcitation, _squeeze_excitation),
+    (SqueezeExcitation, _squeeze_excitation),
     (StandardizedConv2D, _standardized_conv),
     (layers.PatchEmbedding, _products(lambda layer, x: math.prod(layer.patch_size) * x[-1])),
     # LoRA merges its two matrices once per batch, which is not counted.

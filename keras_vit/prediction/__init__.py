@@ -7,3 +7,4 @@ from keras_vit.prediction.files import predict_images
 from keras_vit.prediction.preprocessing import preprocess_input
 
 __all__ = ["decode_predictions", "features", "predict_images", "preprocess_input", "read_image"]
+__dir__ = __all__.copy

@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.images import files as image_files
 from keras_vit.images.evaluation_transform import EvaluationTransform
+from keras_vit.images.files import read_pixels
 from keras_vit.prediction.classes import (
     checked_top,
     classes_of,
@@ -27,8 +27,6 @@ logger = logging.getLogger("keras_vit")
 
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
     """Reads an image as float32 (height, width, channels) in 0..255, resized and cropped as in the model's evaluation.
-
-    Not to be confused with `keras_vit.data.read_image`, which returns the whole picture as uint8.
 
     Args:
         path: Path of a file in any format that Pillow reads.
@@ -52,7 +50,7 @@ def _read_for(path, model, tta):
         shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
     _, height, width, channels = model.inputs[0].shape
-    image = image_files.read_image(path, channels)
+    image = read_pixels(path, channels)
     if height is None or width is None:
         return image.astype("float32")
     size = (height * 8 // 7, width * 8 // 7) if tta in ("five_crop", "ten_crop") else (height, width)

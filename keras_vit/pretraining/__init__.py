@@ -14,3 +14,4 @@ __all__ = [
     "TensorBoardReconstructions",
     "plot_reconstructions",
 ]
+__dir__ = __all__.copy

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 
 from keras_vit.config import config_of
-from keras_vit.layers import PositionEmbedding, PrefixTokens, RotaryEmbedding
+from keras_vit.layers import PositionEmbedding, RotaryEmbedding
+from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.patch_embedding import unfold
 from keras_vit.models.backbone import blocks_of
 from keras_vit.prediction.features import check_every_patch

@@ -5,3 +5,4 @@ from keras_vit.semi_supervised.noisy_student import noisy_student
 from keras_vit.semi_supervised.pseudo_labels import PseudoLabels, pseudo_labels
 
 __all__ = ["MetaPseudoLabels", "PseudoLabels", "noisy_student", "pseudo_labels"]
+__dir__ = __all__.copy

@@ -59,7 +59,7 @@ class MetaPseudoLabels(TrainingWrapper):
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
     >>> student = keras_vit.ViT("Ti/16", **options)
     >>> trainer = MetaPseudoLabels(keras_vit.ViT("Ti/16", **options), student, uda_steps=100)
-    >>> trainer.compile(keras_vit.training.sgd(0.1), keras_vit.training.sgd(0.05), metrics=["accuracy"])
+    >>> trainer.compile(keras_vit.training.SGD(0.1), keras_vit.training.SGD(0.05), metrics=["accuracy"])
     >>> images = np.zeros((4, 32, 32, 3))
     >>> history = trainer.fit((images, images, images), np.array([0, 1, 0, 1]), verbose=0)
     >>> sorted(history.history)

@@ -2,15 +2,15 @@
 
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
-from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multipliers
-from keras_vit.training.optimizers import SGD, AdamW, adamw, decay_groups, sgd
-from keras_vit.training.recipes import RECIPES, recipe
+from keras_vit.training.layer_decay import LayerDecay
+from keras_vit.training.optimizers import SGD, AdamW
+from keras_vit.training.recipes import RECIPES
 from keras_vit.training.resume import Resume
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.settings import Recipe
-from keras_vit.training.trainable import count_parameters, enable_lora, freeze, merge_lora, unfreeze
+from keras_vit.training.trainable import enable_lora, freeze, merge_lora, unfreeze
 
 __all__ = [
     "RECIPES",
@@ -21,18 +21,12 @@ __all__ = [
     "Recipe",
     "Resume",
     "WarmupDecay",
-    "adamw",
-    "count_parameters",
-    "decay_groups",
     "enable_lora",
     "fit",
     "freeze",
-    "layer_depths",
-    "layer_multipliers",
     "merge_lora",
     "preflight",
-    "recipe",
     "run",
-    "sgd",
     "unfreeze",
 ]
+__dir__ = __all__.copy

@@ -8,8 +8,8 @@ import keras
 
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build as build_variant
-from keras_vit.training.layer_decay import LayerDecay, layer_multipliers
-from keras_vit.training.optimizers import adamw, sgd
+from keras_vit.training.layer_decay import LayerDecay
+from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.trainable import enable_lora, freeze
 
@@ -48,9 +48,9 @@ def optimizer(recipe, model, total_steps, warmup_steps):
     if recipe.ema:
         options |= {"use_ema": True, "ema_momentum": recipe.ema}
     # The paper's Adam decays the weights as AdamW does.
-    made = sgd(schedule, **options) if recipe.optimizer == "sgd" else adamw(schedule, recipe.weight_decay, **options)
+    made = SGD(schedule, **options) if recipe.optimizer == "sgd" else AdamW(schedule, recipe.weight_decay, **options)
     if recipe.layer_decay:
-        made = LayerDecay(made, layer_multipliers(model, recipe.layer_decay))
+        made = LayerDecay.from_model(made, model, recipe.layer_decay)
     return made
 
 

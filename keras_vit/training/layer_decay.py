@@ -43,18 +43,7 @@ def layer_depths(model: keras.Model) -> dict[str, int]:
 
 
 def layer_multipliers(model, decay=0.75):
-    """Maps each layer's name to its learning-rate factor: `decay` to the power of its distance from the top.
-
-    Args:
-        model: As in `layer_depths`, which raises for others.
-        decay: Float in (0, 1], or a ValueError is raised.
-
-    Example:
-
-    >>> factors = layer_multipliers(keras_vit.ViT("Ti/16", num_layers=2), decay=0.5)
-    >>> [factors[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
-    [0.125, 0.25, 0.5, 1.0, 1.0]
-    """
+    """Returns {layer name: factor} for `LayerDecay.from_model`."""
     if arguments.positive_number("decay", decay) > 1:
         raise arguments.invalid("decay", "a number in (0, 1]", decay)
     depths = layer_depths(model)
@@ -73,7 +62,7 @@ class LayerDecay(keras.optimizers.Optimizer):
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name, without `use_ema`, which would average the
             unscaled weights.
-        multipliers: A dict from layer names to factors, as from `layer_multipliers`.
+        multipliers: A dict from layer names to factors. `from_model` computes it for a model.
 
     Raises:
         ValueError: If the optimizer has `use_ema`, or, when built, a weight belongs to no layer of `multipliers`.
@@ -81,7 +70,9 @@ class LayerDecay(keras.optimizers.Optimizer):
     Example:
 
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=2)
-    >>> optimizer = LayerDecay(keras.optimizers.AdamW(1e-3), layer_multipliers(model, decay=0.65))
+    >>> optimizer = LayerDecay.from_model(keras.optimizers.AdamW(1e-3), model, decay=0.5)
+    >>> [optimizer.multipliers[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
+    [0.125, 0.25, 0.5, 1.0, 1.0]
     >>> model.compile(optimizer, "mse")
 
     Reference: [arXiv 2106.08254](https://arxiv.org/abs/2106.08254), section 3.2.
@@ -90,7 +81,7 @@ class LayerDecay(keras.optimizers.Optimizer):
     def __init__(self, optimizer, multipliers, name="layer_decay"):
         optimizer = keras.optimizers.get(optimizer)
         if not isinstance(multipliers, Mapping):
-            expected = "a dict from layer names to factors, as from `layer_multipliers`"
+            expected = "a dict from layer names to factors, which `LayerDecay.from_model` computes"
             raise arguments.invalid("multipliers", expected, multipliers)
         if optimizer.use_ema:
             raise ValueError(
@@ -101,6 +92,25 @@ class LayerDecay(keras.optimizers.Optimizer):
         # Keras' callbacks look for a wrapped optimizer by this name.
         self.inner_optimizer = optimizer
         self.multipliers = {layer: arguments.number(layer, factor) for layer, factor in multipliers.items()}
+
+    @classmethod
+    def from_model(cls, optimizer, model, decay=0.75, **options):
+        """Wraps an optimizer for a model: the factor is `decay` to the power of a layer's distance from the top.
+
+        The head and all layers after the last block have factor 1, each block `decay` times the factor of the block
+        above it, and everything below the first block `decay` times the factor of that block.
+
+        Args:
+            optimizer: As in `LayerDecay`.
+            model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer.
+            decay: Float in (0, 1].
+            **options: Other arguments of `LayerDecay`.
+
+        Raises:
+            ValueError: If `decay` is out of range, the model has no blocks, or a layer around a nested model has the
+                name of one in it.
+        """
+        return cls(optimizer, layer_multipliers(model, decay), **options)
 
     def build(self, variables):
         for variable in variables:

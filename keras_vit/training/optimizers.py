@@ -9,54 +9,64 @@ def is_decayed(path: str) -> bool:
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
-def decay_groups(model):
-    """Splits a model's or layer's trainable variables into two lists: (with weight decay, without).
-
-    Example:
-
-    >>> decayed, kept = decay_groups(keras_vit.ViT("Ti/16", num_layers=1))
-    >>> len(decayed), len(kept)
-    (6, 14)
-    """
-    groups = [], []
-    for variable in model.trainable_variables:
-        groups[not is_decayed(variable.path)].append(variable)
-    return groups
-
-
 def _class_of_backend(optimizer_class):
     """Returns the class that Keras instantiates: on PyTorch a subclass with fused updates, which ours must extend."""
     return type(optimizer_class.__new__(optimizer_class))
 
 
-class _OwnAverages:
-    """Copies the moving averages at the end of `fit`: on JAX they share arrays with the model, which donates them."""
+class _Averaged:
+    """Averages the weights once per update, and gives the model copies of the averages at the end of `fit`."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        if self.use_ema and self.gradient_accumulation_steps:
+            # Keras averages after each batch.
+            self.ema_momentum **= 1 / self.gradient_accumulation_steps
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        optimizer = super().from_config(dict(config), custom_objects)
+        # A config contains the momentum per batch.
+        optimizer.ema_momentum = config.get("ema_momentum", optimizer.ema_momentum)
+        return optimizer
 
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
         if self.use_ema:
+            # On JAX, the averages share arrays with the model, which donates them.
             for variable in var_list:
                 variable.assign(ops.copy(variable))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class AdamW(_OwnAverages, _class_of_backend(keras.optimizers.AdamW)):
-    """`keras.optimizers.AdamW` with weight decay on kernels only.
+class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
+    """`keras.optimizers.AdamW` with weight decay on kernels only; its defaults are DeiT's.
 
-    Keras' own forgets `exclude_from_weight_decay` when a saved model is loaded. Here each build decides from the
-    variables' paths; earlier exclusions do not count.
+    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
+    code decouples the decay too: `w -= lr * (adam(gradient) + weight_decay * w)`. Keras' own AdamW forgets
+    `exclude_from_weight_decay` when a saved model is loaded. Here each build decides from the variables' paths; earlier
+    exclusions do not count.
 
     Args:
-        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`. All other arguments are those of
-            `keras.optimizers.AdamW`.
+        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
+            batch.
+        weight_decay: Float of at least 0.
+        beta_1, beta_2: Floats in [0, 1), the decay rates of the two moments.
+        epsilon: Float above 0; the default is Flax' 1e-8, not Keras' 1e-7.
+        **options: Other options of the Keras optimizer, as in `SGD`.
 
     Example:
 
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> model.compile(AdamW(1e-3, weight_decay=0.05), "mse")
+    >>> model.compile(AdamW(1e-3, use_ema=True, ema_momentum=0.99996), "mse")
 
-    Reference: [arXiv 1711.05101](https://arxiv.org/abs/1711.05101).
+    Reference: [arXiv 1711.05101](https://arxiv.org/abs/1711.05101); [arXiv
+    2012.12877](https://arxiv.org/abs/2012.12877), table 9; [arXiv 2010.11929](https://arxiv.org/abs/2010.11929),
+    section 4.1 and table 3. Decay only on kernels is big_vision's choice.
     """
+
+    def __init__(self, learning_rate=0.001, weight_decay=0.05, beta_1=0.9, beta_2=0.999, epsilon=1e-8, **options):
+        super().__init__(learning_rate, weight_decay, beta_1, beta_2, epsilon, **options)
 
     def build(self, variables):
         kept = [v for v in variables if not is_decayed(v.path)]
@@ -69,66 +79,26 @@ class AdamW(_OwnAverages, _class_of_backend(keras.optimizers.AdamW)):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class SGD(_OwnAverages, _class_of_backend(keras.optimizers.SGD)):
-    """`keras.optimizers.SGD` with a moving average of the weights that also works on JAX; it takes the same arguments.
-
-    Example:
-
-    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> model.compile(SGD(0.01, momentum=0.9, use_ema=True), "mse")
-    """
-
-
-def adamw(learning_rate, weight_decay=0.05, **options):
-    """Builds DeiT's optimizer: `AdamW` with betas 0.9 and 0.999, epsilon 1e-8 and weight decay 0.05 on kernels.
-
-    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
-    code decouples the decay too: `w -= lr * (adam(gradient) + weight_decay * w)`.
-
-    Args:
-        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
-            batch.
-        weight_decay: Float of at least 0.
-        **options: Other Keras options, as in `sgd`.
-
-    Example:
-
-    >>> optimizer = adamw(1e-3, use_ema=True, ema_momentum=0.99996)
-
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), table 9; [arXiv
-    2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 3. Decay only on kernels is big_vision's
-    choice. epsilon is Flax' 1e-8, not Keras' 1e-7.
-    """
-    options = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, **options}
-    return AdamW(learning_rate, weight_decay=weight_decay, **_per_update(options))
-
-
-def sgd(learning_rate, momentum=0.9, global_clipnorm=1.0, **options):
-    """Builds the optimizer of the ViT paper's fine-tuning: `SGD` with momentum 0.9, global clipnorm 1 and no decay.
+class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
+    """`keras.optimizers.SGD`; its defaults are those of the ViT paper's fine-tuning.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`.
         momentum: Float in [0, 1].
         global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping.
-        **options: Other Keras options. `gradient_accumulation_steps`: batches per update, by their mean gradient;
-            schedules still count batches. `use_ema` and `ema_momentum` (per update, also with accumulation): a moving
-            average of the weights, which replaces them at the end of `fit`; `keras.callbacks.SwapEMAWeights` validates
-            with it.
+        **options: Other options of the Keras optimizer. `gradient_accumulation_steps`: batches per update, by their
+            mean gradient; schedules still count batches. `use_ema` and `ema_momentum` (per update, also with
+            accumulation): a moving average of the weights, which replaces them at the end of `fit`;
+            `keras.callbacks.SwapEMAWeights` validates with it.
 
     Example:
 
-    >>> optimizer = sgd(0.03, gradient_accumulation_steps=4)
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
+    >>> model.compile(SGD(0.03, gradient_accumulation_steps=4), "mse")
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 4. The official code keeps
     the momentum in bfloat16; here it has the weights' dtype.
     """
-    return SGD(learning_rate, momentum=momentum, global_clipnorm=global_clipnorm, **_per_update(options))
 
-
-def _per_update(options):
-    """Converts `ema_momentum` from per update to per batch, since Keras averages after each batch."""
-    steps = options.get("gradient_accumulation_steps")
-    if steps and options.get("use_ema"):
-        # Keras' default of 0.99.
-        options = {**options, "ema_momentum": options.get("ema_momentum", 0.99) ** (1 / steps)}
-    return options
+    def __init__(self, learning_rate=0.01, momentum=0.9, *, global_clipnorm=1.0, **options):
+        super().__init__(learning_rate, momentum, global_clipnorm=global_clipnorm, **options)

@@ -271,19 +271,15 @@ _SETTINGS = {
         "learning_rate": 1e-3,
     },
 }
-RECIPES = {name: Recipe(name, **settings) for name, settings in _SETTINGS.items()}
-"""The `Recipe` of each name, as `keras-vit recipes` lists them."""
 
 
-def recipe(name):
-    """Returns the recipe with this name in `RECIPES`; raises a ValueError if there is none.
+class _Recipes(dict):
+    """Recipes by their names; an unknown name raises a ValueError that lists all names."""
 
-    Example:
+    def __missing__(self, name):
+        meant = arguments.nearest(name, self)
+        raise ValueError(f"Expected a recipe: {', '.join(self)}. Received: {name!r}{meant}")
 
-    >>> recipe("finetune_vtab").steps
-    2500
-    """
-    if name not in RECIPES:
-        meant = arguments.nearest(name, RECIPES)
-        raise ValueError(f"Expected a recipe: {', '.join(RECIPES)}. Received: {name!r}{meant}")
-    return RECIPES[name]
+
+RECIPES = _Recipes({name: Recipe(name, **settings) for name, settings in _SETTINGS.items()})
+"""The `Recipe` of each name, as `keras-vit recipes` lists them; an unknown name raises a ValueError."""

@@ -21,13 +21,7 @@ class Parameters(NamedTuple):
 
 
 def count_parameters(model: keras.Model) -> Parameters:
-    """Counts the trainable and the frozen parameters.
-
-    Example:
-
-    >>> count_parameters(keras_vit.ViT("Ti/16", num_classes=10))
-    Parameters(trainable=5526346, frozen=0)
-    """
+    """Counts the trainable and the frozen parameters."""
     trainable, frozen = (
         sum(math.prod(weight.shape) for weight in weights)
         for weights in (model.trainable_weights, model.non_trainable_weights)

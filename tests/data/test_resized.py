@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from keras_vit import data
+from keras_vit.images.files import read_pixels
 from tests.data.images import HUGE_PNG
 
 
@@ -26,9 +27,9 @@ def test_resize_folder_reduces_large_images_and_copies_others(folder, tmp_path):
     assert data.resize_folder(folder, tmp_path / "small", shorter_side=10) == {}
     found = {str(path.relative_to(tmp_path / "small")) for path in (tmp_path / "small").rglob("*.*")}
     assert found == {"cat/0.png.jpg", "cat/1.JPG", "dog/sub/2.jpeg"}
-    assert data.read_image(tmp_path / "small/cat/1.JPG").shape == (25, 10, 3)
+    assert read_pixels(tmp_path / "small/cat/1.JPG").shape == (25, 10, 3)
     expected = Image.fromarray(gradient(30, 40)).resize((13, 10), Image.Resampling.BICUBIC)
-    image = data.read_image(tmp_path / "small/cat/0.png.jpg")
+    image = read_pixels(tmp_path / "small/cat/0.png.jpg")
     assert image.shape == (10, 13, 3) and np.abs(image - np.asarray(expected, "float32")).max() < 30
     assert (tmp_path / "small/dog/sub/2.jpeg").read_bytes() == (folder / "dog/sub/2.jpeg").read_bytes()
     batches = data.from_directory(tmp_path / "small", image_size=8, batch_size=3, training=False)

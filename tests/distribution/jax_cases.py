@@ -52,7 +52,7 @@ def curve(layouts, num_heads=3, **options):
         keras.utils.set_random_seed(0)
         options |= {"image_size": 32, "num_layers": 2, "num_classes": 4, "head_init": "glorot_uniform"}
         model = keras_vit.ViT("Ti/8", num_heads=num_heads, include_preprocessing=True, **options)
-        compiled(model, training.adamw(3e-4, 0.1, epsilon=EPSILON))
+        compiled(model, training.AdamW(3e-4, 0.1, epsilon=EPSILON))
         losses = Losses()
         model.fit(*pictures(), batch_size=8, shuffle=False, callbacks=[losses], verbose=0)
     return losses.losses
@@ -166,7 +166,7 @@ PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integ
 
 
 def compiled(model, optimizer=None, labelled=True, **options):
-    optimizer = training.adamw(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
+    optimizer = training.AdamW(1e-3, epsilon=EPSILON) if optimizer is None else optimizer
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss if labelled else None, **options)
     return model
@@ -176,10 +176,15 @@ def small(**changes):
     return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
 
 
+def averaging():
+    return training.AdamW(1e-3, epsilon=EPSILON, use_ema=True, ema_momentum=0.9)
+
+
 TRAINERS = {
     "sam": lambda: compiled(training.SAM(small(), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9)),
     "distiller": lambda: compiled(Distiller(small(distillation_token=True), build(num_layers=1))),
-    "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), labelled=False),
+    # At the end, the weights are their moving average.
+    "mae": lambda: compiled(MAE(small(), decoder_num_layers=1), averaging(), labelled=False),
     "lora": lambda: compiled(with_lora(small())),
 }
 
@@ -242,7 +247,7 @@ def run(kind, name, batch_size=8):
     """Trains by a recipe on one device (None) or all 8; returns the results, and the weights of the saved model."""
     changes = {"variant": "Ti/8", "image_size": 16, "model.num_layers": 1, "model.dropout_rate": 0.1}
     changes |= {"batch_size": batch_size, "warmup_steps": 2, "steps": 10}
-    recipe = training.recipe("finetune_pets").replace(changes)
+    recipe = training.RECIPES["finetune_pets"].replace(changes)
     images = data.splits(FOLDER / "images", holdout=0.25)
     ran = training.run(recipe, images, FOLDER / name, weights="none", verbose=0, distribution=kind)
     weights = keras.models.load_model(FOLDER / name / "model.keras").get_weights()

@@ -18,7 +18,7 @@ from keras_vit import data, from_pretrained, save_weights, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
 from keras_vit.pretraining import SimMIM
-from keras_vit.training import SAM, LayerDecay, adamw, layer_multipliers, sgd
+from keras_vit.training import SAM, SGD, AdamW, LayerDecay
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build, randomize
 from tests.training.test_running import TINY
@@ -31,7 +31,7 @@ LABELS = RNG.integers(5, size=len(IMAGES))
 
 def optimizer(**options):
     # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
-    return adamw(1e-3, epsilon=1e-6, **options)
+    return AdamW(1e-3, epsilon=1e-6, **options)
 
 
 def compiled(model, with_optimizer, labelled=True):
@@ -42,7 +42,8 @@ def compiled(model, with_optimizer, labelled=True):
 
 
 def clipped():
-    return compiled(build(num_layers=1), sgd(0.1, global_clipnorm=0.1))
+    """With a moving average, which the weights are at the end."""
+    return compiled(build(num_layers=1), SGD(0.1, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9))
 
 
 def sam():
@@ -52,7 +53,7 @@ def sam():
 
 def layer_decay():
     model = build(num_layers=1)
-    return compiled(model, LayerDecay(sgd(0.1, global_clipnorm=0.1), layer_multipliers(model, 0.5)))
+    return compiled(model, LayerDecay.from_model(SGD(0.1, global_clipnorm=0.1), model, 0.5))
 
 
 def distiller():
@@ -65,7 +66,7 @@ def simmim():
     model = SimMIM(build(num_layers=1), mask_ratio=0.5)
     mask = np.arange(16) % 2 == 0
     model.draw = lambda batch_size, seed: {"mask": keras.ops.tile(mask[None], (batch_size, 1))}
-    return compiled(model, sgd(0.01), labelled=False)
+    return compiled(model, SGD(0.01), labelled=False)
 
 
 CASES = (clipped, layer_decay, sam, distiller, simmim)
@@ -153,7 +154,7 @@ def float16(on_two):
     images = IMAGES.copy()
     images[BATCH * 4 - 1] = np.inf
     with two_devices() if on_two else contextlib.nullcontext():
-        scaled = keras.optimizers.LossScaleOptimizer(sgd(0.1, global_clipnorm=0.1), initial_scale=1024.0)
+        scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1, global_clipnorm=0.1), initial_scale=1024.0)
         model = compiled(build(num_layers=1), scaled)
         found = [fit(model, images)]
         found.append(fit(model))
@@ -162,7 +163,7 @@ def float16(on_two):
 
 def run(folder, name, distribution, kill=None):
     """Trains by a recipe on one device or two; returns its results, or None if it was interrupted."""
-    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 8, "clip": 0.1})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "steps": 8, "clip": 0.1})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     options = {"weights": "none", "save_every": 1, "distribution": distribution, "verbose": 0}
     if distribution:
@@ -182,7 +183,7 @@ def run(folder, name, distribution, kill=None):
 def refused_run(folder):
     """The error of a batch that two devices cannot share."""
     logical_devices()
-    recipe = training.recipe("finetune_pets").replace({"batch_size": 5, "steps": 1})
+    recipe = training.RECIPES["finetune_pets"].replace({"batch_size": 5, "steps": 1})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     # The weights do not exist, so the error must come before the model is built.
     options = {"weights": "none.npz", "distribution": "data", "verbose": 0}

@@ -16,7 +16,7 @@ from keras_vit.distillation import Distiller
 from keras_vit.distribution import torch_processes
 from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.pretraining import MAE, SimMIM
-from keras_vit.training import SAM, LayerDecay, adamw, enable_lora, layer_multipliers
+from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora
 from tests.distribution.children import message
 from tests.tiny import build, randomize
 
@@ -39,7 +39,7 @@ class Losses(keras.callbacks.Callback):
 
 def optimizer(**options):
     # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
-    return adamw(1e-3, epsilon=1e-3, **options)
+    return AdamW(1e-3, epsilon=1e-3, **options)
 
 
 def compiled(model, with_optimizer):
@@ -85,7 +85,7 @@ def mae():
 def lora():
     model = build()
     enable_lora(model, rank=2)
-    return compiled(model, LayerDecay(optimizer(), layer_multipliers(model, 0.75)))
+    return compiled(model, LayerDecay.from_model(optimizer(), model, 0.75))
 
 
 def ema_of_accumulated():

@@ -92,9 +92,9 @@ def test_commands_of_guide_can_be_parsed(name):
         args = cli.build_parser().parse_args(words)
         assert callable(args.run)
         if words[0] == "train":
-            training.recipe(args.recipe).replace(dict(args.set))
+            training.RECIPES[args.recipe].replace(dict(args.set))
         elif words[0] == "recipes" and args.name:
-            training.recipe(args.name)
+            training.RECIPES[args.name]
     for script in re.findall(r"(?:python|sh|sbatch) ((?:examples|benchmarks)/[\w/]+\.(?:py|sh))", text_of(name)):
         assert (GUIDES.parents[3] / script).is_file(), script
 

@@ -52,6 +52,27 @@ def test_markers_of_pages_and_tables_agree(site):
     assert shown == set(tables)
 
 
+def resolves(path):
+    """Returns whether a dotted path is a module or a name that can be imported."""
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        try:
+            return hasattr(importlib.import_module(module), name)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+def test_changelog_lists_removed_names_and_existing_ones():
+    rows = [line.split("|")[1:3] for line in PAGES["changelog.md"].splitlines() if line.startswith("| `")]
+    old, new = (re.findall(r"keras_vit\.[\w.]*\w", " ".join(column)) for column in zip(*rows, strict=True))
+    assert len(old) > 30 and len(new) > 30
+    assert [path for path in old if resolves(path)] == []
+    assert [path for path in new if not resolves(path)] == []
+
+
 def test_result_tables_have_no_empty_cells(site):
     tables = {**site("result_tables").TABLES, "checkpoints": site("model_tables").checkpoints}
     # The excluded tables build models or take an argument.

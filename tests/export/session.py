@@ -1,9 +1,9 @@
-"""Responds to requests with a SavedModel through TensorFlow's session, without the checks of TensorFlow's Python API.
+"""Responds to requests with a SavedModel through TensorFlow's runtime, without the checks of TensorFlow's Python API.
 
     python session.py FOLDER < requests > responses
 
-Each request on stdin is pickled: ({input tensor: array}, [output tensor]). Each response on stdout is a pickled list of
-arrays, or the text of an error.
+Each request on stdin is pickled: (signature name, {input name: array}). Each response on stdout is a pickled
+{output name: array}, or the text of an error.
 """
 
 import os
@@ -19,21 +19,26 @@ def main():
     # TensorFlow must not print between the responses.
     responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-        tf.compat.v1.saved_model.load(session, ["serve"], sys.argv[1])
-        while True:
-            try:
-                request, names = pickle.load(sys.stdin.buffer)
-            except EOFError:
-                return
-            tensors = [graph.get_tensor_by_name(name)._as_tf_output() for name in (*request, *names)]
-            inputs = dict(zip(tensors, request.values(), strict=False))
-            try:
-                response = session._call_tf_sessionrun(None, inputs, tensors[len(request) :], [], None)
-            except (tf.errors.OpError, ValueError, TypeError) as error:
-                response = str(error)
-            pickle.dump(response, responses)
-            responses.flush()
+    signatures = tf.saved_model.load(sys.argv[1]).signatures
+    while True:
+        try:
+            name, inputs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        function = signatures[name]
+        try:
+            # The op, unlike the function, neither casts nor checks its arguments in Python.
+            outputs = tf.raw_ops.StatefulPartitionedCall(
+                args=[tf.constant(inputs[key]) for key in sorted(inputs)] + function.captured_inputs,
+                Tout=[output.dtype for output in function.outputs],
+                f=function,
+            )
+            keys = sorted(function.structured_outputs)
+            response = {key: output.numpy() for key, output in zip(keys, outputs, strict=True)}
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            response = str(error)
+        pickle.dump(response, responses)
+        responses.flush()
 
 
 if __name__ == "__main__":

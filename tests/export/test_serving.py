@@ -60,7 +60,7 @@ def batch(count, size=(16, 16, 3)):
     return np.random.default_rng(count).uniform(-1, 1, (count, *size)).astype("float32")
 
 
-def check_refused(message, model, path, error=ValueError, **options):
+def check_not_exported(message, model, path, error=ValueError, **options):
     """Checks that an export raises an error with this message and leaves no file."""
     with pytest.raises(error, match=message):
         export.saved_model(model, path, **options)
@@ -204,7 +204,7 @@ def test_read_labels_other_than_one_line_raises(labels):
 
 @pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])
 def test_path_not_named_by_a_number_raises(model, tmp_path, name):
-    check_refused("`path`.*named by a number", model, tmp_path / name)
+    check_not_exported("`path`.*named by a number", model, tmp_path / name)
 
 
 @pytest.mark.backends("tensorflow")
@@ -213,7 +213,7 @@ def test_full_disk_error_names_version_and_leaves_no_file(model, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        check_refused(f"Cannot write '{tmp_path / '1'}': .*too large", model, tmp_path / "1", OSError)
+        check_not_exported(f"Cannot write '{tmp_path / '1'}': .*too large", model, tmp_path / "1", OSError)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -262,14 +262,14 @@ def test_saved_model_of_other_outputs_is_removed(model, tmp_path, monkeypatch, w
         return wrong
 
     monkeypatch.setattr(serving, "write_saved_model", write)
-    check_refused("apart", model, tmp_path / "1", export.ParityError)
+    check_not_exported("apart", model, tmp_path / "1", export.ParityError)
 
 
 def test_image_size_is_limited_by_max_input_pixels(tmp_path):
     model = build(image_size=(None, None))
     message = "max_input_pixels=1023.*32 x 32 = 1024"
-    check_refused(message, model, tmp_path / "1", image_size=32, max_input_pixels=1023)
-    check_refused("`image_size`.*0", model, tmp_path / "1", image_size=0)
+    check_not_exported(message, model, tmp_path / "1", image_size=32, max_input_pixels=1023)
+    check_not_exported("`image_size`.*0", model, tmp_path / "1", image_size=0)
     # The path is checked after the size.
     (tmp_path / "1").mkdir()
     with pytest.raises(FileExistsError):
@@ -290,4 +290,4 @@ def test_image_size_is_limited_by_max_input_pixels(tmp_path):
     ],
 )
 def test_invalid_argument_is_named(model, tmp_path, arguments, message):
-    check_refused(message, model, tmp_path / "1", **arguments)
+    check_not_exported(message, model, tmp_path / "1", **arguments)

@@ -10,7 +10,7 @@ from keras import ops
 import keras_vit
 from keras_vit import export
 from keras_vit.images.evaluation_transform import EvaluationTransform
-from keras_vit.images.files import read_image
+from keras_vit.images.files import read_pixels
 from keras_vit.inspection import attention_rollout
 from tests.export.bodies import encoded, strings
 from tests.export.server import Refused, Server, warm_up_requests
@@ -214,7 +214,7 @@ def test_exported_attention_equals_attention_rollout(exported, name):
     assert answer["status"].numpy().tolist() == plain["status"].numpy().tolist() == [b"ok", b"damaged", b"ok"]
     assert not answer["attention"][1].numpy().any() and not answer["attention_corners"][1].numpy().any()
     transform = EvaluationTransform(size, keras_vit.config_of(model).preprocessing)
-    images = [transform.in_numpy(read_image(data, model.input_shape[-1])) for data in (files[0], files[2])]
+    images = [transform.in_numpy(read_pixels(data, model.input_shape[-1])) for data in (files[0], files[2])]
     expected = attention_rollout(model, keras_vit.preprocess_input(np.stack(images), model))
     # A constant map would agree by chance.
     assert expected.std() > 1e-4

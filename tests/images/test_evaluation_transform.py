@@ -10,7 +10,7 @@ from keras_vit.config import Preprocessing
 from keras_vit.data import from_dataframe, from_directory
 from keras_vit.evaluation.features import extract_features
 from keras_vit.images.evaluation_transform import EvaluationTransform
-from keras_vit.images.files import decode_jpeg, read_image
+from keras_vit.images.files import decode_jpeg, read_pixels
 from keras_vit.weights.preprocessing import of_huggingface, of_timm
 from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
@@ -75,7 +75,7 @@ def test_numpy_and_tensorflow_agree(files, name, size):
     transform = EvaluationTransform(size, record)
     # For "area", rounding decides whether a pixel at the edge of a box counts.
     least = 0.98 if name == "area" else 0.999
-    in_numpy = [transform.in_numpy(read_image(file)) for file in files]
+    in_numpy = [transform.in_numpy(read_pixels(file)) for file in files]
     assert near(in_numpy, in_tensorflow(files, record, size)) > least
 
 

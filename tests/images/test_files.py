@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from keras_vit.images import files as image_files
-from keras_vit.images.files import num_scans, read_image
+from keras_vit.images.files import num_scans, read_pixels
 from tests import hostile_images
 from tests.evaluation.errors import refuses
 from tests.pictures import write_jpegs
@@ -29,23 +29,23 @@ def encoded(size=(40, 30), kind="JPEG", mode="RGB", **options):
     return file.getvalue()
 
 
-def test_read_image_from_path_or_bytes_matches_pillow(tmp_path):
+def test_read_pixels_from_path_or_bytes_matches_pillow(tmp_path):
     for file in write_jpegs(tmp_path, 3):
-        color, gray = read_image(file), read_image(file.read_bytes(), channels=1)
+        color, gray = read_pixels(file), read_pixels(file.read_bytes(), channels=1)
         with Image.open(file) as picture:
             np.testing.assert_array_equal(color, np.asarray(picture.convert("RGB")))
             np.testing.assert_array_equal(gray[..., 0], np.asarray(picture.convert("L")))
         assert color.dtype == gray.dtype == np.uint8 and gray.shape[2] == 1
-    refuses("Cannot read '9 bytes': it is no image", read_image, b"no image.")
-    refuses("1, 3 or 4 channels. Received: 2", read_image, file, channels=2)
+    refuses("Cannot read '9 bytes': it is no image", read_pixels, b"no image.")
+    refuses("1, 3 or 4 channels. Received: 2", read_pixels, file, channels=2)
 
 
 def test_images_of_16_bits_keep_their_upper_byte():
     file = io.BytesIO()
     Image.fromarray(np.array([[0, 257, 65535]], "uint16")).save(file, "PNG")
     for channels in (1, 3):
-        assert read_image(file.getvalue(), channels)[0, :, 0].tolist() == [0, 1, 255]
-    assert read_image(b"P5 3 1 65535\n\0\0\1\1\xff\xff", 1).tolist() == [[[0], [1], [255]]]
+        assert read_pixels(file.getvalue(), channels)[0, :, 0].tolist() == [0, 1, 255]
+    assert read_pixels(b"P5 3 1 65535\n\0\0\1\1\xff\xff", 1).tolist() == [[[0], [1], [255]]]
 
 
 def test_pixels_of_unknown_range_are_refused():
@@ -54,13 +54,13 @@ def test_pixels_of_unknown_range_are_refused():
         Image.fromarray(np.array([values], dtype)).save(file, "TIFF")
         return file.getvalue()
 
-    assert read_image(tiff([0, 7, 255], "int32"), 1).tolist() == [[[0], [7], [255]]]
+    assert read_pixels(tiff([0, 7, 255], "int32"), 1).tolist() == [[[0], [7], [255]]]
     for values, dtype, received in (
         ([0, 256], "int32", "integers from 0 to 256"),
         ([-1, 1], "int32", "integers from -1 to 1"),
         ([0, 0.5], "float32", "floating-point"),
     ):
-        refuses(f"expected pixels of 8 .*received {received}", read_image, tiff(values, dtype))
+        refuses(f"expected pixels of 8 .*received {received}", read_pixels, tiff(values, dtype))
 
 
 thumbnail = encoded((16, 12), progressive=True)
@@ -88,7 +88,7 @@ def test_scans_are_counted_in_numpy_and_tensorflow(name, scans_in_graph):
 def test_scan_count_stops_after_too_many_segments(scans_in_graph):
     data = b"\xff\xd8" + hostile_images.segment(0xFE, b"") * 5000 + encoded()[2:]
     assert int(scans_in_graph(data, 7)) == 8
-    refuses("at most .* segments", read_image, data)
+    refuses("at most .* segments", read_pixels, data)
 
 
 PART = hostile_images.chunk(b"IDAT", zlib.compress(bytes(406)))
@@ -113,16 +113,16 @@ def test_hostile_file_is_refused_by_name(tmp_path, name):
     data, reason = HOSTILE[name]
     (tmp_path / "x.img").write_bytes(data)
     most = {"side": 70_000, "more than Pillow allows": 300_000_000}.get(name, 4096)
-    refuses(f"Cannot read .*x.img.*{reason}", read_image, tmp_path / "x.img", max_pixels=most)
+    refuses(f"Cannot read .*x.img.*{reason}", read_pixels, tmp_path / "x.img", max_pixels=most)
 
 
 def test_black_png_of_any_mode_is_complete():
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
         file = io.BytesIO()
         Image.new(mode, (13, 7)).save(file, "PNG")
-        assert read_image(file.getvalue()).shape == (7, 13, 3)
-    assert not read_image(hostile_images.png(13, 7, interlace=1)).any()
-    assert not read_image(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
+        assert read_pixels(file.getvalue()).shape == (7, 13, 3)
+    assert not read_pixels(hostile_images.png(13, 7, interlace=1)).any()
+    assert not read_pixels(hostile_images.png(13, 7, depth=16, color=6, interlace=1)).any()
 
 
 @pytest.mark.parametrize("level", [0, 9])
@@ -134,15 +134,15 @@ def test_rows_of_a_long_chunk_are_counted(level):
         hostile_images.png(300, 300, data=hostile_images.chunk(b"IDAT", zlib.compress(part.tobytes(), level)))
         for part in (rows, rows[:-1])
     )
-    np.testing.assert_array_equal(read_image(whole), rows[:, 1:].reshape(300, 300, 3))
-    refuses("fewer rows", read_image, short)
+    np.testing.assert_array_equal(read_pixels(whole), rows[:, 1:].reshape(300, 300, 3))
+    refuses("fewer rows", read_pixels, short)
 
 
 def test_small_hostile_files_are_read_or_refused():
     read = set()
     for name, data in hostile_images.pictures(64).items():
         try:
-            read_image(data, max_pixels=64 * 64)
+            read_pixels(data, max_pixels=64 * 64)
             read.add(name)
         except ValueError as error:
             assert "Cannot read" in str(error)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.layers import ClassToken, PrefixTokens
+from keras_vit.layers.class_token import ClassToken, PrefixTokens
 from tests.contract import check_layer
 
 

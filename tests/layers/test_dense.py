@@ -4,7 +4,8 @@ import pytest
 from keras import ops
 
 from keras_vit.activations import gelu_tanh
-from keras_vit.layers import Dense, cpu
+from keras_vit.layers import cpu
+from keras_vit.layers.dense import Dense
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tricks"])
@@ -183,6 +184,24 @@ def test_dense_equals_keras_dense(tricks, shape):
     actual = ops.convert_to_numpy(layer(x))
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("activation", [None, gelu_tanh])
+def test_gradients_equal_keras_dense(tricks, activation):
+    layers = [[kind(6, activation=activation), kind(4)] for kind in (Dense, keras.layers.Dense)]
+    ours, keras_own = models = [keras.Sequential([keras.Input((3, 8)), *pair]) for pair in layers]
+    rng = np.random.default_rng(0)
+    start = [rng.normal(size=weight.shape).astype("float32") for weight in ours.weights]
+    x, y = rng.normal(size=(5, 3, 8)), rng.normal(size=(5, 3, 4))
+    for model in models:
+        model.set_weights(start)
+        # With a rate of 1, a step subtracts the gradient.
+        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+        model.train_on_batch(x, y)
+    for before, actual, expected in zip(start, ours.get_weights(), keras_own.get_weights(), strict=True):
+        assert np.abs(expected - before).max() > 0.01
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.every_backend

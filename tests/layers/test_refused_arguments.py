@@ -5,6 +5,9 @@ import re
 import pytest
 
 from keras_vit import layers
+from keras_vit.layers.class_token import PrefixTokens
+from keras_vit.layers.squeeze_excitation import SqueezeExcitation
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
@@ -41,7 +44,7 @@ REFUSED = [
     (layers.AttentionPooling, HEADS, {POSITIVE: "num_heads mlp_dim", ABOVE_0: "layer_norm_epsilon"}),
     (Bottleneck, {"width": 32}, {POSITIVE: "width strides", "a multiple of 32": "width"}),
     (Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
-    (layers.PrefixTokens, {}, {POSITIVE: "num_tokens"}),
+    (PrefixTokens, {}, {POSITIVE: "num_tokens"}),
     (layers.DropPath, {}, {RATE: "rate"}),
     (FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
     (GroupNormalization, {}, {POSITIVE: "groups", ABOVE_0: "epsilon"}),
@@ -75,7 +78,7 @@ REFUSED = [
         {"kind": "dinov3", "head_dim": 8, "patch_size": 4},
         {"one of 'dinov3', 'eva02', 'axial'": "kind", "a multiple of 4 for rotary positions": "head_dim"},
     ),
-    (layers.SqueezeExcitation, {}, {POSITIVE: "reduced_dim"}),
+    (SqueezeExcitation, {}, {POSITIVE: "reduced_dim"}),
     (StandardizedConv2D, CONV, {POSITIVE: "filters kernel_size", PAIR: "strides", PADDING: "padding"}),
     (StandardizedConv2D, CONV, {ABOVE_0: "epsilon", "one of 'std', 'variance'": "epsilon_added_to"}),
     (
@@ -83,8 +86,8 @@ REFUSED = [
         {**CONV, "padding": "symmetric"},
         {ODD_SIZES: "kernel_size"},
     ),
-    (layers.SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {ODD: "pool_size", POSITIVE: "strides"}),
-    (layers.SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {"one of 'lowest', 'zeros'": "padding"}),
+    (SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {ODD: "pool_size", POSITIVE: "strides"}),
+    (SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {"one of 'lowest', 'zeros'": "padding"}),
     (
         layers.TokenPooling,
         {"method": "gap"},

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.layers import SqueezeExcitation
+from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from tests.contract import check_layer
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_vit.layers import SymmetricMaxPooling2D
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from tests.contract import check_layer
 from tests.resnet_reference import max_pool
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.semi_supervised import MetaPseudoLabels
-from keras_vit.training import Resume, adamw, sgd
+from keras_vit.training import SGD, AdamW, Resume
 from tests import tiny
 from tests.distillation.models import assert_equal, numpy
 
@@ -160,7 +160,7 @@ def trained(folder=None, callbacks=(), epochs=2):
     layers = [keras.layers.Dense(5, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
     teacher = keras.Sequential([keras.Input((3,)), *layers])
     trainer = MetaPseudoLabels(teacher, keras.models.clone_model(teacher), uda_steps=4, baseline=True, seed=1)
-    trainer.compile(adamw(0.05), sgd(0.1), metrics=["accuracy"])
+    trainer.compile(AdamW(0.05), SGD(0.1), metrics=["accuracy"])
     resume = [Resume(folder, every=2, callbacks=list(callbacks))] if folder else []
     x = (np.tile(X, (3, 1)), np.concatenate([CLEAN] * 2), np.concatenate([AUGMENTED] * 2))
     history = trainer.fit(x, np.tile(Y, 3), batch_size=4, epochs=epochs, callbacks=resume, verbose=0)
@@ -198,7 +198,7 @@ def test_vit_is_trained_and_evaluated():
     teacher, student = tiny.build(num_layers=1, drop_path_rate=0.1), tiny.build(num_layers=1, dropout_rate=0.1)
     before = [model.get_weights() for model in (teacher, student)]
     trainer = MetaPseudoLabels(teacher, student, uda_threshold=0.0, uda_steps=0)
-    trainer.compile(sgd(0.1), sgd(0.1), metrics=["accuracy"])
+    trainer.compile(SGD(0.1), SGD(0.1), metrics=["accuracy"])
     history = trainer.fit((images, images, images[:, ::-1]), labels, verbose=0, validation_data=(images, labels))
     assert set(history.history) == {
         *("loss", "accuracy", "teacher_loss", "supervised_loss", "uda_loss", "feedback", "val_loss", "val_accuracy")

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.training import SAM, LayerDecay, batches, freeze, layer_multipliers, preflight
+from keras_vit.training import SAM, LayerDecay, batches, freeze, preflight
 from tests.tiny import build
 
 RNG = np.random.default_rng(0)
@@ -167,7 +167,7 @@ def test_preflight_warns_of_float16_without_loss_scaling():
     inner = build(dtype="mixed_float16")
     outer = keras.Model(inner.input, keras.layers.Dense(5)(inner.get_layer("pre_logits").output))
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    for optimizer, number in (("sgd", 1), (scaled, 0), (LayerDecay(scaled, layer_multipliers(outer)), 0)):
+    for optimizer, number in (("sgd", 1), (scaled, 0), (LayerDecay.from_model(scaled, outer), 0)):
         outer.compile(optimizer, SPARSE)
         found = preflight(outer, (IMAGES, LABELS), verbose=0)
         assert sum("LossScaleOptimizer" in text for text in found.warnings) == number

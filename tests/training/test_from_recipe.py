@@ -4,20 +4,20 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import training
-from keras_vit.training import from_recipe, recipe
+from keras_vit.training import RECIPES, from_recipe
 from keras_vit.training.from_recipe import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
 from tests.training.test_running import TINY
 
 
 def test_optimizer_follows_the_recipe():
-    recipe = training.recipe("deit_small").replace({**TINY, "accumulate": 2, "ema": 0.9, "clip": 2.0})
+    recipe = training.RECIPES["deit_small"].replace({**TINY, "accumulate": 2, "ema": 0.9, "clip": 2.0})
     made = optimizer(recipe, None, 100, 10)
     config = made.get_config()
     assert config["weight_decay"] == 0.05 and config["global_clipnorm"] == 2.0 and config["use_ema"]
     assert made.gradient_accumulation_steps == 2
     schedule = config["learning_rate"]["config"]
     assert (schedule["peak"], schedule["total_steps"], schedule["warmup_steps"]) == (1e-3, 100, 10)
-    recipe = training.recipe("finetune_pets").replace({**TINY, "layer_decay": 0.5})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "layer_decay": 0.5})
     layered = optimizer(recipe, build(recipe, 2), 100, 10)
     assert isinstance(layered, training.LayerDecay) and layered.multipliers["block_00"] == 0.5
     with pytest.raises(ValueError, match="`warmup_steps`. Expected less than total_steps=50"):
@@ -25,21 +25,21 @@ def test_optimizer_follows_the_recipe():
 
 
 def test_sigmoid_loss_is_summed_over_the_classes():
-    recipe = training.recipe("pretrain_imagenet21k").replace({"loss": "sigmoid"})
+    recipe = training.RECIPES["pretrain_imagenet21k"].replace({"loss": "sigmoid"})
     logits, labels = np.array([[1.0, -2.0, 0.5]], "float32"), np.array([[1.0, 0.0, 0.0]], "float32")
     expected = np.sum(np.log1p(np.exp(logits)) - labels * logits)
     assert float(from_recipe.loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_build_trains_only_the_head():
-    recipe = training.recipe("finetune_pets").replace({**TINY, "train": "head", "dtype": "mixed_bfloat16"})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "train": "head", "dtype": "mixed_bfloat16"})
     model = build(recipe, 2)
     assert {weight.path.split("/")[0] for weight in model.trainable_weights} == {"head"}
     assert model.get_layer("block_00").compute_dtype == "bfloat16" and keras.config.dtype_policy().name == "float32"
 
 
 def test_kind_of_labels_follows_the_loss():
-    softmax, sigmoid = (training.recipe("deit_tiny").replace({"loss": name}) for name in ("softmax", "sigmoid"))
+    softmax, sigmoid = (training.RECIPES["deit_tiny"].replace({"loss": name}) for name in ("softmax", "sigmoid"))
     images = tf.TensorSpec((None, 8, 8, 3))
     assert kind_of_labels(softmax, (images, tf.TensorSpec((None,)))) == "int"
     assert kind_of_labels(sigmoid, (images, tf.TensorSpec((None, 3)))) == "multi_hot"
@@ -63,20 +63,20 @@ def test_metrics_of_several_labels_accept_logits():
 )
 def test_finetune_lengths_follow_the_number_of_images(images, batch, steps, warmup):
     assert batch_size_for(images) == batch
-    found = lengths(recipe("finetune").replace({"batch_size": batch}), images, images // 4)
+    found = lengths(RECIPES["finetune"].replace({"batch_size": batch}), images, images // 4)
     assert (found.total, found.warmup) == (steps, warmup)
     assert found.epoch * (found.epochs - 1) < steps <= found.epoch * found.epochs
 
 
 def test_lengths_of_steps_and_epochs():
-    row = recipe("deit_tiny").replace({"batch_size": 10, "epochs": 2})
+    row = RECIPES["deit_tiny"].replace({"batch_size": 10, "epochs": 2})
     assert lengths(row, 100, 10) == Lengths(20, 2, 10)
     assert lengths(row.replace({"steps": 7, "warmup_epochs": 0.2}), 100, 10) == Lengths(7, 2, 7)
     assert batch_size_for(1) == 16
 
 
 def test_lengths_warm_up_longer_than_the_run_is_a_tenth(caplog):
-    row = recipe("pretrain_imagenet21k").replace({"batch_size": 16, "steps": 40})
+    row = RECIPES["pretrain_imagenet21k"].replace({"batch_size": 16, "steps": 40})
     assert lengths(row, 80, 20).warmup == 4
     assert len(caplog.messages) == 1 and "shorter than the run, 40 steps. Received: 10000 steps" in caplog.messages[0]
     assert lengths(row.replace({"steps": 1}), 80, 20).warmup == 0

@@ -34,8 +34,8 @@ def test_each_variable_belongs_to_one_multiplier(name):
 
 def test_layer_decay_of_sgd_equals_numpy():
     model = tiny.build()
+    optimizer = LayerDecay.from_model(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0), model, decay=0.6)
     factors = layer_multipliers(model, decay=0.6)
-    optimizer = LayerDecay(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0), factors)
     weights = values(model.trainable_variables)
     momenta = [0.0] * len(weights)
     rng = np.random.default_rng(1)
@@ -57,7 +57,7 @@ def test_layer_decay_of_adamw_equals_rates_per_layer(accumulation):
 
     def adam(factor):
         schedule = WarmupDecay(0.1 * factor, 20, 2, "linear", end=1e-5 * factor)
-        return optimizers.adamw(schedule, weight_decay=0.5, gradient_accumulation_steps=accumulation)
+        return optimizers.AdamW(schedule, weight_decay=0.5, gradient_accumulation_steps=accumulation)
 
     start = values(model.trainable_variables)
     wrapped, each = LayerDecay(adam(1), factors), {factor: adam(factor) for factor in set(factors.values())}
@@ -78,7 +78,7 @@ def test_layer_decay_scales_the_steps_of_fit(with_sam):
     plain, decayed = twins()
     start = plain.get_weights()
     factors = dict(zip([layer.name for layer in decayed.layers if layer.weights], (0.25, 1.0), strict=True))
-    for model, optimizer in ((plain, optimizers.sgd(0.1)), (decayed, LayerDecay(optimizers.sgd(0.1), factors))):
+    for model, optimizer in ((plain, optimizers.SGD(0.1)), (decayed, LayerDecay(optimizers.SGD(0.1), factors))):
         if with_sam:
             fit(SAM(model), keras.optimizers.LossScaleOptimizer(optimizer))
         else:
@@ -90,7 +90,7 @@ def test_layer_decay_scales_the_steps_of_fit(with_sam):
 
 def test_reloaded_layer_decay_trains_the_same(tmp_path):
     model = tiny.build(num_layers=1)
-    optimizer = LayerDecay(optimizers.adamw(WarmupDecay(0.01, 100)), layer_multipliers(model, decay=0.7))
+    optimizer = LayerDecay.from_model(optimizers.AdamW(WarmupDecay(0.01, 100)), model, decay=0.7)
     fit(model, optimizer, batch_size=4)
     model.save(tmp_path / "m.keras")
     reloaded = keras.models.load_model(tmp_path / "m.keras")
@@ -110,7 +110,7 @@ def test_reloaded_layer_decay_trains_the_same(tmp_path):
 
 def test_layer_decay_has_the_inner_learning_rate():
     model = tiny.build()
-    model.compile(LayerDecay(keras.optimizers.SGD(0.1), layer_multipliers(model)), LOSS)
+    model.compile(LayerDecay.from_model(keras.optimizers.SGD(0.1), model), LOSS)
     callback = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
     history = model.fit(IMAGES, LABELS, epochs=2, verbose=0, callbacks=[callback])
     assert history.history["learning_rate"] == [0.25, 0.125]
@@ -121,12 +121,12 @@ def test_layer_decay_invalid_arguments_are_refused():
     model = tiny.build()
     for decay, message in ((0, "above 0"), (1.5, r"in \(0, 1\]")):
         with pytest.raises(ValueError, match=f"`decay`.*{message}"):
-            layer_multipliers(model, decay)
+            LayerDecay.from_model("sgd", model, decay)
     with pytest.raises(ValueError, match="`multipliers`. Expected a dict from layer names to factors.*Received: 0.75"):
         LayerDecay("adamw", 0.75)
     assert isinstance(LayerDecay("adamw", {}).inner_optimizer, keras.optimizers.AdamW)
     with pytest.raises(ValueError, match="use_ema=False. Received: 'adamw' with use_ema=True"):
-        LayerDecay(keras.optimizers.AdamW(use_ema=True, name="adamw"), layer_multipliers(model))
+        LayerDecay.from_model(keras.optimizers.AdamW(use_ema=True, name="adamw"), model)
     with pytest.raises(ValueError, match="`head`.*finite number"):
         LayerDecay(keras.optimizers.SGD(0.1), {"head": "slow"})
     with pytest.raises(ValueError, match="Expected weights of the layers head. Received: 'patch_embedding/kernel'"):

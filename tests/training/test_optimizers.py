@@ -6,7 +6,7 @@ import pytest
 
 import keras_vit
 from keras_vit.training import optimizers
-from keras_vit.training.optimizers import decay_groups, is_decayed
+from keras_vit.training.optimizers import is_decayed
 from tests import tiny
 
 RNG = np.random.default_rng(0)
@@ -38,10 +38,18 @@ def twins(build=small):
 
 
 def test_default_settings_of_the_optimizers():
-    adamw, sgd = optimizers.adamw(1e-3), optimizers.sgd(0.03)
+    adamw, sgd = optimizers.AdamW(1e-3), optimizers.SGD(0.03)
     assert (adamw.beta_1, adamw.beta_2, adamw.epsilon, adamw.weight_decay) == (0.9, 0.999, 1e-8, 0.05)
     assert (sgd.momentum, sgd.global_clipnorm, sgd.weight_decay, sgd.nesterov) == (0.9, 1.0, None, False)
-    assert optimizers.sgd(0.1, global_clipnorm=None).global_clipnorm is None
+    assert optimizers.SGD(0.1, global_clipnorm=None).global_clipnorm is None
+
+
+def decay_groups(layer):
+    """Returns the trainable variables with weight decay, and the others."""
+    groups = [], []
+    for variable in layer.trainable_variables:
+        groups[not is_decayed(variable.path)].append(variable)
+    return groups
 
 
 def decayed_by_a_step(model, optimizer):
@@ -55,7 +63,7 @@ def decayed_by_a_step(model, optimizer):
 
 def test_weight_decay_of_kernels_follows_the_learning_rate():
     model = tiny.randomize(tiny.build(layer_scale_init=0.1, num_registers=1))
-    before, changed = decayed_by_a_step(model, optimizers.adamw(0.5, weight_decay=0.1))
+    before, changed = decayed_by_a_step(model, optimizers.AdamW(0.5, weight_decay=0.1))
     assert changed == {v.path for v in decay_groups(model)[0]}
     for variable, old in zip(model.trainable_variables, before, strict=True):
         expected = old * (1 - 0.5 * 0.1) if variable.path in changed else old
@@ -66,7 +74,7 @@ def test_adamw_without_kernels_decays_nothing():
     model = tiny.randomize(tiny.build())
     for layer in model.layers:
         layer.trainable = layer.name == "norm"
-    fit(model, optimizers.adamw(1e-3))
+    fit(model, optimizers.AdamW(1e-3))
     _, changed = decayed_by_a_step(model, model.optimizer)
     assert changed <= {"norm/gamma", "norm/beta"}
 
@@ -75,7 +83,7 @@ def test_adamw_without_kernels_decays_nothing():
 def test_adamw_steps_equal_numpy():
     layer = keras.layers.Dense(2, bias_initializer="ones")
     layer.build((None, 3))
-    optimizer = optimizers.adamw(0.01, weight_decay=0.1)
+    optimizer = optimizers.AdamW(0.01, weight_decay=0.1)
     kernel = values([layer.kernel])[0].astype("float64")
     mean = square = 0.0
     for t in (1, 2):
@@ -91,7 +99,7 @@ def test_adamw_steps_equal_numpy():
 
 # On JAX, Keras' own averages break the fit that follows.
 @pytest.mark.backends("torch", "jax")
-@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
+@pytest.mark.parametrize("build", [optimizers.AdamW, optimizers.SGD])
 def test_moving_average_equals_numpy_and_can_be_reloaded(build, tmp_path):
     plain, averaged = twins()
     path = []
@@ -114,11 +122,12 @@ def test_moving_average_equals_numpy_and_can_be_reloaded(build, tmp_path):
 
 
 def test_ema_momentum_is_per_update():
-    optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True, ema_momentum=0.9)
+    optimizer = optimizers.SGD(0.1, gradient_accumulation_steps=4, use_ema=True, ema_momentum=0.9)
     assert optimizer.ema_momentum**4 == pytest.approx(0.9)
-    optimizer = optimizers.sgd(0.1, gradient_accumulation_steps=4, use_ema=True)
+    assert optimizers.SGD.from_config(optimizer.get_config()).ema_momentum == optimizer.ema_momentum
+    optimizer = optimizers.SGD(0.1, gradient_accumulation_steps=4, use_ema=True)
     assert optimizer.ema_momentum**4 == pytest.approx(keras.optimizers.SGD().ema_momentum)
-    assert optimizers.adamw(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
+    assert optimizers.AdamW(0.1, gradient_accumulation_steps=4).ema_momentum == keras.optimizers.AdamW().ema_momentum
 
 
 def test_optimizers_have_the_fused_step_of_pytorch():
@@ -179,12 +188,12 @@ def test_sgd_clips_all_gradients_together():
     grads = [3 * RNG.normal(size=(3, 2)), 3 * RNG.normal(size=2)]
     norm = np.sqrt(sum((g**2).sum() for g in grads))
     assert norm > 1
-    optimizers.sgd(0.1).apply([keras.ops.convert_to_tensor(g, "float32") for g in grads], layer.trainable_variables)
+    optimizers.SGD(0.1).apply([keras.ops.convert_to_tensor(g, "float32") for g in grads], layer.trainable_variables)
     np.testing.assert_allclose(values([layer.kernel])[0], kernel - 0.1 * grads[0] / norm, rtol=1e-5)
     np.testing.assert_allclose(values([layer.bias])[0], bias - 0.1 * grads[1] / norm, rtol=1e-5)
 
 
-@pytest.mark.parametrize("build", [optimizers.adamw, optimizers.sgd])
+@pytest.mark.parametrize("build", [optimizers.AdamW, optimizers.SGD])
 def test_gradient_accumulation_equals_a_larger_batch(build):
     large, small = twins()
     fit(large, build(0.01), epochs=2, batch_size=8)

@@ -7,7 +7,7 @@ from keras_vit.data import POLICIES, splits
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build
 from keras_vit.models.vit.variants import architecture_of
-from keras_vit.training import RECIPES, recipe, run
+from keras_vit.training import RECIPES, run
 from keras_vit.training.from_recipe import lengths, optimizer
 from keras_vit.weights.zoo import resolve
 from tests.distribution.children import write_images
@@ -111,4 +111,4 @@ def test_recipes_have_a_schedule_for_80_images():
 
 def test_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="Expected a recipe: finetune, pretrain_imagenet21k.*'nothing'"):
-        recipe("nothing")
+        RECIPES["nothing"]

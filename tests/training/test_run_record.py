@@ -8,7 +8,9 @@ import scipy.sparse
 import tensorflow as tf
 
 from keras_vit.data import from_dataframe
+from keras_vit.distillation import Distiller
 from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
+from tests.distillation.models import conv_teacher, linear_student
 from tests.tiny import build
 
 
@@ -26,6 +28,14 @@ def test_record_of_a_rebuilt_model_is_equal():
     first, second = (record(keras.Sequential(layers())) for _ in range(2))
     assert difference(json.loads(json.dumps(first)), second) is None
     assert difference(json.loads(json.dumps(record())), record()) is None
+
+
+def test_record_of_a_rebuilt_teacher_ignores_dropout_seeds():
+    records = [record(Distiller(linear_student(), conv_teacher())) for _ in range(2)]
+    student, teacher = linear_student(), conv_teacher()
+    teacher.set_weights([weight + 1 for weight in teacher.get_weights()])
+    assert difference(*records) is None
+    assert difference(records[0], record(Distiller(student, teacher))).startswith("model.unsaved")
 
 
 @pytest.mark.parametrize(

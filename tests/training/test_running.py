@@ -26,7 +26,7 @@ def images(folder):
 
 
 def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path):
-    recipe = training.recipe("finetune_pets").replace(
+    recipe = training.RECIPES["finetune_pets"].replace(
         {**TINY, "steps": 7, "learning_rate": 0.5, "layer_decay": 0.9, "model.interpolation": "bicubic"}
     )
     options = {"weights": "none", "verbose": 0, "save_every": 2}
@@ -60,7 +60,7 @@ def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path
 
 def test_run_with_lora_and_ema_saves_a_merged_model(images, tmp_path):
     changes = {**TINY, "steps": 3, "lora_rank": 2, "ema": 0.5, "dtype": "float32", "learning_rate": 0.1}
-    recipe = training.recipe("lora_flowers17").replace({**changes, "label_smoothing": 0.1})
+    recipe = training.RECIPES["lora_flowers17"].replace({**changes, "label_smoothing": 0.1})
     ran = training.run(recipe, images, tmp_path / "run", weights="none", verbose=0)
     assert not any("lora" in weight.path for weight in ran.model.weights)
     reloaded = keras.models.load_model(tmp_path / "run" / "model.keras")
@@ -72,14 +72,14 @@ def test_run_with_lora_and_ema_saves_a_merged_model(images, tmp_path):
 def test_run_results_name_broken_images(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "images")
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
-    recipe = training.recipe("finetune_pets").replace({**TINY, "steps": 3, "train": "head"})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "steps": 3, "train": "head"})
     make = data.splits(tmp_path / "images", holdout=0.4)
     ran = training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
     assert ran.results["broken_images"] == [str(tmp_path / "images" / "cat" / "5.png")]
 
 
 def test_diverged_run_writes_no_results(images, tmp_path):
-    recipe = training.recipe("finetune_pets").replace(
+    recipe = training.RECIPES["finetune_pets"].replace(
         {**TINY, "steps": 9, "learning_rate": 1e30, "clip": None, "warmup_steps": 0, "sam": 0.1}
     )
     with pytest.raises(FloatingPointError, match="non-finite values at step .* of 9"):
@@ -100,7 +100,7 @@ def test_run_refuses_other_classes_and_scaled_images(images, tmp_path):
     message = "images of 0 to 255, as the model takes them. Received: values from -0.9"
     for make, match in ((reordered, "in the test images as well"), (scaled, message)):
         with pytest.raises(ValueError, match=match):
-            training.run(training.recipe("finetune_pets").replace(TINY), make, tmp_path / "run", weights="none")
+            training.run(training.RECIPES["finetune_pets"].replace(TINY), make, tmp_path / "run", weights="none")
         assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +113,7 @@ def test_run_requests_data_with_the_model_preprocessing(images, tmp_path):
 
     preprocessing = {"interpolation": "bicubic", "crop_fraction": 0.8, "mean": (0.4, 0.5, 0.6)}
     changes = {"model.preprocessing": preprocessing}
-    recipe = training.recipe("finetune_pets").replace({**TINY, **changes, "steps": 1, "warmup_steps": 0})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes, "steps": 1, "warmup_steps": 0})
     training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
     for _, options in asked[1:]:
         found = carrier_of(options["preprocessing"]).preprocessing

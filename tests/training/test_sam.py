@@ -52,7 +52,7 @@ def test_sam_steps_equal_numpy():
 def test_sam_counts_each_batch_and_image_once():
     trainer = SAM(linear())
     counter = keras.metrics.MeanMetricWrapper(lambda y, y_pred: keras.ops.ones_like(y[:, 0]), name="ones")
-    trainer.compile(optimizers.sgd(0.1, gradient_accumulation_steps=2), "mse", metrics=[counter])
+    trainer.compile(optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse", metrics=[counter])
     trainer.fit(X, Y, batch_size=4, verbose=0)
     assert int(trainer.optimizer._iterations) == 4 and trainer.optimizer.momentum == 0.9
     assert float(counter.count) == 16
@@ -105,7 +105,7 @@ def test_sam_trains_a_vit_and_saves_the_plain_model(tmp_path):
     before = [keras.ops.convert_to_numpy(w).copy() for w in frozen.weights]
     assert SAM(model).rho == 0.05
     trainer = SAM(model, rho=0.1)
-    trainer.compile(optimizers.adamw(0.01), LOSS)
+    trainer.compile(optimizers.AdamW(0.01), LOSS)
     history = trainer.fit(
         IMAGES, LABELS, batch_size=8, epochs=20, verbose=0, validation_data=(IMAGES, LABELS), shuffle=False
     )
@@ -122,7 +122,7 @@ def test_sam_trains_a_vit_and_saves_the_plain_model(tmp_path):
 def test_sam_weights_file_holds_the_optimizer(tmp_path):
     trainer, again = SAM(linear(), rho=0.1), SAM(linear(), rho=0.1)
     for t in (trainer, again):
-        t.compile(optimizers.sgd(0.01), "mse")
+        t.compile(optimizers.SGD(0.01), "mse")
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
     trainer.fit(X, Y, verbose=0, callbacks=[checkpoint])
     reloaded = keras.models.load_model(tmp_path / "m.keras")

@@ -51,7 +51,7 @@ def curve(recipe):
 
 @pytest.mark.every_backend
 def test_loss_curve_equals_the_golden_curve():
-    recipe = training.recipe("deit_tiny").replace({"learning_rate": 3e-3, "clip": 1.0})
+    recipe = training.RECIPES["deit_tiny"].replace({"learning_rate": 3e-3, "clip": 1.0})
     losses = curve(recipe)
     assert len(losses) == STEPS and np.mean(losses[-10:]) < 0.95 * np.mean(losses[:10])
     np.testing.assert_allclose(losses, json.loads(GOLDEN.read_text()), rtol=1e-3)

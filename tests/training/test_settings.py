@@ -1,23 +1,23 @@
 import pytest
 
-from keras_vit.training import recipe
+from keras_vit.training import RECIPES
 
 
 def test_recipe_replace_parses_text():
-    changed = recipe("finetune_cifar").replace(
+    changed = RECIPES["finetune_cifar"].replace(
         {"learning_rate": "0.01", "image_size": "(32, 48)", "variant": "S/4", "model.dropout_rate": "0.1", "epochs": 3}
     )
     assert (changed.learning_rate, changed.image_size, changed.variant) == (0.01, (32, 48), "S/4")
     assert changed.model == {"dropout_rate": 0.1} and (changed.epochs, changed.steps) == (3.0, None)
-    assert changed.name == "finetune_cifar" and recipe("finetune_cifar").model == {}
-    assert recipe("deit_small").replace({"warmup_steps": "7"}).warmup_epochs == 0
-    own = recipe("finetune").replace({"epochs": "3", "warmup_epochs": "0.5"})
+    assert changed.name == "finetune_cifar" and RECIPES["finetune_cifar"].model == {}
+    assert RECIPES["deit_small"].replace({"warmup_steps": "7"}).warmup_epochs == 0
+    own = RECIPES["finetune"].replace({"epochs": "3", "warmup_epochs": "0.5"})
     assert (own.epochs, own.min_steps, own.warmup_epochs, own.warmup_percent) == (3, 0, 0.5, 0)
-    assert recipe("finetune").replace({"epochs": "3", "min_steps": "9"}).min_steps == 9
-    assert recipe("finetune").replace({"batch_size": "8"}).batch_size == 8
-    assert recipe("finetune").replace({"warmup_percent": "0"}).warmup_percent == 0
-    assert recipe("deit_small").replace({"warmup_percent": "5"}).warmup_epochs == 0
-    assert recipe("finetune").command == "keras-vit train --recipe finetune --data FOLDER"
+    assert RECIPES["finetune"].replace({"epochs": "3", "min_steps": "9"}).min_steps == 9
+    assert RECIPES["finetune"].replace({"batch_size": "8"}).batch_size == 8
+    assert RECIPES["finetune"].replace({"warmup_percent": "0"}).warmup_percent == 0
+    assert RECIPES["deit_small"].replace({"warmup_percent": "5"}).warmup_epochs == 0
+    assert RECIPES["finetune"].command == "keras-vit train --recipe finetune --data FOLDER"
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_recipe_replace_parses_text():
 )
 def test_recipe_replace_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        recipe("finetune_cifar").replace(changes)
+        RECIPES["finetune_cifar"].replace(changes)

@@ -1,6 +1,7 @@
 import errno
 import functools
 import hashlib
+import multiprocessing
 import os
 import sys
 import traceback
@@ -46,7 +47,7 @@ def check_whole(server, path):
     assert {p.name for p in path.parent.iterdir()} == {path.name, pin_of(path).name, f".{path.name}.lock"}
 
 
-def check_refused(message, url, path, error=DownloadError, **options):
+def check_not_downloaded(message, url, path, error=DownloadError, **options):
     """Checks that a download raises an error with this message and leaves the lock at most. Returns the error."""
     with pytest.raises(error, match=message) as caught:
         download(url, path, **options)
@@ -113,7 +114,7 @@ def test_resume_without_strong_etag_needs_date(server, path):
 )
 def test_persistent_failure_raises_after_attempts(server, path, answer, reason):
     server.answers = [answer]
-    error = check_refused(reason, server.url, path, attempts=3, timeout=0.1)
+    error = check_not_downloaded(reason, server.url, path, attempts=3, timeout=0.1)
     assert server.url in str(error) and "3 attempts" in str(error)
     assert len(server.requests) == 3
 
@@ -147,7 +148,7 @@ def test_temporary_error_is_tried_again(server, path, status):
 )
 def test_lasting_error_is_not_tried_again(server, path, answer, message):
     server.answers = [answer]
-    error = check_refused(message, server.url, path)
+    error = check_not_downloaded(message, server.url, path)
     assert len(server.requests) == 1 and server.url in str(error)
     assert "".join(traceback.format_exception(error)).count("Traceback") == 1
 
@@ -157,7 +158,7 @@ def test_damaged_download_is_repeated_once(server, path, what):
     digits = sha256(server.body)
     arguments = {"sha256": digits.upper()} if what == "sha256" else {"sha256_prefix": digits[:8]}
     server.answers = [Answer(body=flipped(server.body, 100, 0))]
-    check_refused(f"Refused {server.url} after two downloads: the file has the", server.url, path, **arguments)
+    check_not_downloaded(f"Refused {server.url} after two downloads: the file has the", server.url, path, **arguments)
     assert len(server.requests) == 2
     server.answers += [Answer()]
     download(server.url, path, **arguments)
@@ -169,7 +170,7 @@ def test_damaged_download_is_repeated_once(server, path, what):
 
 def test_wrong_or_unknown_length_is_checked_by_hash(server, path):
     server.answers = [Answer(length=150_000)]
-    check_refused("Refused", server.url, path, sha256=sha256(server.body))
+    check_not_downloaded("Refused", server.url, path, sha256=sha256(server.body))
     server.answers = [Answer(length=False)]
     download(server.url, path, sha256_prefix=sha256(server.body)[:8])
     check_whole(server, path)
@@ -178,7 +179,7 @@ def test_wrong_or_unknown_length_is_checked_by_hash(server, path):
 @pytest.mark.parametrize("length", [None, False])
 def test_too_large_file_is_refused_early(server, path, length):
     server.body, server.answers = bytes(5 << 20), [Answer(length=length)]
-    check_refused("larger than 1,000,000 bytes", server.url, path, sha256_prefix="00", most=1_000_000)
+    check_not_downloaded("larger than 1,000,000 bytes", server.url, path, sha256_prefix="00", most=1_000_000)
     assert len(server.requests) == 1
     download(server.url, path, sha256_prefix=sha256(server.body)[:8], most=5 << 20)
 
@@ -186,7 +187,7 @@ def test_too_large_file_is_refused_early(server, path, length):
 @pytest.mark.long
 def test_too_slow_server_is_refused(server, path):
     server.body, server.answers = bytes(40_000), [Answer(pause=0.5), Answer()]
-    check_refused("fewer than 10,000 bytes per second", server.url, path, attempts=1, timeout=1)
+    check_not_downloaded("fewer than 10,000 bytes per second", server.url, path, attempts=1, timeout=1)
     download(server.url, path)
     check_whole(server, path)
 
@@ -194,7 +195,7 @@ def test_too_slow_server_is_refused(server, path):
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="Windows cannot refuse links")
 def test_symlink_as_lock_is_refused(server, path):
     path.with_name(f".{path.name}.lock").symlink_to(path.parent / "victim")
-    check_refused("lock", server.url, path, OSError)
+    check_not_downloaded("lock", server.url, path, OSError)
     assert not server.requests
 
 
@@ -218,7 +219,7 @@ def test_redirect_is_followed_only_to_safe_schemes(server, path):
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/a", "weights.npz"])
 def test_other_schemes_and_missing_folder_are_refused(path, url):
-    check_refused("`url`. Expected an http or https address. Received: ", url, path, ValueError)
+    check_not_downloaded("`url`. Expected an http or https address. Received: ", url, path, ValueError)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         download("http://127.0.0.1:9/weights.npz", path.parent / "nowhere" / "weights.npz")
 
@@ -230,7 +231,7 @@ def test_failed_write_names_file_and_leaves_nothing(server, path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        check_refused("Cannot write.*weights.npz", server.url, path, OSError)
+        check_not_downloaded("Cannot write.*weights.npz", server.url, path, OSError)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(server.requests) == 1
@@ -248,7 +249,7 @@ def test_interrupted_write_leaves_nothing(server, path, monkeypatch, error, expe
         raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    check_refused(message, server.url, path, expected)
+    check_not_downloaded(message, server.url, path, expected)
 
 
 def test_existing_file_is_pinned_and_checked(server, path):
@@ -338,9 +339,13 @@ def test_progress_follows_keras_logging(server, path, capsys, monkeypatch):
     assert not capsys.readouterr().out
 
 
-def test_two_downloads_at_once_make_one_request(server, path):
-    server.answers = [Answer(pause=0.002)]
-    with futures.ThreadPoolExecutor() as pool:
-        list(pool.map(lambda _: download(server.url, path), range(2)))
+PROCESSES = functools.partial(futures.ProcessPoolExecutor, mp_context=multiprocessing.get_context("fork"))
+
+
+@pytest.mark.parametrize("pool", [futures.ThreadPoolExecutor, PROCESSES], ids=["threads", "processes"])
+def test_two_downloads_at_once_make_one_request(server, path, pool):
+    server.answers = [Answer(pause=0.01)]
+    with pool(max_workers=2) as workers:
+        list(workers.map(download, [server.url] * 2, [path] * 2))
     check_whole(server, path)
     assert len(server.requests) == 1

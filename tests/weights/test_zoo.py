@@ -81,7 +81,8 @@ def put(path, content=None):
     return path
 
 
-def check_refused(message, row, error=ValueError):
+def check_not_fetched(message, row, error=ValueError):
+    """Checks that the file of a published checkpoint is refused with this message."""
     with pytest.raises(error, match=message):
         zoo.fetch(row)
 
@@ -228,25 +229,25 @@ def test_named_folder_precedes_cache_and_stays_unchanged(named, home, offline, m
     assert (home / f"{TI16.filename}.sha256").read_text() == f"{digest}  {TI16.filename}\n"
     assert zoo.fetch(TI16) == str(path)
     put(path, "others")
-    check_refused(f"{re.escape(str(path))}.*is pinned in", TI16)
+    check_not_fetched(f"{re.escape(str(path))}.*is pinned in", TI16)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(named / "nowhere"))
-    check_refused("KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere", B16, NotADirectoryError)
+    check_not_fetched("KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere", B16, NotADirectoryError)
 
 
 def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
     put(named / "ViT-B_16.npz")
     put(named / "deeper" / "still" / B16.filename)
     put(home / B16.filename)
-    check_refused("is not ViTB16.imagenet21k: it holds ViT-Ti/16", B16)
+    check_not_fetched("is not ViTB16.imagenet21k: it holds ViT-Ti/16", B16)
     put(named / B16.filename, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
-    check_refused("Git LFS pointer.*git lfs pull", B16)
+    check_not_fetched("Git LFS pointer.*git lfs pull", B16)
     assert not (home / f"{B16.filename}.sha256").exists()
 
 
 def test_published_hash_is_checked_in_named_folder(named, home, offline):
     row = zoo.find("DeiTTi16.imagenet2012")
     path = put(named / row.filename, "weights")
-    check_refused("a1311bcf is in its published name", row)
+    check_not_fetched("a1311bcf is in its published name", row)
     assert path.exists() and not list(home.iterdir())
     digest = hashlib.sha256(b"weights").hexdigest()
     assert zoo.fetch(row._replace(sha256_prefix=digest[:8])) == str(path)
@@ -263,9 +264,9 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda body: b"<?xml version='1.0'?><Error/>", ""),
-        (lambda body: b"PK\x03\x04" + bytes(500), ""),
-        (lambda body: b"", ""),
+        (lambda body: b"<?xml version='1.0'?><Error/>", "it is a web page"),
+        (lambda body: b"PK\x03\x04" + bytes(500), "truncated or damaged"),
+        (lambda body: b"", "the server sent nothing"),
         (lambda body: archive(num_classes=5), "not the file that was expected"),
         (lambda body: flipped(body, len(body) // 2, 0), "not the file that was expected"),
     ],
@@ -273,7 +274,7 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name):
 )
 def test_wrong_download_never_gets_name_of_checkpoint(server, home, change, message):
     server.body = change(server.body)
-    check_refused(message, TI16._replace(url=server.url), DownloadError)
+    check_not_fetched(message, TI16._replace(url=server.url), DownloadError)
     assert not (home / TI16.filename).exists() and not (home / f"{TI16.filename}.sha256").exists()
 
 
@@ -284,7 +285,7 @@ def test_file_is_downloaded_once_and_damage_is_refused(server, home):
     assert path.read_bytes() == server.body and len(server.requests) == 1
     assert hashlib.sha256(server.body).hexdigest() in (home / f"{TI16.filename}.sha256").read_text()
     path.write_bytes(server.body[:-1])
-    check_refused("Delete it to download it again", row)
+    check_not_fetched("Delete it to download it again", row)
     path.unlink()
     zoo.fetch(row)
     assert path.read_bytes() == server.body
@@ -322,11 +323,11 @@ def test_unwritable_cache_is_replaced_by_private_folder(server, monkeypatch, tmp
         return
     assert path.parent.stat().st_uid == os.getuid()
     path.parent.chmod(0o777)
-    check_refused("only its owner, this user, can use", TI16, PermissionError)
+    check_not_fetched("only its owner, this user, can use", TI16, PermissionError)
     path.parent.chmod(0o700)
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    check_refused("only its owner", TI16, PermissionError)
+    check_not_fetched("only its owner", TI16, PermissionError)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_vit import layers
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
@@ -63,7 +63,7 @@ def connect(images, config, *, head_init="zeros"):
     """Adds the layers of a `BiTConfig` to a functional graph; returns the outputs."""
     conv, norm = conv_options(True, config.resnet_epsilons), norm_options(True, config.resnet_epsilons)
     x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(images)
-    x = layers.SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
+    x = SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
     x = GroupNormalization(name="norm", **norm)(x, show_nan=False)
     x = keras.layers.Activation(relu_with_nan, name="relu")(x)

@@ -10,6 +10,7 @@ import keras
 from keras_vit import arguments, layers
 from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
+from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
@@ -112,9 +113,9 @@ def connect(
     )
     if config.num_registers:
         stddev = initializers.RandomNormal(stddev=1e-6)
-        x = layers.PrefixTokens(config.num_registers, initializer=stddev, name="registers")(x)
+        x = PrefixTokens(config.num_registers, initializer=stddev, name="registers")(x)
     if config.distillation_token:
-        x = layers.PrefixTokens(1, name="distillation_token")(x)
+        x = PrefixTokens(1, name="distillation_token")(x)
     if config.class_token:
         x = layers.ClassToken(name="class_token")(x)
     if config.position_embedding in layers.position_embedding.METHODS:

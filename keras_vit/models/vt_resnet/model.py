@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 
-from keras_vit import arguments, layers
+from keras_vit import arguments
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
 from keras_vit.models.vt_resnet.config import VTResNetConfig
 from keras_vit.models.vt_resnet.resnet_block import NORM, ResNetBlock
@@ -82,7 +83,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
     x = keras.layers.Activation(relu_with_nan, name="root_relu")(x)
-    x = layers.SymmetricMaxPooling2D(3, 2, name="root_pool")(x)
+    x = SymmetricMaxPooling2D(3, 2, name="root_pool")(x)
     x = _blocks(x, config, drop_path_rate)
     x = keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if dropout_rate:

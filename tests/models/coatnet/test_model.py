@@ -5,7 +5,8 @@ from keras import ops
 
 import keras_vit
 from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
-from keras_vit.training import enable_lora, freeze, layer_multipliers, merge_lora
+from keras_vit.training import enable_lora, freeze, merge_lora
+from keras_vit.training.layer_decay import layer_multipliers
 from tests.contract import randomize
 from tests.models.small import images
 
