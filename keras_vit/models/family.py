@@ -192,7 +192,7 @@ def config_from(family, variant, fields):
         channels = arguments.positive_int("in_channels", fields.get("in_channels", 3))
         value = fields["preprocessing"]
         if isinstance(value, Mapping):
-            others = {name: other for name, other in fields.items() if name in ("image_size", "in_channels")}
+            others = {name: other for name, other in fields.items() if name != "preprocessing"}
             value = changed(family.config.from_variant(variant, **others).preprocessing, value)
         fields = {**fields, "preprocessing": preprocessing_record(value).for_channels(channels)}
     arguments.class_names(fields.get("class_names"), fields.get("num_classes", 1000))
