@@ -90,6 +90,20 @@ class AttentionPooling(CompositeLayer):
         x = (x + self.mlp(self.norm(x)))[:, 0]
         return (x, scores) if return_attention_scores else x
 
+    def cost_steps(self, tokens_shape, **call_arguments):
+        tokens, hidden_dim = tokens_shape[1] - self.num_prefix_tokens, tokens_shape[2]
+        width = self.num_heads * self.attention.key_dim
+        return [
+            ("attention/query", hidden_dim * width, width),
+            ("attention/key, value", 2 * tokens * hidden_dim * width, 2 * tokens * width),
+            ("attention/query x key", tokens * width, tokens * self.num_heads),
+            ("attention/weights x value", tokens * width, width),
+            ("attention/out", width * hidden_dim, hidden_dim),
+            ("norm", 0, hidden_dim),
+            ("mlp", self.mlp.multiply_adds((None, 1, hidden_dim)), 2 * self.mlp_dim + hidden_dim),
+            ("residual", 0, hidden_dim),
+        ]
+
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 

@@ -3,11 +3,14 @@ import inspect
 import keras
 
 from keras_vit import activations
-from keras_vit.layers import direct
+from keras_vit.layers import costs, direct
 
 
 class Layer(keras.layers.Layer):
     """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
+
+    # If True, and without own `cost_steps`, a call costs what the layers and operations in `call` cost.
+    adds_up = False
 
     @property
     def inherited(self):
@@ -22,6 +25,19 @@ class Layer(keras.layers.Layer):
         """The shape of the first input; overridden if the output has another."""
         return input_shape
 
+    def multiply_adds(self, *input_shapes):
+        """Returns the multiply-adds of a call of the built layer for one image; shapes include the batch axis."""
+        inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
+        output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
+        return costs.total(costs.steps_of(self, inputs, {}, output))
+
+    def cost_steps(self, input_shape, **call_arguments):
+        """Returns (name, multiply-adds, kept activations) per step, for a shape with a batch axis of 1.
+
+        None: the layer has no products and keeps its output.
+        """
+        return None
+
     def traced_spec(self, *args, **kwargs):
         """Symbolic outputs by tracing `call`, for layers whose arguments decide what they return."""
 
@@ -30,6 +46,11 @@ class Layer(keras.layers.Layer):
             return x if x.dtype == "int32" else keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
         return keras.tree.map_structure(in_dtype, keras.Operation.compute_output_spec(self, *args, **kwargs))
+
+    def spec(self, *shapes):
+        """Symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""
+        outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         config = super().get_config()
@@ -45,6 +66,8 @@ class Layer(keras.layers.Layer):
 # Keras saves only the outer layer's config. Subclasses define `dense_layers` and end `build` with `restore_changes`.
 class CompositeLayer(Layer):
     """A layer with inner layers whose config also records their LoRA, quantization and frozen weights."""
+
+    adds_up = True
 
     def __init__(self, *, changes=None, **kwargs):
         super().__init__(**kwargs)

@@ -1,3 +1,5 @@
+import math
+
 import keras
 from keras import ops
 
@@ -114,6 +116,10 @@ class PatchEmbedding(Layer):
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))
         return x if self.bias is None else x + self.bias
+
+    def cost_steps(self, images_shape):
+        size = math.prod(self.compute_output_shape(images_shape))
+        return [("", size * math.prod(self.patch_size) * images_shape[-1], size)]
 
     def compute_output_shape(self, images_shape):
         batch, *image_size, _ = images_shape
