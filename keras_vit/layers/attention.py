@@ -182,7 +182,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def cost_steps(self, tokens_shape, num_queries=None, **call_arguments):
         _, tokens, hidden_dim = tokens_shape
-        queries, width = num_queries or tokens, self.num_heads * self.key_dim
+        queries, width = min(num_queries or tokens, tokens), self.num_heads * self.key_dim
         product, scores = queries * tokens * width, self.num_heads * queries * tokens
         steps = [("qkv", 3 * tokens * hidden_dim * width, 3 * tokens * width)]
         steps += [("query_norm, key_norm", 0, 2 * tokens * width)] if self.qk_norm else []

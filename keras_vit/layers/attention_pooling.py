@@ -107,4 +107,8 @@ class AttentionPooling(CompositeLayer):
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
-    compute_output_spec = CompositeLayer.traced_spec
+    def compute_output_spec(self, tokens, sizes=None, return_attention_scores=False):
+        batch, length, hidden_dim = tokens.shape
+        patches = None if length is None else length - self.num_prefix_tokens
+        scores = [(batch, self.num_heads, 1, patches)] if return_attention_scores else []
+        return self.spec((batch, hidden_dim), *scores)

@@ -9,7 +9,7 @@ from keras_vit.layers import costs, direct
 class Layer(keras.layers.Layer):
     """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
 
-    # If True, and without own `cost_steps`, a call costs what the layers and operations in `call` cost.
+    # If True and `cost_steps` returns None, a call costs the sum of the layers and operations that `call` calls.
     adds_up = False
 
     @property
@@ -26,26 +26,31 @@ class Layer(keras.layers.Layer):
         return input_shape
 
     def multiply_adds(self, *input_shapes):
-        """Returns the multiply-adds of a call of the built layer for one image; shapes include the batch axis."""
+        """Returns the multiply-adds of the built layer for one image.
+
+        Args:
+            *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.
+
+        Returns:
+            Int; 0 for a layer without matrix products and convolutions. None if those of an inner layer are unknown.
+
+        Example:
+
+        >>> layer = keras_vit.layers.MLP(3072)
+        >>> layer.build((None, 197, 768))
+        >>> layer.multiply_adds((None, 197, 768)) == 2 * 197 * 768 * 3072
+        True
+        """
         inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
         output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
         return costs.total(costs.steps_of(self, inputs, {}, output))
 
     def cost_steps(self, input_shape, **call_arguments):
-        """Returns (name, multiply-adds, kept activations) per step, for a shape with a batch axis of 1.
+        """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.
 
-        None: the layer has no products and keeps its output.
+        The default, None, means one step without products that keeps its output, or see `adds_up`.
         """
         return None
-
-    def traced_spec(self, *args, **kwargs):
-        """Symbolic outputs by tracing `call`, for layers whose arguments decide what they return."""
-
-        def in_dtype(x):
-            # Keras on PyTorch traces mixed precision in float32.
-            return x if x.dtype == "int32" else keras.KerasTensor(x.shape, dtype=self.compute_dtype)
-
-        return keras.tree.map_structure(in_dtype, keras.Operation.compute_output_spec(self, *args, **kwargs))
 
     def spec(self, *shapes):
         """Symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""

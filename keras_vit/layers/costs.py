@@ -46,12 +46,13 @@ UNKNOWN_OPERATIONS = (
 
 def steps_of(operation, args, kwargs, output):
     """Returns the `Step`s of a layer or `keras.Operation` that is called on symbolic tensors and returns `output`."""
-    x, size, kind = _tensors((args, kwargs))[0], math.prod(output.shape[1:]), type(operation).__name__
+    x, kind = _tensors((args, kwargs))[0], type(operation).__name__
     if hasattr(operation, "cost_steps"):
         steps = operation.cost_steps(x.shape, **kwargs)
         if steps is None and operation.adds_up:
             return _steps_inside(operation, args, kwargs)
-        return [Step("", 0, size)] if steps is None else [Step(*step) for step in steps]
+        return [Step("", 0, math.prod(output.shape[1:]))] if steps is None else [Step(*step) for step in steps]
+    size = math.prod(output.shape[1:])
     if not isinstance(operation, keras.layers.Layer):
         products = None if re.fullmatch(UNKNOWN_OPERATIONS, kind) else size * x.shape[-1] if kind == "Matmul" else 0
         return [Step("", products, 0 if re.fullmatch(VIEW_OPERATIONS, kind) or "float" not in output.dtype else size)]

@@ -117,7 +117,7 @@ class PatchEmbedding(Layer):
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))
         return x if self.bias is None else x + self.bias
 
-    def cost_steps(self, images_shape):
+    def cost_steps(self, images_shape, **call_arguments):
         size = math.prod(self.compute_output_shape(images_shape))
         return [("", size * math.prod(self.patch_size) * images_shape[-1], size)]
 

@@ -94,7 +94,7 @@ class StandardizedConv2D(Layer):
         kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
         return ops.conv(images, kernel, strides=self.strides, padding=padding, data_format="channels_last")
 
-    def cost_steps(self, images_shape):
+    def cost_steps(self, images_shape, **call_arguments):
         size = math.prod(self.compute_output_shape(images_shape))
         return [("", size * math.prod(self.kernel_size) * images_shape[-1], size)]
 

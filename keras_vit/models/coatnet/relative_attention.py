@@ -107,7 +107,7 @@ class RelativeAttention(CompositeLayer):
         x = self.out(x)
         return (x, weights) if return_attention_scores else x
 
-    def cost_steps(self, images_shape):
+    def cost_steps(self, images_shape, **call_arguments):
         tokens, width = math.prod(images_shape[:-1]), self.num_heads * self.head_dim
         product = tokens * tokens * width
         return [
