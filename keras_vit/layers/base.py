@@ -26,7 +26,7 @@ class Layer(keras.layers.Layer):
         return input_shape
 
     def multiply_adds(self, *input_shapes):
-        """Returns the multiply-adds of the built layer for one image.
+        """Returns the multiply-adds for one image; builds the layer if necessary.
 
         Args:
             *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.
@@ -36,11 +36,11 @@ class Layer(keras.layers.Layer):
 
         Example:
 
-        >>> layer = keras_vit.layers.MLP(3072)
-        >>> layer.build((None, 197, 768))
-        >>> layer.multiply_adds((None, 197, 768)) == 2 * 197 * 768 * 3072
-        True
+        >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
+        115605504
         """
+        if not self.built:
+            self.build(*input_shapes)
         inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
         output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
         return costs.total(costs.steps_of(self, inputs, {}, output))
@@ -48,7 +48,7 @@ class Layer(keras.layers.Layer):
     def cost_steps(self, input_shape, **call_arguments):
         """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.
 
-        The default, None, means one step without products that keeps its output, or see `adds_up`.
+        None means a single step, the product with the layer's `kernel` if there is one, or `adds_up`.
         """
         return None
 

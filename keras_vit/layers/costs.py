@@ -49,9 +49,10 @@ def steps_of(operation, args, kwargs, output):
     x, kind = _tensors((args, kwargs))[0], type(operation).__name__
     if hasattr(operation, "cost_steps"):
         steps = operation.cost_steps(x.shape, **kwargs)
-        if steps is None and operation.adds_up:
+        if steps is not None:
+            return [Step(*step) for step in steps]
+        if operation.adds_up:
             return _steps_inside(operation, args, kwargs)
-        return [Step("", 0, math.prod(output.shape[1:]))] if steps is None else [Step(*step) for step in steps]
     size = math.prod(output.shape[1:])
     if not isinstance(operation, keras.layers.Layer):
         products = None if re.fullmatch(UNKNOWN_OPERATIONS, kind) else size * x.shape[-1] if kind == "Matmul" else 0
@@ -61,6 +62,8 @@ def steps_of(operation, args, kwargs, output):
             # The input of an activation inside the layer is kept too.
             copies = 1 if operation.activation in (None, keras.activations.linear) else 2
             return [Step("", size * count(operation, x), copies * size)]
+    if hasattr(operation, "cost_steps"):
+        return [Step("", size * math.prod(operation.kernel.shape[:-1]) if hasattr(operation, "kernel") else 0, size)]
     copies = 0 if isinstance(operation, (*VIEWS, keras.layers.ReLU)) else 1
     # In training, batch normalization keeps the centred input too.
     copies += isinstance(operation, keras.layers.BatchNormalization)

@@ -1,5 +1,3 @@
-import math
-
 import keras
 from keras import ops
 
@@ -116,10 +114,6 @@ class PatchEmbedding(Layer):
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))
         return x if self.bias is None else x + self.bias
-
-    def cost_steps(self, images_shape, **call_arguments):
-        size = math.prod(self.compute_output_shape(images_shape))
-        return [("", size * math.prod(self.patch_size) * images_shape[-1], size)]
 
     def compute_output_shape(self, images_shape):
         batch, *image_size, _ = images_shape

@@ -1,5 +1,3 @@
-import math
-
 import keras
 from keras import ops
 
@@ -93,10 +91,6 @@ class StandardizedConv2D(Layer):
             padding = "valid"
         kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
         return ops.conv(images, kernel, strides=self.strides, padding=padding, data_format="channels_last")
-
-    def cost_steps(self, images_shape, **call_arguments):
-        size = math.prod(self.compute_output_shape(images_shape))
-        return [("", size * math.prod(self.kernel_size) * images_shape[-1], size)]
 
     def compute_output_shape(self, images_shape):
         batch, *sides, _ = images_shape
