@@ -133,12 +133,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         num_queries=None,
         rotary=None,
     ):
-        if (rotary is None) != (self.rotary_layout is None):
-            given = None if rotary is None else rotary.shape
-            raise ValueError(
-                "Expected `rotary` with `rotary_layout`, and only with it. "
-                f"Received: rotary_layout={self.rotary_layout!r}, rotary of shape {given}"
-            )
+        self._check_rotary(rotary)
         num_queries = arguments.optional(arguments.positive_int, "num_queries", num_queries)
         dropout = training and self.dropout_rate > 0
         few = not (return_attention_scores or return_keys or dropout) and self._has_few(num_queries)
@@ -176,6 +171,26 @@ class MultiHeadSelfAttention(CompositeLayer):
         if return_keys:
             outputs.append(ops.mean(key, axis=1))
         return tuple(outputs) if len(outputs) > 1 else x
+
+    def _check_rotary(self, rotary):
+        if (rotary is None) != (self.rotary_layout is None):
+            given = None if rotary is None else rotary.shape
+            raise ValueError(
+                "Expected `rotary` if and only if `rotary_layout` is set. "
+                f"Received: rotary_layout={self.rotary_layout!r}, rotary of shape {given}"
+            )
+
+    def cost_steps(self, tokens_shape, num_queries=None, **call_arguments):
+        _, tokens, hidden_dim = tokens_shape
+        queries, width = min(num_queries or tokens, tokens), self.num_heads * self.key_dim
+        product, scores = queries * tokens * width, self.num_heads * queries * tokens
+        steps = [("qkv", 3 * tokens * hidden_dim * width, 3 * tokens * width)]
+        steps += [("query_norm, key_norm", 0, 2 * tokens * width)] if self.qk_norm else []
+        steps += [("relative positions", product, scores)] if self.max_relative_distance is not None else []
+        steps += [("rotated query, key", 0, 2 * tokens * width)] if self.rotary_layout is not None else []
+        steps += [("query x key", product, scores), ("weights x value", product, queries * width)]
+        steps += [("norm", 0, queries * width)] if self.output_norm else []
+        return [*steps, ("out", queries * width * hidden_dim, queries * hidden_dim)]
 
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
@@ -232,7 +247,23 @@ class MultiHeadSelfAttention(CompositeLayer):
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
-    compute_output_spec = CompositeLayer.traced_spec
+    def compute_output_spec(
+        self,
+        tokens,
+        sizes=None,
+        training=None,
+        return_attention_scores=False,
+        return_keys=False,
+        num_queries=None,
+        rotary=None,
+    ):
+        self._check_rotary(rotary)
+        batch, length, hidden_dim = tokens.shape
+        queries = length if num_queries is None or length is None else min(num_queries, length)
+        shapes = [(batch, queries, hidden_dim)]
+        shapes += [(batch, self.num_heads, queries, length)] if return_attention_scores else []
+        shapes += [(batch, length, self.key_dim)] if return_keys else []
+        return self.spec(*shapes)
 
 
 class _KeysWithoutBias(Dense):

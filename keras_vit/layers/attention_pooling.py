@@ -90,7 +90,25 @@ class AttentionPooling(CompositeLayer):
         x = (x + self.mlp(self.norm(x)))[:, 0]
         return (x, scores) if return_attention_scores else x
 
+    def cost_steps(self, tokens_shape, **call_arguments):
+        tokens, hidden_dim = tokens_shape[1] - self.num_prefix_tokens, tokens_shape[2]
+        width = self.num_heads * self.attention.key_dim
+        return [
+            ("attention/query", hidden_dim * width, width),
+            ("attention/key, value", 2 * tokens * hidden_dim * width, 2 * tokens * width),
+            ("attention/query x key", tokens * width, tokens * self.num_heads),
+            ("attention/weights x value", tokens * width, width),
+            ("attention/out", width * hidden_dim, hidden_dim),
+            ("norm", 0, hidden_dim),
+            ("mlp", self.mlp.multiply_adds((None, 1, hidden_dim)), 2 * self.mlp_dim + hidden_dim),
+            ("residual", 0, hidden_dim),
+        ]
+
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1]
 
-    compute_output_spec = CompositeLayer.traced_spec
+    def compute_output_spec(self, tokens, sizes=None, return_attention_scores=False):
+        batch, length, hidden_dim = tokens.shape
+        patches = None if length is None else length - self.num_prefix_tokens
+        scores = [(batch, self.num_heads, 1, patches)] if return_attention_scores else []
+        return self.spec((batch, hidden_dim), *scores)

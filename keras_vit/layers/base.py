@@ -3,11 +3,14 @@ import inspect
 import keras
 
 from keras_vit import activations
-from keras_vit.layers import direct
+from keras_vit.layers import costs, direct
 
 
 class Layer(keras.layers.Layer):
     """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
+
+    # If True and `cost_steps` returns None, a call costs the sum of the layers and operations that `call` calls.
+    adds_up = False
 
     @property
     def inherited(self):
@@ -22,14 +25,37 @@ class Layer(keras.layers.Layer):
         """The shape of the first input; overridden if the output has another."""
         return input_shape
 
-    def traced_spec(self, *args, **kwargs):
-        """Symbolic outputs by tracing `call`, for layers whose arguments decide what they return."""
+    def multiply_adds(self, *input_shapes):
+        """Returns the multiply-adds for one image; builds the layer if necessary.
 
-        def in_dtype(x):
-            # Keras on PyTorch traces mixed precision in float32.
-            return x if x.dtype == "int32" else keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+        Args:
+            *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.
 
-        return keras.tree.map_structure(in_dtype, keras.Operation.compute_output_spec(self, *args, **kwargs))
+        Returns:
+            Int; 0 for a layer without matrix products and convolutions. None if those of an inner layer are unknown.
+
+        Example:
+
+        >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
+        115605504
+        """
+        if not self.built:
+            self.build(*input_shapes)
+        inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
+        output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
+        return costs.total(costs.steps_of(self, inputs, {}, output))
+
+    def cost_steps(self, input_shape, **call_arguments):
+        """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.
+
+        None means a single step, the product with the layer's `kernel` if there is one, or `adds_up`.
+        """
+        return None
+
+    def spec(self, *shapes):
+        """Symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""
+        outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         config = super().get_config()
@@ -45,6 +71,8 @@ class Layer(keras.layers.Layer):
 # Keras saves only the outer layer's config. Subclasses define `dense_layers` and end `build` with `restore_changes`.
 class CompositeLayer(Layer):
     """A layer with inner layers whose config also records their LoRA, quantization and frozen weights."""
+
+    adds_up = True
 
     def __init__(self, *, changes=None, **kwargs):
         super().__init__(**kwargs)

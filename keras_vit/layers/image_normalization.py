@@ -125,6 +125,9 @@ class ImageNormalization(keras.layers.Layer):
         constants = [np.array(c, "float32") for c in self.preprocessing.offset_and_scale]
         return constants if isinstance(images, np.ndarray) else [ops.convert_to_tensor(c) for c in constants]
 
+    def cost_steps(self, images_shape, **call_arguments):
+        return None if self.apply and not self.folded else []
+
     def compute_output_shape(self, images_shape):
         return images_shape
 

@@ -48,6 +48,10 @@ class PatchDropout(Layer):
         patches = ops.take_along_axis(tokens[:, self.num_prefix_tokens :], kept[:, :, None], axis=1)
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
 
+    def cost_steps(self, tokens_shape, **call_arguments):
+        # At inference the output is the input.
+        return []
+
     def compute_output_shape(self, tokens_shape):
         # The number of tokens depends on `training`.
         batch, _, hidden_dim = tokens_shape

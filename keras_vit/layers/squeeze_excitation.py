@@ -24,6 +24,8 @@ class SqueezeExcitation(Layer):
     Reference: [arXiv 1709.01507](https://arxiv.org/abs/1709.01507), section 3.
     """
 
+    adds_up = True
+
     def __init__(self, reduced_dim, activation="silu", kernel_initializer="glorot_uniform", **kwargs):
         super().__init__(**kwargs)
         self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)

@@ -8,10 +8,10 @@ import keras
 import ml_dtypes  # noqa: F401, teaches NumPy bfloat16; Keras depends on it
 import numpy as np
 
-from keras_vit import arguments, layers
+from keras_vit import arguments
 from keras_vit.console import text_table
+from keras_vit.layers import PatchDropout, costs
 from keras_vit.models.graph import is_graph, replay
-from keras_vit.models.layer_costs import parts_of
 from keras_vit.models.vit.model import ViT
 from keras_vit.models.vit.variants import decode_variant
 
@@ -188,19 +188,18 @@ class _Counter:
         name, kind = prefix + operation.name, type(operation).__name__
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
-        tensors = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
-        inputs = [tuple(x.shape[1:]) for x in tensors]
         if isinstance(operation, keras.layers.Dense):
             # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape is no guide.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
-            if wants not in (None, inputs[0][-1]):
+            width = keras.tree.flatten((args, kwargs))[0].shape[-1]
+            if wants not in (None, width):
                 raise ValueError(
                     f"Invalid value received for argument `image_size`. Expected a size whose images give {name!r} "
                     f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} "
-                    f"gets {inputs[0][-1]}"
+                    f"gets {width}"
                 )
         # PatchDropout keeps all patches at inference, but its output spec does not say so.
-        dropout = isinstance(operation, layers.PatchDropout)
+        dropout = isinstance(operation, PatchDropout)
         outputs = args[0] if dropout else operation.compute_output_spec(*args, **kwargs)
         first = keras.tree.flatten(outputs)[0]
         shape = tuple(first.shape[1:])
@@ -209,14 +208,12 @@ class _Counter:
                 "Invalid value received for argument `model`. Expected layers whose output shape follows from that of "
                 f"their input. Received: {name!r}, a {kind}, which gives {first.shape}"
             )
-        parts = parts_of(operation, inputs, shape)
+        found = costs.steps_of(operation, args, kwargs, first)
         width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize
-        steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in parts]
+        steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in found]
         parameters = self.new_parameters(getattr(operation, "weights", ()))
-        # Only layers of a single step can have unknown multiply-adds.
-        products = parts[0].multiply_adds if len(parts) == 1 else sum(part.multiply_adds for part in parts)
         size = sum(step.activation_bytes for step in steps)
-        self.rows.append(Row(name, kind, shape, parameters, products, size, tuple(steps) if len(steps) > 1 else ()))
+        self.rows.append(Row(name, kind, shape, parameters, costs.total(found), size, tuple(steps[1:] and steps)))
         return outputs
 
 

@@ -94,14 +94,16 @@ def test_multiply_adds_match_pytorch_flop_counter(examples, monkeypatch):
     "make",
     [
         lambda: keras_vit.ViT("Ti/16", num_layers=2),
+        lambda: keras_vit.ViT("Ti/16", num_layers=2, token_merging=8),
         lambda: keras_vit.BiT("R50x1", stages=(1, 1), image_size=96),
         lambda: keras_vit.CoAtNet("0", depths=(1, 1, 2, 1), image_size=96),
+        lambda: keras_vit.EfficientNet("B0", image_size=96),
         lambda: keras_vit.VTResNet("R50", stages=(2, 2), image_size=96),
         pytest.param(
             lambda: keras_vit.CoAtNet("coatnet_3_rw", depths=(1, 1, 2, 1), image_size=96), marks=pytest.mark.long
         ),
     ],
-    ids=["vit", "bit", "coatnet", "vt_resnet", "coatnet of timm"],
+    ids=["vit", "token merging", "bit", "coatnet", "efficientnet", "vt_resnet", "coatnet of timm"],
 )
 def test_activation_bytes_match_pytorch_saved_tensors(make, monkeypatch):
     import torch

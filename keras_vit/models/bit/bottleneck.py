@@ -54,6 +54,8 @@ class Bottleneck(Layer):
     Initialized as in the official Flax code: LeCun normal kernels; the last norm's scale is zero in hybrids.
     """
 
+    adds_up = True
+
     def __init__(self, width, strides=1, pre_activation=False, epsilons="official", **kwargs):
         super().__init__(**kwargs)
         self.width = arguments.positive_int("width", width)

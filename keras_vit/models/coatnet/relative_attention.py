@@ -1,3 +1,5 @@
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -105,6 +107,16 @@ class RelativeAttention(CompositeLayer):
         x = self.out(x)
         return (x, weights) if return_attention_scores else x
 
+    def cost_steps(self, images_shape, **call_arguments):
+        tokens, width = math.prod(images_shape[:-1]), self.num_heads * self.head_dim
+        product = tokens * tokens * width
+        return [
+            ("qkv", 3 * tokens * images_shape[-1] * width, 3 * tokens * width),
+            ("query x key", product, self.num_heads * tokens * tokens),
+            ("weights x value", product, tokens * width),
+            ("out", tokens * width * self.units, tokens * self.units),
+        ]
+
     def position_bias(self, grid_size):
         """Returns the biases for a feature map of (rows, columns), (1, num_heads, queries, keys)."""
         rows, columns = grid_size
@@ -138,7 +150,11 @@ class RelativeAttention(CompositeLayer):
     def compute_output_shape(self, images_shape):
         return *images_shape[:-1], self.units
 
-    compute_output_spec = CompositeLayer.traced_spec
+    def compute_output_spec(self, images, return_attention_scores=False):
+        batch, rows, columns, _ = images.shape
+        places = None if None in (rows, columns) else rows * columns
+        scores = [(batch, self.num_heads, places, places)] if return_attention_scores else []
+        return self.spec(self.compute_output_shape(images.shape), *scores)
 
 
 def _offsets(side):

@@ -40,6 +40,8 @@ class ResNetBlock(Layer):
     convolution, and all are padded and initialized (He normal by the outputs) as in PyTorch's code.
     """
 
+    adds_up = True
+
     def __init__(self, width, strides=1, bottleneck=False, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         self.width = arguments.positive_int("width", width)

@@ -40,6 +40,11 @@ class Tokenizer(CompositeLayer):
         _, num_tokens, _ = weights.shape
         return tokens, ops.reshape(weights, (-1, num_tokens, *ops.shape(feature_map)[1:3]))
 
+    def compute_output_spec(self, feature_map, *tokens, return_attention_scores=False):
+        batch, num_tokens, _ = shape = self.compute_output_shape(feature_map.shape, *(x.shape for x in tokens))
+        scores = [(batch, num_tokens, *feature_map.shape[1:3])] if return_attention_scores else []
+        return self.spec(shape, *scores)
+
 
 def projection(name, inputs, outputs, scale=1.0, **options):
     """Returns a built dense layer without bias, initialized as PyTorch's linear layers, times `scale`."""

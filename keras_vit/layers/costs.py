@@ -1,0 +1,103 @@
+"""Counts the multiply-adds and the kept activations of a call, for one image at inference, from shapes alone."""
+
+import math
+import re
+from typing import NamedTuple
+
+import keras
+
+
+class Step(NamedTuple):
+    """One step of a call: its multiply-adds (None if unknown) and how many numbers training keeps for the gradient."""
+
+    name: str
+    multiply_adds: int | None
+    activations: int
+
+
+def _classes(pattern):
+    """Returns the classes in `keras.layers` whose names match a pattern."""
+    return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
+
+
+# The multiply-adds of an output value. With groups, a kernel's input axis has the channels of one group.
+# LoRA merges its two matrices once per batch, which is not counted.
+PRODUCTS = (
+    (keras.layers.Dense, lambda layer, x: x.shape[-1]),
+    (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
+    (_classes("Conv[123]D"), lambda layer, x: math.prod(layer.kernel.shape[:-1])),
+)
+# Layers without multiply-adds. The first ones return their input at inference.
+VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
+FREE = VIEWS + _classes(
+    "(Batch|Group|Layer|RMS|Unit)?Normalization|.*Pooling[123]D|Activation|.*ReLU|ELU|Softmax|Add|Average|Concatenate|"
+    "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
+    "Resizing|Permute|RepeatVector|Embedding|Masking"
+)
+# Operations of `keras.ops` whose output is a view, or is kept in place of the input.
+VIEW_OPERATIONS = (
+    "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
+)
+# Operations with products that are not counted.
+UNKNOWN_OPERATIONS = (
+    ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
+)
+
+
+def steps_of(operation, args, kwargs, output):
+    """Returns the `Step`s of a layer or `keras.Operation` that is called on symbolic tensors and returns `output`."""
+    x, kind = _tensors((args, kwargs))[0], type(operation).__name__
+    if hasattr(operation, "cost_steps"):
+        steps = operation.cost_steps(x.shape, **kwargs)
+        if steps is not None:
+            return [Step(*step) for step in steps]
+        if operation.adds_up:
+            return _steps_inside(operation, args, kwargs)
+    size = math.prod(output.shape[1:])
+    if not isinstance(operation, keras.layers.Layer):
+        products = None if re.fullmatch(UNKNOWN_OPERATIONS, kind) else size * x.shape[-1] if kind == "Matmul" else 0
+        return [Step("", products, 0 if re.fullmatch(VIEW_OPERATIONS, kind) or "float" not in output.dtype else size)]
+    for kinds, count in PRODUCTS:
+        if isinstance(operation, kinds):
+            # The input of an activation inside the layer is kept too.
+            copies = 1 if operation.activation in (None, keras.activations.linear) else 2
+            return [Step("", size * count(operation, x), copies * size)]
+    if hasattr(operation, "cost_steps"):
+        return [Step("", size * math.prod(operation.kernel.shape[:-1]) if hasattr(operation, "kernel") else 0, size)]
+    copies = 0 if isinstance(operation, (*VIEWS, keras.layers.ReLU)) else 1
+    # In training, batch normalization keeps the centred input too.
+    copies += isinstance(operation, keras.layers.BatchNormalization)
+    return [Step("", 0 if isinstance(operation, FREE) else None, copies * size)]
+
+
+def total(steps):
+    """Returns the sum of the multiply-adds of steps, None if those of a step are unknown."""
+    products = [step.multiply_adds for step in steps]
+    return None if None in products else sum(products)
+
+
+def _steps_inside(layer, args, kwargs):
+    """Returns the steps of the layers and operations that the `call` of a layer calls."""
+    given = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in _tensors((args, kwargs))}
+    args, kwargs = keras.tree.map_structure(lambda x: given.get(id(x), x), (args, kwargs))
+    steps, without_gradient = [], set()
+
+    def record(operation, *args, **kwargs):
+        outputs = operation(*args, **kwargs)
+        flat, kind = keras.tree.flatten(outputs), type(operation).__name__
+        name = operation.name if isinstance(operation, keras.layers.Layer) else kind.lower()
+        steps_here = steps_of(operation, args, kwargs, flat[0])
+        inputs = [x for x in _tensors((args, kwargs)) if "float" in x.dtype and id(x) not in without_gradient]
+        if kind == "StopGradient" or not inputs:
+            without_gradient.update(map(id, flat))
+            steps_here = [step._replace(activations=0) for step in steps_here]
+        steps.extend(step._replace(name=f"{name}/{step.name}".rstrip("/")) for step in steps_here)
+        return outputs
+
+    graph = keras.Model(list(given.values()), layer.call(*args, **kwargs))
+    keras.models.clone_model(graph, clone_function=lambda operation: operation, call_function=record)
+    return [step for step in steps if step[1:] != (0, 0)]
+
+
+def _tensors(structure):
+    return [x for x in keras.tree.flatten(structure) if isinstance(x, keras.KerasTensor)]
