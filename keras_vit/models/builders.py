@@ -10,8 +10,8 @@ from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.model import EfficientNet
 from keras_vit.models.vit.builder import ViT
 from keras_vit.models.vt_resnet.model import VTResNet
-from keras_vit.weights.names.source import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
-from keras_vit.weights.zoo import find, local_path
+from keras_vit.models.zoo import find, local_path
+from keras_vit.weights.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 
 P = ParamSpec("P")
 R = TypeVar("R")

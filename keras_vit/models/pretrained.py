@@ -13,16 +13,17 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.files import absent
+from keras_vit.models import zoo
 from keras_vit.models.bit.model import BiT
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.model import EfficientNet
+from keras_vit.models.families import FAMILIES
+from keras_vit.models.fields import check_positions
+from keras_vit.models.loading import load_checkpoint
+from keras_vit.models.model_settings import SETTINGS, name_of
 from keras_vit.models.vit.builder import ViT
-from keras_vit.weights import hub, zoo
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.fields import check_positions
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.model import SETTINGS, name_of
+from keras_vit.weights import hub
 
 # The arguments for which None is a value, not a default.
 _NONE = (

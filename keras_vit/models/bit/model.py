@@ -12,10 +12,10 @@ from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_optio
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.family import RecordedModel, fields_from, given_settings, with_dtype
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.models.loading import load_checkpoint
+from keras_vit.models.zoo import local_path
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

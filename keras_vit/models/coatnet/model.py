@@ -9,14 +9,14 @@ from keras_vit import activations, arguments, layers
 from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.downsampling import conv
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig, image_size_of
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
+from keras_vit.models.families import FAMILIES
 from keras_vit.models.family import RecordedModel, fields_from, with_dtype
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.models.loading import load_checkpoint
+from keras_vit.models.zoo import local_path
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -8,13 +8,13 @@ import keras
 from keras_vit import arguments, layers
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
+from keras_vit.models.checkpoint import Checkpoint
+from keras_vit.models.efficientnet.checkpoint import SETTINGS, preprocessing_for
 from keras_vit.models.efficientnet.config import EfficientNetConfig, decode_efficientnet, efficientnet_of
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
 from keras_vit.models.family import RecordedModel, fields_from, given_settings, with_dtype
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.efficientnet import SETTINGS, preprocessing_for
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import local_path
+from keras_vit.models.loading import load_checkpoint
+from keras_vit.models.zoo import local_path
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

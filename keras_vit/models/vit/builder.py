@@ -9,12 +9,12 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.family import fields_from, given_settings, with_dtype
+from keras_vit.models.loading import load_checkpoint
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.model import VisionTransformer, vision_transformer
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.zoo import find, local_path
+from keras_vit.models.zoo import find, local_path
 
 logger = logging.getLogger("keras_vit")
 

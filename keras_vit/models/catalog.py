@@ -1,13 +1,14 @@
-"""The table of weight names of each source."""
+"""The sources of checkpoints, and how a file's is recognised."""
 
 import re
 
-from keras_vit.weights.names.coatnet import TIMM_COATNET
-from keras_vit.weights.names.efficientnet import EFFICIENTNET, KERAS_APPLICATIONS, TIMM_EFFICIENTNET
-from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP, of_folder
-from keras_vit.weights.names.keras import KERAS
-from keras_vit.weights.names.official import BIG_VISION, BIT, OFFICIAL
-from keras_vit.weights.names.original import (
+from keras_vit.models.bit.names import BIT, HUGGINGFACE_BIT, TIMM_BIT
+from keras_vit.models.coatnet.names import TIMM_COATNET
+from keras_vit.models.efficientnet.names import EFFICIENTNET, KERAS_APPLICATIONS, TIMM_EFFICIENTNET
+from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.models.vit.names.keras import KERAS
+from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
+from keras_vit.models.vit.names.original import (
     DINO,
     DINOV2_ORIGINAL,
     DINOV3_ORIGINAL,
@@ -19,9 +20,8 @@ from keras_vit.weights.names.original import (
     OPENAI_CLIP,
     of_state_dict,
 )
-from keras_vit.weights.names.resnet import HUGGINGFACE_BIT, TIMM_BIT, TIMM_STEM
-from keras_vit.weights.names.source import Name, Source, unwrapped
-from keras_vit.weights.names.timm import DEIT, TIMM
+from keras_vit.models.vit.names.timm import DEIT, TIMM
+from keras_vit.weights.source import unwrapped
 
 _ORIGINAL = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, EVA02, IJEPA, MAE, OPENAI_CLIP, OPEN_CLIP, OPEN_CLIP_TIMM)
 _TRANSFORMERS = (HUGGINGFACE, HUGGINGFACE_BIT, DINOV2, DINOV3, SIGLIP, CLIP)
@@ -29,14 +29,22 @@ _EFFICIENTNETS = (TIMM_EFFICIENTNET, EFFICIENTNET, KERAS_APPLICATIONS)
 _OTHERS = (OFFICIAL, BIG_VISION, BIT, TIMM, TIMM_BIT, TIMM_COATNET, DEIT)
 SOURCES = {source.name: source for source in (*_OTHERS, *_TRANSFORMERS, *_ORIGINAL, *_EFFICIENTNETS, KERAS)}
 
-__all__ = ["SOURCES", "TIMM_STEM", "Name", "Source", "recognise", "unwrapped"]
+# The sources of folders by model_type.
+MODEL_TYPES = {
+    **dict.fromkeys(("vit", "deit", "vit_mae", "vit_msn", "ijepa"), HUGGINGFACE),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), DINOV2),
+    "dinov3_vit": DINOV3,
+    **dict.fromkeys(("siglip", "siglip_vision_model"), SIGLIP),
+    **dict.fromkeys(("clip", "clip_vision_model"), CLIP),
+    "bit": HUGGINGFACE_BIT,
+}
 
 
 def recognise(keys, container, facts):
     """Returns the Source of a file, from its keys, container and facts, or None."""
     keys = list(dict.fromkeys(unwrapped(key) for key in keys))
     if container == "huggingface":
-        return of_folder(facts["config"].get("model_type"))
+        return _of_model_type(facts["config"].get("model_type"))
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
         # Both name the patch embedding alike; the position table's key or the prefix tells them apart.
         keys = set(keys)
@@ -61,3 +69,15 @@ def recognise(keys, container, facts):
     convolutional = (TIMM_COATNET, TIMM_EFFICIENTNET, EFFICIENTNET, BIT)
     others = (*convolutional, HUGGINGFACE, HUGGINGFACE_BIT, DINOV3, SIGLIP, KERAS)
     return next((source for source in others if source.knows(keys)), None)
+
+
+def _of_model_type(model_type):
+    """Returns the Source of a transformers folder with this model_type; raises if its models are not read."""
+    if model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
+    why = ""
+    if str(model_type).startswith("siglip2"):
+        why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
+    raise ValueError(
+        f"Its config.json says model_type={model_type!r}. Expected one of {', '.join(map(repr, MODEL_TYPES))}.{why}"
+    )
