@@ -44,6 +44,9 @@ from keras_vit.models import (
     VTResNet,
     fold_preprocessing,
     from_pretrained,
+    list_weights,
+    load_weights,
+    save_weights,
 )
 from keras_vit.models import builders as _builders
 from keras_vit.models.bit.config import BiTConfig
@@ -57,7 +60,7 @@ from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vt_resnet.config import VTResNetConfig
 from keras_vit.prediction import decode_predictions, features, predict_images, preprocess_input, read_image
 from keras_vit.version import __version__
-from keras_vit.weights import LoadReport, list_weights, load_weights, save_weights
+from keras_vit.weights import LoadReport
 
 __all__ = [
     "BiT",

@@ -19,14 +19,14 @@ PACKAGES = {
 
 
 def _list(args):
-    from keras_vit.weights import zoo
+    from keras_vit.models import zoo
 
     rows = zoo.containing(args.name)
     print(zoo.table(rows, args.columns.split(",")) if args.columns else zoo.table(rows))
 
 
 def _show(args):
-    from keras_vit.weights.checkpoint import Checkpoint, describe
+    from keras_vit.models.checkpoint import Checkpoint, describe
 
     print(describe(Checkpoint(args.path, args.source)))
 

@@ -134,7 +134,7 @@ def test_version_is_printed_and_ctrl_c_exits_with_130(capsys, monkeypatch):
     def stopped(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keras_vit.weights.zoo, "containing", stopped)
+    monkeypatch.setattr(keras_vit.models.zoo, "containing", stopped)
     assert run(capsys, "weights", "list") == (130, "", "keras-vit: stopped.\n")
 
 

@@ -13,15 +13,16 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.files import absent
+from keras_vit.models import zoo
 from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.checkpoint import Checkpoint
+from keras_vit.models.families import FAMILIES as FAMILIES_OF_FILES
 from keras_vit.models.family import changed, config_from
+from keras_vit.models.fields import check_positions
+from keras_vit.models.loading import load_checkpoint
+from keras_vit.models.model_settings import SETTINGS, name_of
 from keras_vit.models.vit.variants import architecture_of
-from keras_vit.weights import hub, zoo
-from keras_vit.weights.checkpoint import Checkpoint
-from keras_vit.weights.families import FAMILIES as FAMILIES_OF_FILES
-from keras_vit.weights.fields import check_positions
-from keras_vit.weights.load import load_checkpoint
-from keras_vit.weights.model import SETTINGS, name_of
+from keras_vit.weights import hub
 
 # Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
 _VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}

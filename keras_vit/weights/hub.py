@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from keras_vit import arguments
-from keras_vit.weights.model_card import model_card
 from keras_vit.weights.read.folders import WEIGHTS
 
 logger = logging.getLogger("keras_vit")
@@ -41,8 +40,11 @@ def local_path(path):
     raise arguments.invalid("weights", _SYNTAX, path)
 
 
-def upload(name, model, format, write):
-    """Uploads what `write(path)` writes, with a model card if the repository has none; creates a missing repository."""
+def upload(name, format, write, card):
+    """Uploads what `write(path)` writes, with the model card `card(repo, folder)` if the repository has none.
+
+    A missing repository is created.
+    """
     found = _HUGGING_FACE.fullmatch(name)
     if found is None:
         raise arguments.invalid("path", "a path, or hf://owner/name[@branch][/file or folder]", name)
@@ -56,8 +58,7 @@ def upload(name, model, format, write):
         with _explaining(f"Cannot upload to {name!r}", repo):
             api.create_repo(repo, exist_ok=True)
             if not api.file_exists(repo, "README.md", revision=revision):
-                card = model_card(model, name, repo, Path(draft), format)
-                Path(draft, "README.md").write_text(card, encoding="utf-8")
+                Path(draft, "README.md").write_text(card(repo, Path(draft)), encoding="utf-8")
             message = "Upload a model of keras_vit"
             api.upload_folder(repo_id=repo, folder_path=draft, revision=revision, commit_message=message)
 

@@ -5,11 +5,17 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from keras_vit.config import Preprocessing
-from keras_vit.weights import names
+from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING, OFFICIAL_PREPROCESSING
 
 _GOOGLE = "https://storage.googleapis.com"
 _META = "https://dl.fbaipublicfiles.com"
 _OPENAI = "https://openaipublic.azureedge.net/clip/models"
+# The preprocessing constants by source.
+_CONSTANTS = {
+    **dict.fromkeys(("official", "bit"), OFFICIAL_PREPROCESSING),
+    **dict.fromkeys(("deit", "mae", "dino", "dinov2_original"), IMAGENET_PREPROCESSING),
+    "openai_clip": CLIP_PREPROCESSING,
+}
 
 
 class Row(NamedTuple):
@@ -46,7 +52,7 @@ class Row(NamedTuple):
     @property
     def preprocessing(self):
         """The `keras_vit.Preprocessing` that its model expects."""
-        return Preprocessing(**names.SOURCES[self.source].preprocessing)
+        return Preprocessing(**_CONSTANTS[self.source])
 
 
 # The ViT paper (arXiv 2010.11929): files by folder, with any published accuracy: at 384 pixels from table 5, at 224
@@ -203,7 +209,7 @@ def folder_and_file(url):
 
 
 def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
-    file, constants = folder_and_file(url)[1], names.SOURCES[source].preprocessing
+    file, constants = folder_and_file(url)[1], _CONSTANTS[source]
     digits = re.search(r"-([0-9a-f]{8})\.pth$", file)
     return Row(
         name=f"{architecture}.{tag}",

@@ -5,8 +5,6 @@ import math
 import os
 from dataclasses import dataclass, field
 
-from keras_vit.weights.model import describe_sizes
-
 logger = logging.getLogger("keras_vit")
 # The reason for skipping keys such as an optimizer's state.
 NO_WEIGHTS = "holds no weights of the model"
@@ -84,14 +82,14 @@ class WeightsMismatchError(ValueError):
 
     _SHOWN = 12
 
-    def __init__(self, path, model, file_sizes, model_sizes, unexpected, missing, mismatched, hints=()):
+    def __init__(self, path, model, there, here, unexpected, missing, mismatched, hints=()):
         self.unexpected, self.missing, self.mismatched = list(unexpected), list(missing), dict(mismatched)
         shapes = [f"{key}: {there} in the file, {needed} needed" for key, (there, needed) in self.mismatched.items()]
         lines = [
             f"{os.fspath(path)!r} does not fit model {model!r}. Nothing was loaded.",
-            f"  The file:  {describe_sizes(file_sizes)}.",
-            f"  The model: {describe_sizes(model_sizes)}.",
-            *_differing(file_sizes, model_sizes),
+            f"  The file:  {there.description}.",
+            f"  The model: {here.description}.",
+            *_differing(there.sizes, here.sizes),
             *self._listed("In the file, but not in the model", self.unexpected),
             *self._listed("In the model, but not in the file", self.missing),
             *self._listed("With another shape", shapes),

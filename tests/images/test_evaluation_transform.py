@@ -11,7 +11,7 @@ from keras_vit.data import from_dataframe, from_directory
 from keras_vit.evaluation.features import extract_features
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import decode_jpeg, read_pixels
-from keras_vit.weights.preprocessing import of_huggingface, of_timm
+from keras_vit.models.preprocessing import of_huggingface, of_timm
 from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.pictures import write_jpegs

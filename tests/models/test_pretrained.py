@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models import fields
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.pretrained import read_model
 from keras_vit.models.vit import variants as vit_config
-from keras_vit.weights import fields
-from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER

@@ -7,9 +7,9 @@ from keras_vit.data import POLICIES, splits
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build
 from keras_vit.models.vit.variants import architecture_of
+from keras_vit.models.zoo import resolve
 from keras_vit.training import RECIPES, run
 from keras_vit.training.from_recipe import lengths, optimizer
-from keras_vit.weights.zoo import resolve
 from tests.distribution.children import write_images
 
 # arXiv 2010.11929, tables 3 and 4 and section 4.1; arXiv 2012.12877, table 9.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.weights.model import heads_of, sizes_of, weights_of
+from keras_vit.models.model_settings import heads_of, sizes_of
+from keras_vit.weights.tokens import weights_of
 from tests.golden import GOLDEN_FOLDER
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.pretrained import read_model
-from keras_vit.weights.checkpoint import Checkpoint
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models import catalog as names
+from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.model import VIT
-from keras_vit.weights import WeightsMismatchError, load, names, resize
-from keras_vit.weights.checkpoint import Checkpoint
+from keras_vit.weights import WeightsMismatchError, load, resize
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_safetensors

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit.weights import timm_models
+from keras_vit.models.vit import timm_models
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.peers import peer

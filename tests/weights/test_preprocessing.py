@@ -2,7 +2,7 @@ import pytest
 
 from keras_vit import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.weights import preprocessing
+from keras_vit.models import preprocessing
 from tests.peers import peer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

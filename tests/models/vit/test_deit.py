@@ -67,7 +67,7 @@ def test_weights_override_the_familys_training_settings(tmp_path):
 
 def test_published_name_sets_the_preprocessing(tmp_path, monkeypatch):
     keras_vit.save_weights(build(activation="gelu"), tmp_path / "dino.safetensors", "timm")
-    monkeypatch.setattr(keras_vit.weights.zoo, "fetch", lambda row: str(tmp_path / "dino.safetensors"))
+    monkeypatch.setattr(keras_vit.models.zoo, "fetch", lambda row: str(tmp_path / "dino.safetensors"))
     for model in (keras_vit.ViTS16(weights="dino", **SIZES), keras_vit.ViT("S/16", weights="dino", **SIZES)):
         assert model.preprocessing.mean == IMAGENET_MEAN and model.config.activation == "gelu"
     assert keras_vit.ViTS16(weights="dino", preprocessing={"mean": 0.3}, **SIZES).preprocessing.mean == (0.3,)

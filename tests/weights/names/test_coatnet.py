@@ -8,8 +8,8 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit.weights import names
-from keras_vit.weights.timm_coatnet import of_arrays, variant_of
+from keras_vit.models import catalog as names
+from keras_vit.models.coatnet.checkpoint import of_arrays, variant_of
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.models.coatnet.test_model import build, images, randomize

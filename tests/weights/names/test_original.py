@@ -6,8 +6,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keras_vit
-from keras_vit.weights import names
-from keras_vit.weights.checkpoint import Checkpoint
+from keras_vit.models import catalog as names
+from keras_vit.models.checkpoint import Checkpoint
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused, check_same, outputs

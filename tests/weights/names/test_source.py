@@ -4,9 +4,9 @@ import keras
 import pytest
 
 import keras_vit
-from keras_vit.weights import names
-from keras_vit.weights.model import weights_of
+from keras_vit.models import catalog as names
 from keras_vit.weights.read.file import Entry
+from keras_vit.weights.tokens import weights_of
 from tests.models.coatnet import test_model as coatnet
 from tests.models.efficientnet import test_model as efficientnet
 from tests.tiny import build

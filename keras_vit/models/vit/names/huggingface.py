@@ -2,10 +2,7 @@
 
 from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
-from keras_vit.weights.names.official import BLOCK
-from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
-from keras_vit.weights.names.source import Name, Source
-from keras_vit.weights.names.timm import dense, gated, norm, pooling
+from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm, pooling
 
 _BLOCK = "encoder.layer.{block}."
 
@@ -163,25 +160,3 @@ CLIP = Source(
     prefixes=("vision_model.",),
     config_defaults={"num_attention_heads": 12},
 )
-
-# The sources of folders by model_type.
-MODEL_TYPES = {
-    **dict.fromkeys(("vit", "deit", "vit_mae", "vit_msn", "ijepa"), HUGGINGFACE),
-    **dict.fromkeys(("dinov2", "dinov2_with_registers"), DINOV2),
-    "dinov3_vit": DINOV3,
-    **dict.fromkeys(("siglip", "siglip_vision_model"), SIGLIP),
-    **dict.fromkeys(("clip", "clip_vision_model"), CLIP),
-    "bit": HUGGINGFACE_BIT,
-}
-
-
-def of_folder(model_type):
-    """Returns the Source of a transformers folder with this model_type; raises if its models are not read."""
-    if model_type in MODEL_TYPES:
-        return MODEL_TYPES[model_type]
-    why = ""
-    if str(model_type).startswith("siglip2"):
-        why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
-    raise ValueError(
-        f"Its config.json says model_type={model_type!r}. Expected one of {', '.join(map(repr, MODEL_TYPES))}.{why}"
-    )

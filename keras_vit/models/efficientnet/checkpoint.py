@@ -7,7 +7,7 @@ import re
 from keras_vit import arguments
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of
-from keras_vit.weights.names.efficientnet import PREPROCESSING
+from keras_vit.models.efficientnet.names import PREPROCESSING
 
 # What the arrays do not show.
 SETTINGS = ("padding", "batch_norm_epsilon")

@@ -1,6 +1,7 @@
 """The families beside ViT and BiT: how their checkpoints state a config, and what timm calls their models."""
 
-from keras_vit.weights import efficientnet, timm_coatnet
+from keras_vit.models.coatnet import checkpoint as timm_coatnet
+from keras_vit.models.efficientnet import checkpoint as efficientnet
 
 # Each module tells, of a checkpoint: `settings_of`, {name: value} of its `SETTINGS`, the fields that decide the outputs
 # and that no array shows, None if unknown; `model_name`, of its sizes, or None; `add_fields`, which adds to a `Stated`

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
-from keras_vit.weights.names.source import Name, Source
+from keras_vit.weights.source import Name, Source
 
 # The official code resizes in TensorFlow, which does not antialias.
 PREPROCESSING = {**IMAGENET_PREPROCESSING, "antialias": False}

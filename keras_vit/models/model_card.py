@@ -1,7 +1,7 @@
 """Writes the README.md of a model on the Hugging Face hub."""
 
 from keras_vit.config import carrier_of, config_of
-from keras_vit.weights.model import describe_sizes, sizes_of
+from keras_vit.models.model_settings import describe_sizes, sizes_of
 
 _MOST_CLASS_NAMES = 50
 # The library that reads a format's folder, and how.

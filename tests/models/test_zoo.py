@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.weights import names, zoo
+from keras_vit.models import catalog as names
+from keras_vit.models import zoo
 from keras_vit.weights.download import DownloadError
 from tests.weights.helpers import shapes_of
 from tests.weights.read.damage import flipped

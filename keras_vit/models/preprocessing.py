@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.config import Preprocessing, preprocessing_record
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
-from keras_vit.weights.families import FAMILIES
+from keras_vit.models.families import FAMILIES
 
 _TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}

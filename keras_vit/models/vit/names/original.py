@@ -4,10 +4,9 @@ import dataclasses
 import re
 
 from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
+from keras_vit.models.vit.names.timm import DEIT, QUERY_VALUE_BIASES, SPLIT_QKV, TIMM
 from keras_vit.weights import codecs
-from keras_vit.weights.names.official import BLOCK
-from keras_vit.weights.names.source import Name, Source
-from keras_vit.weights.names.timm import DEIT, QUERY_VALUE_BIASES, SPLIT_QKV, TIMM, dense, gated, norm
+from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm
 
 _BLOCK = "blocks.{block}."
 _QKV_BIAS = BLOCK + "attention/qkv/bias"

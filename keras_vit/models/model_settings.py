@@ -1,12 +1,12 @@
-"""The model side of loading and saving: weights by path, sizes, and settings that weights do not show."""
+"""The sizes of models, and the settings that weights do not show."""
 
 from types import SimpleNamespace
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
+from keras_vit.models.families import FAMILIES
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.config import ViTConfig
-from keras_vit.weights.families import FAMILIES
 
 # The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
 # are None without a ResNet. `model` names all sizes of a model that is neither ViT nor BiT.
@@ -32,18 +32,6 @@ _NONE = ("rotary_embedding", "rotary_grid")
 
 # The layers that take the images, by family.
 _FIRST = {"vit": "patch_embedding", "bit": "root_conv", "coatnet": "stem_conv", "efficientnet": "stem_conv"}
-# Tokens before the patches that may have a position embedding, in order.
-PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
-REGISTERS = ("registers/tokens",)
-
-
-def weights_of(model):
-    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's scope."""
-    return {
-        f"{layer.name}/{variable.path.rpartition(f'{layer.name}/')[2]}": variable
-        for layer in model.layers
-        for variable in layer.weights
-    }
 
 
 def sizes_of(model):
@@ -168,16 +156,3 @@ def unwritten(model, source):
         yield 'pooling="token_gap"'
     if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":
         yield 'pooling="gap" beside a class token'
-
-
-def rows_of_tokens(rows, counts, kept):
-    """Yields (weight, its rows) for prefix tokens whose positions do not fit a table of `kept` such rows.
-
-    `rows` is (1, positions, hidden_dim); `counts` maps token weights to their number of tokens.
-    """
-    start = 0
-    for weight, count in counts.items():
-        own = rows[:, start : start + count]
-        if start >= kept and own.size:
-            yield weight, own
-        start += count

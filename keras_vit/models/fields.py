@@ -3,11 +3,11 @@
 import re
 
 from keras_vit import arguments
+from keras_vit.models import preprocessing, rotary
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
-from keras_vit.weights import preprocessing, rotary
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.model import SETTINGS
-from keras_vit.weights.names.source import ENTRANCES
+from keras_vit.models.families import FAMILIES
+from keras_vit.models.model_settings import SETTINGS
+from keras_vit.weights.source import ENTRANCES
 
 # Activation names in other code bases, by the name here.
 ACTIVATIONS = {

@@ -1,8 +1,7 @@
 """CoAtNet's state dicts in timm, of `MaxxVit`."""
 
 from keras_vit.weights import codecs
-from keras_vit.weights.names.source import Name, Source
-from keras_vit.weights.names.timm import dense, norm
+from keras_vit.weights.source import Name, Source, dense, norm
 
 _OURS, _THEIRS = "stage_{stage}_block_{unit:02d}/", "stages.{stage0}.blocks.{unit0}."
 # Its dense layers are convolutions of 1 x 1.

@@ -8,12 +8,12 @@ from keras_vit.config import Preprocessing
 from keras_vit.files import replacing
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.models.bit.config import ROOT_WIDTH
+from keras_vit.models.bit.names import HUGGINGFACE_BIT
+from keras_vit.models.fields import ACTIVATIONS
+from keras_vit.models.labels import id2label
 from keras_vit.models.vit.config import ViTConfig
-from keras_vit.weights.fields import ACTIVATIONS
-from keras_vit.weights.labels import id2label
-from keras_vit.weights.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
-from keras_vit.weights.names.resnet import HUGGINGFACE_BIT
-from keras_vit.weights.names.source import Source
+from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.weights.source import Source
 from keras_vit.weights.write import write_safetensors
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}

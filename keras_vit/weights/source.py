@@ -8,6 +8,11 @@ from typing import NamedTuple
 from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
 
+# The layers of a block and of a unit, in the paths of weights.
+BLOCK = "block_{block:02d}/"
+UNIT = "stage_{stage}_unit_{unit:02d}/"
+_TRANSPOSED = codecs.Transposed()
+
 
 class Name(NamedTuple):
     """One row: the file's keys for a model weight, and how their arrays convert to it."""
@@ -150,3 +155,52 @@ def _numbers(template, text):
 def _pattern(template):
     parts = re.split(r"\{(\w+)(?::\w+)?\}", template)
     return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+
+
+# Rows shared by several sources ---------------------------------------------------------------------------------------
+
+
+def dense(ours, theirs, codec=_TRANSPOSED):
+    """Returns the rows of a PyTorch dense layer, or of a convolution with another codec."""
+    return {f"{ours}/kernel": Name((f"{theirs}.weight",), codec), f"{ours}/bias": Name((f"{theirs}.bias",))}
+
+
+def norm(ours, theirs):
+    """Returns the rows of a PyTorch norm."""
+    return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
+
+
+def gated(first, gate, up):
+    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
+    return {
+        f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
+        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
+    }
+
+
+def pooling(probe, parts, out, norm_, mlp):
+    """Returns the rows of attention pooling; `parts` are (layer, kernel, bias, part, count) per projection."""
+    rows = {"pooling/probe": Name((probe,))}
+    for ours, kernel, bias, part, count in parts:
+        row = codecs.Part(_TRANSPOSED, part, count)
+        rows[f"pooling/attention/{ours}/kernel"] = Name((kernel,), row)
+        rows[f"pooling/attention/{ours}/bias"] = Name((bias,), codecs.Part(codecs.Flat(), part, count))
+    return {
+        **rows,
+        **dense("pooling/attention/attention_output", out, codecs.Transposed(inputs=2)),
+        **norm("pooling/norm", norm_),
+        **dense("pooling/mlp/dense_1", f"{mlp}.fc1"),
+        **dense("pooling/mlp/dense_2", f"{mlp}.fc2"),
+    }
+
+
+def resnet(stem, unit, norms):
+    """Returns the rows of a ResNet, given its first convolution, a unit and the norms of a unit."""
+    rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
+    for i in (1, 2, 3, "proj"):
+        module = f"{unit}downsample." if i == "proj" else unit
+        number = "" if i == "proj" else i
+        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TORCH_CONV)
+        if i in norms:
+            rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
+    return rows

@@ -11,11 +11,11 @@ from pathlib import Path
 from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.files import absent
+from keras_vit.models.checkpoint import Checkpoint
+from keras_vit.models.model_settings import describe_sizes, name_of
 from keras_vit.models.vit import variants as vit
 from keras_vit.weights import hub
-from keras_vit.weights.checkpoint import Checkpoint
 from keras_vit.weights.download import DownloadError, confirm, download
-from keras_vit.weights.model import describe_sizes, name_of
 from keras_vit.weights.published import ROWS, Row, folder_and_file
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"

@@ -5,11 +5,11 @@ import math
 from types import SimpleNamespace
 
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
+from keras_vit.models.families import FAMILIES
+from keras_vit.models.huggingface_folder import unit_constants, write_json
+from keras_vit.models.vit.names import timm as names
+from keras_vit.models.vit.timm_models import ROPES
 from keras_vit.models.vit.variants import name_of
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.huggingface_folder import unit_constants, write_json
-from keras_vit.weights.names import timm as names
-from keras_vit.weights.timm_models import ROPES
 from keras_vit.weights.write import write_safetensors
 
 _POOLINGS = {"token": "token", "gap": "avg", "map": "map"}

@@ -4,56 +4,9 @@ import dataclasses
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
-from keras_vit.weights.names.official import BLOCK, UNIT
-from keras_vit.weights.names.source import Name, Source
+from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm, pooling, resnet
 
 _TRANSPOSED = codecs.Transposed()
-
-
-def dense(ours, theirs, codec=_TRANSPOSED):
-    """Returns the rows of a PyTorch dense layer, or of a convolution with another codec."""
-    return {f"{ours}/kernel": Name((f"{theirs}.weight",), codec), f"{ours}/bias": Name((f"{theirs}.bias",))}
-
-
-def norm(ours, theirs):
-    """Returns the rows of a PyTorch norm."""
-    return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
-
-
-def gated(first, gate, up):
-    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
-    return {
-        f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
-        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
-    }
-
-
-def pooling(probe, parts, out, norm_, mlp):
-    """Returns the rows of attention pooling; `parts` are (layer, kernel, bias, part, count) per projection."""
-    rows = {"pooling/probe": Name((probe,))}
-    for ours, kernel, bias, part, count in parts:
-        row = codecs.Part(_TRANSPOSED, part, count)
-        rows[f"pooling/attention/{ours}/kernel"] = Name((kernel,), row)
-        rows[f"pooling/attention/{ours}/bias"] = Name((bias,), codecs.Part(codecs.Flat(), part, count))
-    return {
-        **rows,
-        **dense("pooling/attention/attention_output", out, codecs.Transposed(inputs=2)),
-        **norm("pooling/norm", norm_),
-        **dense("pooling/mlp/dense_1", f"{mlp}.fc1"),
-        **dense("pooling/mlp/dense_2", f"{mlp}.fc2"),
-    }
-
-
-def resnet(stem, unit, norms):
-    """Returns the rows of a ResNet, given its first convolution, a unit and the norms of a unit."""
-    rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
-    for i in (1, 2, 3, "proj"):
-        module = f"{unit}downsample." if i == "proj" else unit
-        number = "" if i == "proj" else i
-        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{module}conv{number}.weight",), codecs.TORCH_CONV)
-        if i in norms:
-            rows |= norm(f"{UNIT}norm_{i}", f"{module}norm{number}")
-    return rows
 
 
 _BLOCK = "blocks.{block}."
@@ -133,3 +86,13 @@ TIMM = Source(
 )
 
 DEIT = dataclasses.replace(TIMM, name="deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)
+
+# How timm names the stem of a hybrid without stages.
+TIMM_STEM = dataclasses.replace(
+    TIMM,
+    names={
+        **TIMM.names,
+        "root_conv/kernel": Name(("patch_embed.backbone.conv.weight",), codecs.TORCH_CONV),
+        **norm("root_norm", "patch_embed.backbone.norm"),
+    },
+)

@@ -11,30 +11,34 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
-from keras_vit.weights import hub, names, timm_folder
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.huggingface_folder import kind_of, write_bit_folder, write_folder
-from keras_vit.weights.model import (
-    PREFIX_TOKENS,
-    REGISTERS,
+from keras_vit.models import timm_folder
+from keras_vit.models.bit.names import BIT, HUGGINGFACE_BIT, TIMM_BIT
+from keras_vit.models.catalog import SOURCES
+from keras_vit.models.families import FAMILIES
+from keras_vit.models.huggingface_folder import kind_of, write_bit_folder, write_folder
+from keras_vit.models.model_card import model_card
+from keras_vit.models.model_settings import (
     differing_settings,
     heads_of,
-    rows_of_tokens,
     settings_of,
     sizes_of,
     unwritten,
-    weights_of,
 )
+from keras_vit.models.vit.names.huggingface import HUGGINGFACE
+from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
+from keras_vit.models.vit.names.timm import TIMM, TIMM_STEM
+from keras_vit.weights import hub
+from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
 from keras_vit.weights.write import write_npz, write_safetensors
 
 # The source whose code reads a format (one of several for "huggingface"), and that for a model without blocks.
 FORMATS = {
-    "npz": names.OFFICIAL,
-    "big_vision": names.BIG_VISION,
-    "timm": names.TIMM,
-    "huggingface": names.HUGGINGFACE,
+    "npz": OFFICIAL,
+    "big_vision": BIG_VISION,
+    "timm": TIMM,
+    "huggingface": HUGGINGFACE,
 }
-_OF_BIT = {"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT}
+_OF_BIT = {"npz": BIT, "timm": TIMM_BIT, "huggingface": HUGGINGFACE_BIT}
 # Prefixes of all keys.
 _PREFIXES = {"official": "", "big_vision": "params/", "bit": "resnet/"}
 
@@ -70,7 +74,12 @@ def save_weights(
     """
     arguments.one_of("format", format, FORMATS)
     if hub.is_name(path):
-        hub.upload(path, model, format, lambda draft: save_weights(model, draft, format, allow=allow))
+        hub.upload(
+            path,
+            format,
+            lambda draft: save_weights(model, draft, format, allow=allow),
+            lambda repo, folder: model_card(model, path, repo, folder, format),
+        )
         return
     sizes = sizes_of(model)
     record = _record(model, sizes)
@@ -111,10 +120,10 @@ def _source(format, sizes, record):
     if record.family in FAMILIES:
         if format != "timm":
             raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
-        return names.SOURCES[f"timm_{record.family}"].spelled_for(record)
+        return SOURCES[f"timm_{record.family}"].spelled_for(record)
     if not sizes["num_layers"]:
         return _OF_BIT.get(format, FORMATS[format])
-    return names.TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]
+    return TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]
 
 
 def _num_prefix_positions(format, counts, here, grid):

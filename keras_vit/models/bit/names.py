@@ -1,20 +1,7 @@
-"""ResNets of PyTorch code bases: BiT of timm and of transformers."""
-
-import dataclasses
+"""BiT: Google's .npz files, timm and transformers."""
 
 from keras_vit.weights import codecs
-from keras_vit.weights.names.source import Name, Source
-from keras_vit.weights.names.timm import TIMM, dense, norm, resnet
-
-# How timm names the stem of a hybrid without stages.
-TIMM_STEM = dataclasses.replace(
-    TIMM,
-    names={
-        **TIMM.names,
-        "root_conv/kernel": Name(("patch_embed.backbone.conv.weight",), codecs.TORCH_CONV),
-        **norm("root_norm", "patch_embed.backbone.norm"),
-    },
-)
+from keras_vit.weights.source import UNIT, Name, Source, dense, norm, resnet
 
 _SETTINGS = {"activation": None, "layer_norm_epsilon": None, "resnet_epsilons": "timm", "pool_padding": "zeros"}
 
@@ -55,4 +42,34 @@ HUGGINGFACE_BIT = Source(
         (r"embedder\.norm\.", "layers of the type 'bottleneck'"),
         (r"encoder\.stages\.[4-9]", "more than four stages"),
     ],
+)
+
+
+def _bit():
+    unit = "block{stage}/unit{unit:02d}/"
+    rows = {
+        "root_conv/kernel": Name(("root_block/standardized_conv2d/kernel",)),
+        f"{UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
+        "norm/gamma": Name(("group_norm/gamma",)),
+        "norm/beta": Name(("group_norm/beta",)),
+        # The head is a 1 x 1 convolution.
+        "head/kernel": Name(("head/conv2d/kernel",), codecs.Ones(before=2)),
+        "head/bias": Name(("head/conv2d/bias",)),
+    }
+    for i, part in enumerate("abc", start=1):
+        rows[f"{UNIT}norm_{i}/gamma"] = Name((f"{unit}{part}/group_norm/gamma",))
+        rows[f"{UNIT}norm_{i}/beta"] = Name((f"{unit}{part}/group_norm/beta",))
+        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{unit}{part}/standardized_conv2d/kernel",))
+    return rows
+
+
+BIT = Source(
+    "bit",
+    _bit(),
+    # A ResNet has neither.
+    activation=None,
+    layer_norm_epsilon=None,
+    # TensorFlow numbers layers across the whole model, as in standardized_conv2d_7.
+    aliases=[(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/|$)", r"\1")],
+    prefixes=("resnet/",),
 )

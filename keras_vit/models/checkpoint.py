@@ -8,14 +8,18 @@ import os
 from typing import NamedTuple
 
 from keras_vit import arguments
+from keras_vit.models import catalog, fields, preprocessing, rotary
 from keras_vit.models.bit.config import total_stride
-from keras_vit.weights import fields, hub, names, preprocessing, rotary, timm_models
-from keras_vit.weights.model import PREFIX_TOKENS, REGISTERS, describe_sizes
+from keras_vit.models.model_settings import describe_sizes
+from keras_vit.models.stated import stated
+from keras_vit.models.vit import timm_models
+from keras_vit.weights import hub
 from keras_vit.weights.published import SOURCES_OF_FILES
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.read.folders import ShardedFile
-from keras_vit.weights.stated import stated
+from keras_vit.weights.source import unwrapped
+from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
 # The types of the metadata in files by `save_weights`.
 _OWN_TYPES = {
@@ -118,9 +122,9 @@ class Checkpoint:
 
     def _source(self, source):
         """Returns the Source of the file, and the prefix of the model's keys if other modules surround it."""
-        published = names.SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(self.path)))
+        published = catalog.SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(self.path)))
         if source is not None:
-            given = names.SOURCES[arguments.one_of("source", source, names.SOURCES)]
+            given = catalog.SOURCES[arguments.one_of("source", source, catalog.SOURCES)]
         elif published is not None and published.knows(self.file.entries):
             given = published
         else:
@@ -129,12 +133,12 @@ class Checkpoint:
         def recognise(keys):
             if given is not None:
                 return given if given.knows(keys) else None
-            return names.recognise(keys, self.file.container, self.facts)
+            return catalog.recognise(keys, self.file.container, self.facts)
 
         if found := recognise(self.file.entries):
             return found, ""
         inner = {}
-        for prefix in dict.fromkeys(f"{names.unwrapped(key).partition('.')[0]}." for key in self.file.entries):
+        for prefix in dict.fromkeys(f"{unwrapped(key).partition('.')[0]}." for key in self.file.entries):
             if found := recognise(list(self._below(prefix))):
                 inner[prefix] = found
         if len(inner) == 1:
@@ -156,7 +160,7 @@ class Checkpoint:
         """Returns {key without the prefix: key in the file} for the keys with a prefix."""
         if not prefix:
             return {key: key for key in self.file.entries}
-        keys = {key: names.unwrapped(key) for key in self.file.entries}
+        keys = {key: unwrapped(key) for key in self.file.entries}
         return {name.removeprefix(prefix): key for key, name in keys.items() if name.startswith(prefix)}
 
     def _unstacked(self, canonical):

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from keras_vit.config import ModelConfig, Preprocessing
 from keras_vit.models.bit.config import total_stride
+from keras_vit.models.families import FAMILIES
+from keras_vit.models.fields import fixed_positions, is_gated, settings_of_resnet
+from keras_vit.models.labels import labels_of
 from keras_vit.models.vit import variants as vit
-from keras_vit.weights.families import FAMILIES
-from keras_vit.weights.fields import fixed_positions, is_gated, settings_of_resnet
-from keras_vit.weights.labels import labels_of
 
 # The widths that models of photos and of satellite images share.
 _DINOV3_OF_TWO_KINDS = (1024, 4096)

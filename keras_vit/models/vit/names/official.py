@@ -1,11 +1,9 @@
-"""Google's .npz files: ViT and hybrids of the official Flax code, ViT of big_vision, and BiT."""
+"""Google's .npz files: ViT and hybrids of the official Flax code, and ViT of big_vision."""
 
 from keras_vit.weights import codecs
-from keras_vit.weights.names.source import Name, Source
+from keras_vit.weights.source import BLOCK, UNIT, Name, Source
 
 _SAME = codecs.Same()
-BLOCK = "block_{block:02d}/"
-UNIT = "stage_{stage}_unit_{unit:02d}/"
 
 
 def _dense(ours, theirs):
@@ -98,34 +96,4 @@ BIG_VISION = Source(
     ignored=r"(params/)?(txt/|t$|b$)|opt/",
     prefixes=("params/", "img/"),
     stacked=("Transformer/encoderblock/", "Transformer/encoderblock_{}/"),
-)
-
-
-def _bit():
-    unit = "block{stage}/unit{unit:02d}/"
-    rows = {
-        "root_conv/kernel": Name(("root_block/standardized_conv2d/kernel",)),
-        f"{UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
-        "norm/gamma": Name(("group_norm/gamma",)),
-        "norm/beta": Name(("group_norm/beta",)),
-        # The head is a 1 x 1 convolution.
-        "head/kernel": Name(("head/conv2d/kernel",), codecs.Ones(before=2)),
-        "head/bias": Name(("head/conv2d/bias",)),
-    }
-    for i, part in enumerate("abc", start=1):
-        rows[f"{UNIT}norm_{i}/gamma"] = Name((f"{unit}{part}/group_norm/gamma",))
-        rows[f"{UNIT}norm_{i}/beta"] = Name((f"{unit}{part}/group_norm/beta",))
-        rows[f"{UNIT}conv_{i}/kernel"] = Name((f"{unit}{part}/standardized_conv2d/kernel",))
-    return rows
-
-
-BIT = Source(
-    "bit",
-    _bit(),
-    # A ResNet has neither.
-    activation=None,
-    layer_norm_epsilon=None,
-    # TensorFlow numbers layers across the whole model, as in standardized_conv2d_7.
-    aliases=[(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/|$)", r"\1")],
-    prefixes=("resnet/",),
 )

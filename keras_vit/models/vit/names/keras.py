@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from keras_vit.weights.names.source import ENTRANCES, Name, Source
+from keras_vit.weights.source import ENTRANCES, Name, Source
 
 # The names of a layer's weights, by their index in the order of creation.
 _NAMES = (

@@ -4,7 +4,7 @@ import itertools
 import re
 
 from keras_vit import arguments
-from keras_vit.weights import fields
+from keras_vit.models import fields
 
 # The number of heads by the first size in a name.
 _HEADS = {
