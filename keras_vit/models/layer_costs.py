@@ -7,7 +7,9 @@ from typing import NamedTuple
 import keras
 
 from keras_vit import layers
+from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
+from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
@@ -44,7 +46,8 @@ FREE = _classes(
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-FREE += (*(vars(layers)[name] for name in layers.__all__), GroupNormalization, FilterTokenizer)
+FREE += (*(vars(layers)[name] for name in layers.__all__), PrefixTokens, SymmetricMaxPooling2D)
+FREE += (GroupNormalization, FilterTokenizer)
 # Operations of keras.ops with matrix products or convolutions that are not counted; Matmul is.
 UNKNOWN_OPERATIONS = (
     ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
