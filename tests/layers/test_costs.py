@@ -6,7 +6,8 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.layers import MLP, MultiHeadSelfAttention, PatchEmbedding, SqueezeExcitation, TransformerBlock
+from keras_vit.layers import MLP, MultiHeadSelfAttention, PatchEmbedding, TransformerBlock
+from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
