@@ -1,12 +1,9 @@
 """Reads models from checkpoints, .keras files and training runs."""
 
 import dataclasses
-import json
 import os
 import re
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import keras
 
@@ -21,15 +18,12 @@ from keras_vit.models.family import changed, config_from
 from keras_vit.models.fields import check_positions
 from keras_vit.models.loading import load_checkpoint
 from keras_vit.models.model_settings import SETTINGS, name_of
+from keras_vit.models.saved import read_saved, saved_file
 from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub
 
 # Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
 _VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
-# Files of a run's folder, written at its end and at its start.
-MODEL, STARTED = "model.keras", "recipe.json"
-# Keras checks few values of a config, so a damaged one fails in many ways.
-_DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
 
 
 def from_pretrained(
@@ -44,7 +38,10 @@ def from_pretrained(
     sha256: str | None = None,
     **kwargs,
 ) -> keras.Model:
-    """Builds a model from a checkpoint: sizes from the weights' shapes, settings and preprocessing from the file.
+    """Builds a model from a file: of this package, Keras, timm, transformers or a paper's own code.
+
+    The sizes are those of the weights' shapes, the settings and the preprocessing those of the file. A .keras file and
+    the folder of a training run give the saved model, at another `image_size` or with another `num_classes` if asked.
 
     Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. For
     a timm folder, they follow from its architecture's name and its `model_args`; unsupported ones are refused. The
@@ -54,8 +51,8 @@ def from_pretrained(
     with a projection, the normed class token where there is no pooler (MAE, DeiT), the mean of the patches of I-JEPA.
 
     Args:
-        path: Path or hub's name as in `load_weights`, or the name of a published checkpoint, such as
-            "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
+        path: Path or hub's name as in `load_weights`; a .keras file; the folder of a training run; or the name of a
+            published checkpoint, such as "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
             224 if it does not say.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
@@ -77,7 +74,14 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("hf://google/vit-base-patch16-224")  # doctest: +SKIP
     """
     row = zoo.find(os.fspath(path))
-    checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
+    local = _local_path(path, row)
+    if (file := saved_file(local)) is not None:
+        of_checkpoints = {"source": source, "skip": skip, "grid_size": grid_size, "sha256": sha256}
+        if given := [name for name, value in of_checkpoints.items() if value]:
+            raise ValueError(f"Expected no {' and '.join(given)} with {file!r}, a whole model of Keras.")
+        changes = {"image_size": image_size, "num_classes": num_classes}
+        return read_saved(file, {**kwargs, **changes, "position_interpolation": position_interpolation})
+    checkpoint = Checkpoint(local, source, grid_size, sha256)
     family = FAMILIES[checkpoint.family]
     given_variant = kwargs.pop("variant", None)
     given, options = family.split({**kwargs, "image_size": image_size, "num_classes": num_classes}, "from_pretrained")
@@ -180,58 +184,6 @@ def _fit_tables(fields, given, position_interpolation):
         fields["table_image_size"] = file_size
     if position_interpolation is not None:
         fields["position_interpolation"] = position_interpolation
-
-
-def read_model(path: str | os.PathLike, **options) -> keras.Model:
-    """Reads a model, not compiled, from a .keras file, a run's folder, or (with `options`) a checkpoint."""
-    path = hub.local_path(os.fspath(path))
-    options = {name: value for name, value in options.items() if value is not None}
-    if os.path.isfile(os.path.join(path, MODEL)):
-        path = os.path.join(path, MODEL)
-    elif os.path.isfile(os.path.join(path, STARTED)):
-        raise FileNotFoundError(
-            f"Expected a run that has ended. There is no {MODEL} in {path!r} yet: train again to continue."
-        )
-    if not path.endswith(".keras"):
-        return from_pretrained(path, **options)
-    if options:
-        raise ValueError(
-            f"Expected no {', '.join(options)} with {path!r}, which contains it. For another, load it in Python, write "
-            "a checkpoint with keras_vit.save_weights, and read that."
-        )
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"Expected a .keras file. Received: {absent(path)}")
-    damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{damaged}.")
-    try:
-        return keras.saving.load_model(path, compile=False)
-    except TypeError as error:
-        if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):
-            raise ValueError(
-                f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
-                f"that version or a newer one: pip install 'keras>={version}'. {error}"
-            ) from error
-        # Keras raises TypeError for a layer that it does not know.
-        raise ValueError(
-            f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
-            f"{error}"
-        ) from error
-    except _DAMAGE as error:
-        raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
-
-
-def _keras_version(path):
-    """Returns the version of Keras that saved a .keras file, or None."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return json.loads(archive.read("metadata.json")).get("keras_version")
-    except _DAMAGE:
-        return None
-
-
-def _numbers(version):
-    return [int(number) for number in re.findall(r"\d+", str(version))[:3]]
 
 
 def _local_path(path, row):

@@ -1,0 +1,137 @@
+"""Reads models that Keras saved: .keras files and the folders of training runs, also at another image size."""
+
+import json
+import os
+import re
+import zipfile
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.config import config_of
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.family import FamilyModel, changed
+from keras_vit.models.model_settings import weights_of
+from keras_vit.weights import resize
+
+# Files of a run's folder, written at its end and at its start.
+MODEL, STARTED = "model.keras", "recipe.json"
+# Keras checks few values of a config, so a damaged one fails in many ways.
+_DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
+_POSITIONS, _PATCHES, _TABLE = "position_embedding/embeddings", "patch_embedding/kernel", "/attention/position_table"
+
+
+def saved_file(path):
+    """Returns the .keras file that a path names, also by the folder of its run; None for another path."""
+    if os.path.isfile(os.path.join(path, MODEL)):
+        return os.path.join(path, MODEL)
+    if os.path.isfile(os.path.join(path, STARTED)):
+        raise FileNotFoundError(
+            f"Expected a run that has ended. There is no {MODEL} in {path!r} yet: train again to continue."
+        )
+    return path if path.endswith(".keras") else None
+
+
+def read_saved(path, given):
+    """Reads a .keras file, not compiled; `given` are arguments of its builder, which change the model."""
+    model = _load(path)
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return model
+    if not isinstance(model, FamilyModel):
+        raise ValueError(
+            f"Expected {path!r} to contain a model of a builder of this package, to change {', '.join(given)}. "
+            f"Received: a {type(model).__name__} around it. Load it without these arguments, take the inner model by "
+            "get_layer, save that, and read it with them."
+        )
+    return _rebuilt(model, given)
+
+
+def _load(path):
+    damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{damaged}.")
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except TypeError as error:
+        if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):
+            raise ValueError(
+                f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
+                f"that version or a newer one: pip install 'keras>={version}'. {error}"
+            ) from error
+        # Keras raises TypeError for a layer that it does not know.
+        raise ValueError(
+            f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
+            f"{error}"
+        ) from error
+    except _DAMAGE as error:
+        raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
+
+
+def _keras_version(path):
+    """Returns the version of Keras that saved a .keras file, or None."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read("metadata.json")).get("keras_version")
+    except _DAMAGE:
+        return None
+
+
+def _numbers(version):
+    return [int(number) for number in re.findall(r"\d+", str(version))[:3]]
+
+
+def _rebuilt(model, given):
+    """Returns a model with other arguments and the weights of `model`, of which positions and patches are resized."""
+    old = config_of(model)
+    family = FAMILIES[old.family]
+    fields, options = family.split(given, "from_pretrained")
+    if "preprocessing" in fields:
+        fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
+    if fields.get("num_classes", old.num_classes) != old.num_classes:
+        fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
+    new = family.make(old.replace(**fields), **{"name": model.name, **options})
+    values, here = {}, weights_of(new)
+    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in _HEADS}
+    for weight, variable in here.items():
+        shape = tuple(variable.shape)
+        if weight.split("/")[0] in _HEADS:
+            own = weights_of(model).get(weight)
+            kept = own is not None and tuple(own.shape) == shape
+            values[weight] = ops.convert_to_numpy(own) if kept else np.zeros(shape, "float32")
+        elif weight in there:
+            value = ops.convert_to_numpy(ops.cast(there[weight], "float32"))
+            values[weight] = value if value.shape == shape else _resized(weight, value, old, new)
+    wrong = [weight for weight in {**here, **there} if weight not in values or weight not in here]
+    wrong += [weight for weight, value in values.items() if value is None or value.shape != tuple(here[weight].shape)]
+    if wrong:
+        raise ValueError(
+            f"Expected changes that the weights of model {model.name!r} fit. Received: {', '.join(fields)}, which need "
+            f"other weights: {', '.join(wrong[:10])}. Build a new model and train it."
+        )
+    for weight, value in values.items():
+        here[weight].assign(value)
+    return new
+
+
+# Layers that are set to zero if the number of classes changes.
+_HEADS = ("head", "head_dist")
+
+
+def _resized(weight, value, old, new):
+    """Returns a position table or a patch kernel in the size of the model `new`; None for another weight."""
+    config = new.config
+    if weight == _PATCHES:
+        return resize.resize_patches(value, config.patch_size)
+    if weight == _POSITIONS:
+        count = new.get_layer("position_embedding").num_prefix_positions
+        patches = value[0, count:].reshape(*old.grid, -1)
+        patches = resize.resize_positions(patches, *config.grid, config.position_interpolation)
+        return np.concatenate([value[:, :count], patches.reshape(1, -1, value.shape[-1])], axis=1)
+    if weight.endswith(_TABLE):
+        stage = int(weight.split("_")[1])
+        before, after = ([2 * side - 1 for side in each.grid(stage)] for each in (old, config))
+        table = resize.resize_positions(value.reshape(*before, -1), *after, config.position_interpolation)
+        return table.reshape(-1, value.shape[-1])
+    return None
