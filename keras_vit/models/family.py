@@ -11,7 +11,7 @@ import keras
 from keras_vit.config import config_of
 from keras_vit.layers import direct
 from keras_vit.models import graph
-from keras_vit.models.preprocessing import preprocessing_of
+from keras_vit.models.checkpoint import preprocessing_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

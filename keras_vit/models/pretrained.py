@@ -11,25 +11,29 @@ from pathlib import Path
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE
+from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
 from keras_vit.files import absent
 from keras_vit.models import zoo
 from keras_vit.models.bit.model import BiT
-from keras_vit.models.checkpoint import Checkpoint
+from keras_vit.models.catalog import CHECKPOINTS, identify, read_config
+from keras_vit.models.checkpoint import open_file
 from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.model import EfficientNet
-from keras_vit.models.families import FAMILIES
-from keras_vit.models.fields import check_positions
-from keras_vit.models.loading import load_checkpoint
-from keras_vit.models.model_settings import SETTINGS, name_of
+from keras_vit.models.loading import load_file
+from keras_vit.models.model_settings import name_of, sizes_of_file
 from keras_vit.models.vit.builder import ViT
+from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights import hub
+from keras_vit.weights.found import DEFAULT, KNOWN
+from keras_vit.weights.labels import with_task_fields
 
 # The arguments for which None is a value, not a default.
 _NONE = (
     *("pooling", "classifier_activation", "representation_size", "class_names"),
     *("rotary_embedding", "rotary_grid"),
 )
+# The arguments that together set the preprocessing.
+_CONSTANTS = ("mean", "std", "interpolation", "crop_fraction")
 # By the family of a checkpoint.
 BUILDERS = {"vit": ViT, "bit": BiT, "coatnet": CoAtNet, "efficientnet": EfficientNet}
 # Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
@@ -86,69 +90,83 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("hf://google/vit-base-patch16-224")  # doctest: +SKIP
     """
     row = zoo.find(os.fspath(path))
-    checkpoint = Checkpoint(_local_path(path, row), source, grid_size, sha256)
-    build = BUILDERS[checkpoint.family]
-    known = set(inspect.signature(build).parameters)
-    for name in set(kwargs) - known:
-        expected = f"an argument of keras_vit.{build.__name__}: {', '.join(sorted(known))}"
-        raise ValueError(f"Expected {expected}. Received: {name}={kwargs[name]!r}{arguments.nearest(name, known)}")
-    given = {**kwargs, "image_size": image_size, "num_classes": num_classes, "num_heads": num_heads}
-    given = {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
-    fields = dict(checkpoint.stated.fields)
-    if row is not None:
-        fields |= _of_row(row)
-    _check_unknown(checkpoint, fields, given)
-    skipped = (skip,) if isinstance(skip, str) else skip
-    if "head" in skipped or given.get("num_classes", fields["num_classes"]) != fields["num_classes"]:
-        for name in ("class_names", "multi_label", "regression", "classifier_activation"):
-            fields.pop(name, None)
-        if "head" not in skipped and build is ViT:
-            fields.pop("representation_size", None)
-    assumed = {}
-    if image_size is None and "image_size" not in fields:
-        if "position_embedding/embeddings" in checkpoint.weights:
-            raise ValueError(
-                f"The number of position embeddings in {checkpoint.path!r} is not a square: pass "
-                "grid_size=(rows, columns) of the file and, for another size, image_size."
-            )
-        size = DEFAULT_IMAGE_SIZE if checkpoint.source.family is None else "that of the variant"
-        assumed["image_size"] = f"{size}, not stated in the file"
-    if checkpoint.source.family is None:
-        fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
-    if build is ViT:
-        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
-            check_positions(checkpoint, fields)
-        _fit_any_size(checkpoint, fields, given, position_interpolation)
-        if not all({**fields, **given}[n] for n in ("num_classes", "distillation_token", "distillation_head")):
-            fields.pop("return_both_heads", None)
-    if build is CoAtNet:
-        _fit_tables(fields, given, position_interpolation)
+    family, file = identify(open_file(_local_path(path, row), sha256), source)
+    found = read_config(file, grid_size)
+    given = {"image_size": image_size, "num_classes": num_classes, "num_heads": num_heads, **kwargs}
+    given = _given(BUILDERS[family], given, kwargs)
+    assumed = _complete(found, family, row, given, skip)
+    fields = with_task_fields(found.resolve(given))
+    _fit_size(file, found, fields, given, position_interpolation)
     # The variant of these sizes, or one whose sizes are overridden; other families state theirs.
-    known = name_of(checkpoint.sizes)
-    variant = known or _VARIANTS[checkpoint.family]
-    for prefix in ("ViT-", "BiT-", "EfficientNet-"):
-        variant = variant.replace(prefix, "")
-    name = None if known or build is BiT else checkpoint.family
-    model = build(**{"variant": variant, "name": name, **fields, **given})
-    family = FAMILIES.get(checkpoint.family)
-    allow = [name for name in (SETTINGS if family is None else family.SETTINGS) if name in given]
-    report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
+    known = name_of(sizes_of_file(file, found))
+    variant = re.sub("ViT-|BiT-|EfficientNet-", "", known or _VARIANTS[family])
+    name = None if known or family == "bit" else family
+    model = BUILDERS[family](**{"variant": variant, "name": name, **fields})
+    allow = [name for name in CHECKPOINTS[family].SETTINGS if name in given]
+    report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()
     return model
 
 
-def _fit_tables(fields, given, position_interpolation):
-    """Keeps the size of a CoAtNet's tables in a model of any size, so that they are resized only once."""
-    any_size = (None, None)
-    file_size = fields.get("image_size", any_size)
-    of_any = arguments.image_size(given.get("image_size", file_size)) == any_size
-    if not of_any:
-        fields["table_image_size"] = None
-    elif file_size != any_size:
-        fields["table_image_size"] = file_size
-    if position_interpolation is not None:
-        fields["position_interpolation"] = position_interpolation
+def _given(build, given, kwargs):
+    """Returns the arguments that override the file; raises if the builder has no such argument."""
+    known = {*inspect.signature(build).parameters, "task"}
+    for name in set(kwargs) - known:
+        expected = f"an argument of keras_vit.{build.__name__}: {', '.join(sorted(known))}"
+        raise ValueError(f"Expected {expected}. Received: {name}={kwargs[name]!r}{arguments.nearest(name, known)}")
+    return {name: value for name, value in given.items() if value is not None or (name in kwargs and name in _NONE)}
+
+
+def _complete(found, family, row, given, skip):
+    """Adds what is known beside the file, and removes what does not apply; returns {field: value that is assumed}."""
+    new_head = "head" in ((skip,) if isinstance(skip, str) else skip)
+    if row is not None:
+        found.put(f"{KNOWN} {row.name}", **_of_row(row))
+    if all(name in given for name in _CONSTANTS) and "preprocessing" in found.unknown:
+        found.put("as given", preprocessing=Preprocessing(**{name: given[name] for name in _CONSTANTS}))
+    if {"multi_label", "regression"} & given.keys():
+        found.forget("task")
+    if new_head or given.get("num_classes", found.get("num_classes")) != found.get("num_classes"):
+        found.forget("class_names", "task", "classifier_activation")
+        if not new_head and family == "vit":
+            found.forget("representation_size")
+    both = ("num_classes", "distillation_token", "distillation_head")
+    if not all(given.get(name, found.get(name)) for name in both):
+        found.forget("return_both_heads")
+    if "image_size" in found.values or "image_size" in found.unknown or "image_size" in given:
+        return {}
+    size = "that of the variant"
+    if family in ("vit", "bit"):
+        size = DEFAULT_IMAGE_SIZE
+        found.put(f"{DEFAULT} keras_vit", certain=False, image_size=(size, size))
+    return {"image_size": f"{size}, not stated in the file"}
+
+
+def _fit_size(file, found, fields, given, position_interpolation):
+    """Checks the image size, and keeps the file's positions in a model of any size, so that they are resized once."""
+    any_size, family = (None, None), file.source.family
+    file_size, size = found.get("image_size", any_size), fields.get("image_size", any_size)
+    file_size = any_size if file_size is None else arguments.image_size(file_size)
+    of_any = arguments.image_size(size) == any_size
+    changes = {}
+    if family == "vit":
+        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
+            check_positions(file, fields)
+        if not of_any:
+            changes["grid_size"] = None
+        elif file_size != any_size:
+            changes = {"grid_size": found.positions.grid, "position_interpolation": found.position_interpolation}
+        # Set explicitly, since the number of heads may not divide hidden_dim.
+        fields["head_dim"] = fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])
+    elif family == "coatnet":
+        if not of_any:
+            changes["table_image_size"] = None
+        elif file_size != any_size:
+            changes["table_image_size"] = file_size
+    if position_interpolation is not None and (family == "coatnet" or (of_any and family == "vit")):
+        changes["position_interpolation"] = position_interpolation
+    fields.update({name: value for name, value in changes.items() if name not in given})
 
 
 def read_model(path: str | os.PathLike, **options) -> keras.Model:
@@ -226,36 +244,3 @@ def _of_row(row):
         # As in the code published with BiT's weights.
         found |= {"image_size": row.resolution, "pool_padding": "zeros"}
     return found
-
-
-def _check_unknown(checkpoint, fields, given):
-    """Raises if neither the file nor the caller sets a field that changes the outputs."""
-    parts = {"preprocessing": ("mean", "std", "interpolation", "crop_fraction")}
-    unknown = {
-        name: why
-        for name, why in checkpoint.stated.unknown.items()
-        if name not in (*fields, *given) and not all(part in given for part in parts.get(name, (name,)))
-    }
-    if unknown:
-        listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
-        short = " (or mean=, std=, interpolation=, crop_fraction=)" if "preprocessing" in unknown else ""
-        raise ValueError(
-            f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change its outputs. "
-            f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained{short}, or each by --set on "
-            f"the command line:{listed}"
-        )
-
-
-def _fit_any_size(checkpoint, fields, given, position_interpolation):
-    """Keeps the file's grid in a model of any size, so that positions are resized only once."""
-    any_size = (None, None)
-    of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
-    if of_any and fields["image_size"] != any_size:
-        fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_interpolation}
-    if of_any and position_interpolation is not None:
-        fields["position_interpolation"] = position_interpolation
-    if not of_any:
-        fields["grid_size"] = None
-    # Set explicitly, since the number of heads may not divide hidden_dim.
-    heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
-    fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads

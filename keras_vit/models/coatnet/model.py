@@ -10,10 +10,10 @@ from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.checkpoint import Checkpoint
+from keras_vit.models.coatnet.checkpoint import SETTINGS
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig, image_size_of
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
-from keras_vit.models.families import FAMILIES
 from keras_vit.models.family import RecordedModel, fields_from, with_dtype
 from keras_vit.models.loading import load_checkpoint
 from keras_vit.models.zoo import local_path
@@ -157,7 +157,7 @@ def CoAtNet(
     x = _head(x, config, dropout_rate, head_init)
     model = ConvolutionAndAttention(inputs, x, name=name or "coatnet_" + str(variant).removeprefix("coatnet_"))
     if checkpoint is not None:
-        allow = [name for name in FAMILIES["coatnet"].SETTINGS if given.get(name) is not None]
+        allow = [name for name in SETTINGS if given.get(name) is not None]
         load_checkpoint(model, checkpoint, allow=allow).log()
     return model
 
