@@ -1,15 +1,21 @@
-"""The families of models, the sources of checkpoints, and how the source of a file is recognised."""
+"""The families and their sources of checkpoints, and how those of a file are recognised."""
 
+import os
 import re
 
+from keras_vit import arguments
+from keras_vit.models.bit import checkpoint as bit
 from keras_vit.models.bit.model import BIT
 from keras_vit.models.bit.names import BIT as OFFICIAL_BIT
 from keras_vit.models.bit.names import HUGGINGFACE_BIT, TIMM_BIT
+from keras_vit.models.coatnet import checkpoint as coatnet
 from keras_vit.models.coatnet.model import COATNET
 from keras_vit.models.coatnet.names import TIMM_COATNET
+from keras_vit.models.efficientnet import checkpoint as efficientnet
 from keras_vit.models.efficientnet.model import EFFICIENTNET
 from keras_vit.models.efficientnet.names import EFFICIENTNET as OFFICIAL_EFFICIENTNET
 from keras_vit.models.efficientnet.names import KERAS_APPLICATIONS, TIMM_EFFICIENTNET
+from keras_vit.models.vit import checkpoint as vit
 from keras_vit.models.vit.model import VIT
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
 from keras_vit.models.vit.names.keras import KERAS
@@ -28,6 +34,8 @@ from keras_vit.models.vit.names.original import (
 )
 from keras_vit.models.vit.names.timm import DEIT, TIMM
 from keras_vit.models.vt_resnet.model import VT_RESNET
+from keras_vit.weights.canonical import CanonicalFile, below
+from keras_vit.weights.published import SOURCES_OF_FILES
 from keras_vit.weights.source import unwrapped
 
 FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, VT_RESNET)}
@@ -47,6 +55,64 @@ MODEL_TYPES = {
     **dict.fromkeys(("clip", "clip_vision_model"), CLIP),
     "bit": HUGGINGFACE_BIT,
 }
+
+
+# The module that reads the configs of a family's checkpoints: `read_config`, and `SETTINGS`, the fields that decide the
+# outputs and that no array shows.
+CHECKPOINTS = {"vit": vit, "bit": bit, "coatnet": coatnet, "efficientnet": efficientnet}
+
+
+def identify(file, source=None):
+    """Returns (family, `CanonicalFile`) of a `WeightsFile`; `source` is the name of its source if it is given."""
+    found, prefix = _source(file, source)
+    canonical = CanonicalFile(file, found, prefix)
+    return canonical.source.family, canonical
+
+
+def read_config(file, grid_size=None):
+    """Returns the `Found` of a `CanonicalFile` of any family."""
+    if "config" not in file.own and set(file.own) - {"grid"}:
+        raise ValueError(
+            f"Cannot load {file.path!r}: keras_vit 0.1 wrote it. Load it with version 0.2, and save it again."
+        )
+    return CHECKPOINTS[file.source.family].read_config(file, grid_size)
+
+
+def _source(file, source):
+    """Returns the Source of a file, and the prefix of the model's keys if other modules surround it."""
+    published = SOURCES.get(SOURCES_OF_FILES.get(os.path.basename(file.path)))
+    if source is not None:
+        given = SOURCES[arguments.one_of("source", source, SOURCES)]
+    elif published is not None and published.knows(file.entries):
+        given = published
+    else:
+        given = None
+
+    def matching(keys):
+        if given is not None:
+            return given if given.knows(keys) else None
+        return recognise(keys, file.container, file.facts)
+
+    try:
+        if found := matching(file.entries):
+            return found, ""
+        inner = {}
+        for prefix in dict.fromkeys(f"{unwrapped(key).partition('.')[0]}." for key in file.entries):
+            if found := matching(list(below(file.entries, prefix))):
+                inner[prefix] = found
+        if len(inner) > 1:
+            raise ValueError(
+                f"Expected the weights of one model. Received: several, whose keys start with {', '.join(inner)}. Save "
+                "the state dict of one of them to a file."
+            )
+        if not inner and given is None:
+            raise ValueError(
+                "Its keys match no known source. Expected keys like embedding/kernel or patch_embed.proj.weight. "
+                f"Received: {', '.join(list(file.entries)[:5])}"
+            )
+    except ValueError as error:
+        raise ValueError(f"Cannot read weights from {file.path!r}: {error}") from None
+    return next(((found, prefix) for prefix, found in inner.items()), (given, ""))
 
 
 def recognise(keys, container, facts):

@@ -9,10 +9,10 @@ from keras_vit.files import replacing
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.models.bit.config import ROOT_WIDTH
 from keras_vit.models.bit.names import HUGGINGFACE_BIT
-from keras_vit.models.fields import ACTIVATIONS
-from keras_vit.models.labels import id2label
+from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.weights.labels import TASKS
 from keras_vit.weights.source import Source
 from keras_vit.weights.write import write_safetensors
 
@@ -289,3 +289,16 @@ def write_json(path, content):
     """Writes a dict as JSON, completely or not at all."""
     with replacing(path) as draft:
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def id2label(config):
+    """Returns the entries of transformers' config.json for the class names and the task of a config."""
+    labels = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
+    if not labels:
+        return {}
+    found = {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    task = config.task
+    return found if task == "single_label" else {**found, "problem_type": {v: k for k, v in TASKS.items()}[task]}

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit.config import config_of
-from keras_vit.models.checkpoint import Checkpoint
-from keras_vit.models.coatnet.checkpoint import TABLE, grid_of_table
-from keras_vit.models.model_settings import describe_sizes, differing_settings, heads_of, sizes_of
+from keras_vit.models.catalog import CHECKPOINTS, identify, read_config
+from keras_vit.models.checkpoint import open_file
+from keras_vit.models.coatnet.checkpoint import TABLE
+from keras_vit.models.model_settings import (
+    allowed_settings,
+    describe_sizes,
+    fields_of,
+    heads_of,
+    sizes_of,
+    sizes_of_file,
+)
+from keras_vit.models.vit.checkpoint import positions_for
 from keras_vit.weights.load import Layout, Plan
 from keras_vit.weights.report import LoadReport
 from keras_vit.weights.tokens import weights_of
@@ -75,29 +84,39 @@ def load_weights(
 
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
-    checkpoint = Checkpoint(path, source, grid_size, sha256)
+    _, file = identify(open_file(path, sha256), source)
+    found = read_config(file, grid_size)
     options = {"skip": skip, "allow": allow, "position_interpolation": position_interpolation}
-    return load_checkpoint(model, checkpoint, whole=True, **options)
+    return load_file(model, file, found, whole=True, **options)
 
 
-def load_checkpoint(model, checkpoint, *, skip=(), allow=(), position_interpolation=None, whole=False):
-    """Loads an open Checkpoint; otherwise like `load_weights`. `whole` is as in `Plan.load`."""
+def load_checkpoint(model, checkpoint, *, allow=()):
+    """Loads an open Checkpoint into a model of a builder."""
+    return load_file(model, checkpoint.file, checkpoint.found, allow=allow)
+
+
+def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=None, whole=False):
+    """Loads a `CanonicalFile` with this `Found`; otherwise like `load_weights`. `whole` is as in `Plan.load`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
             "Load the weights into the model that fold_preprocessing was called on, and fold it again."
         )
     here = _layout_of(model)
-    plan = Plan(model, checkpoint, _layout_of_file(checkpoint, here), here, skip, position_interpolation)
-    settings = dict(checkpoint.settings)
+    plan = Plan(model, file, _layout_of_file(file, found, here), here, skip, position_interpolation)
+    exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
         # The pooling may differ with a new head, or without the class token.
-        settings["pooling"] = None
+        exempt.add("pooling")
     if "position_embedding" in plan.dropped:
-        settings["position_embedding"] = None
-    for name, ours, theirs in differing_settings(model, settings, allow):
+        exempt.add("position_embedding")
+    if found.get("key_bias") is False:
+        # The biases of the keys are set to zero, which computes the same.
+        exempt.add("key_bias")
+    names = [name for name in CHECKPOINTS[file.source.family].SETTINGS if name not in exempt]
+    for name, theirs, ours in found.differences(fields_of(model), names):
         raise ValueError(
-            f"{checkpoint.path!r} was trained with {name}={theirs!r}, and model {model.name!r} was built with "
+            f"{file.path!r} was trained with {name}={theirs!r}, and model {model.name!r} was built with "
             f"{name}={ours!r}. Nothing was loaded. Build the model with {name}={theirs!r}, or call "
             f"load_weights with allow=({name!r},) to load it nevertheless."
         )
@@ -121,19 +140,18 @@ def _layout_of(model):
     )
 
 
-def _layout_of_file(checkpoint, here):
+def _layout_of_file(file, found, here):
     """Returns the `Layout` of a checkpoint that is loaded into a model with the `Layout` `here`."""
-    sizes, prefix, grid = checkpoint.sizes, 0, None
-    if "position_embedding/embeddings" in checkpoint.weights:
-        prefix, grid = checkpoint.positions_for(here.grid, here.num_prefix_positions)
+    sizes = sizes_of_file(file, found)
+    prefix, grid = positions_for(file, found.positions, here.grid, here.num_prefix_positions)
     return Layout(
         sizes["num_heads"],
         None,
         sizes["num_classes"],
         grid,
         prefix,
-        checkpoint.position_interpolation,
-        {weight: grid_of_table(checkpoint, weight) for weight in checkpoint.weights if weight.endswith(TABLE)},
+        found.position_interpolation,
+        found.tables,
         sizes,
         describe_sizes(sizes),
     )

@@ -1,35 +1,21 @@
 """The sizes of models, and the settings that weights do not show."""
 
+import dataclasses
 from types import SimpleNamespace
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
-from keras_vit.models.families import FAMILIES
+from keras_vit.models.catalog import CHECKPOINTS
+from keras_vit.models.efficientnet.config import efficientnet_of
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.config import ViTConfig
 
 # The sizes that decide whether a file fits a model. `num_layers` is 0 without blocks, and `stages` and `width_factor`
 # are None without a ResNet. `model` names all sizes of a model that is neither ViT nor BiT.
 SIZES = (
-    "model",
-    "hidden_dim",
-    "num_layers",
-    "num_heads",
-    "mlp_dim",
-    "patch_size",
-    "in_channels",
-    "num_classes",
-    "grid_size",
-    "stages",
-    "width_factor",
+    *("model", "hidden_dim", "num_layers", "num_heads", "mlp_dim", "patch_size", "in_channels", "num_classes"),
+    *("grid_size", "stages", "width_factor"),
 )
-SETTINGS = (
-    *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
-    *("key_bias", "resnet_epsilons", "pool_padding"),
-)
-# Of these, "none" or an empty list stands for the argument None, since a missing value is unknown.
-_NONE = ("rotary_embedding", "rotary_grid")
-
 # The layers that take the images, by family.
 _FIRST = {"vit": "patch_embedding", "bit": "root_conv", "coatnet": "stem_conv", "efficientnet": "stem_conv"}
 
@@ -92,44 +78,42 @@ def describe_sizes(sizes):
     return f"{name_of(sizes)} ({text})" if name_of(sizes) else text
 
 
-def settings_of(model):
-    """Returns those of the `SETTINGS` that a model has."""
+def fields_of(model):
+    """Returns the fields of a model's config, with pooling "none" if its user replaced the layer."""
     config = config_of(model)
-    if not isinstance(config, ViTConfig):
-        names = FAMILIES[config.family].SETTINGS if config.family in FAMILIES else ("resnet_epsilons", "pool_padding")
-        return {name: getattr(config, name) for name in names}
-    return {
-        **({} if config.stages is None else {"resnet_epsilons": config.resnet_epsilons}),
-        "activation": config.activation if isinstance(config.activation, str) else repr(config.activation),
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        "pooling": _pooling(model, config) or "none",
-        "position_embedding": config.position_embedding,
-        "rotary_embedding": config.rotary_embedding or "none",
-        "rotary_grid": list(config.rotary_grid or ()),
-        "key_bias": config.key_bias,
-    }
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if isinstance(config, ViTConfig):
+        fields["pooling"] = _pooling(model, config)
+        if config.stages is None:
+            del fields["resnet_epsilons"]
+    return fields
+
+
+def allowed_settings(allow):
+    """Returns the names in `allow`, a string or several; raises unless they decide the outputs of some family."""
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    known = sorted({name for module in CHECKPOINTS.values() for name in module.SETTINGS})
+    unknown = [name for name in allow if name not in known]
+    if unknown:
+        raise arguments.invalid("allow", f"names out of {', '.join(known)}", unknown)
+    return allow
 
 
 def _pooling(model, config):
-    """Returns the pooling of a model; None if its user replaced it."""
-    return config.pooling if any(layer.name == "pooling" for layer in model.layers) else None
+    """Returns the pooling of a model; "none" if its user replaced it."""
+    return config.pooling if any(layer.name == "pooling" for layer in model.layers) else "none"
 
 
-def differing_settings(model, settings, allow):
-    """Yields (name, the model's value, the other value) for differing settings; None is unknown."""
-    allow = (allow,) if isinstance(allow, str) else tuple(allow)
-    family = FAMILIES.get(config_of(model).family)
-    known = SETTINGS if family is None else family.SETTINGS
-    unknown = [name for name in allow if name not in known]
-    if unknown:
-        raise arguments.invalid("allow", f"names out of {known}", unknown)
-    for name, here in settings_of(model).items():
-        there = settings.get(name)
-        if name not in allow and there is not None and here != there:
-            yield (
-                name,
-                *(None if name in _NONE and not (value and value != "none") else value for value in (here, there)),
-            )
+def sizes_of_file(file, found):
+    """Returns the `SIZES` of a checkpoint; unknown ones are None."""
+    sizes = {name: found.get(name) for name in SIZES}
+    if not found.certain("num_heads"):
+        sizes["num_heads"] = None
+    model = None
+    if file.source.family == "efficientnet":
+        name = efficientnet_of(found.get("widths", ()), found.get("repeats", ()))
+        model = name and f"EfficientNet-{name}"
+    return {**sizes, "model": model, "num_layers": sizes["num_layers"] or 0, "grid_size": found.positions.grid}
 
 
 def unwritten(model, source):
@@ -150,7 +134,7 @@ def unwritten(model, source):
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
     pooling = _pooling(model, config)
-    if pooling is None:
+    if pooling == "none":
         yield 'pooling="none"'
     if pooling == "token_gap" and source != "dinov2":
         yield 'pooling="token_gap"'

@@ -1,9 +1,8 @@
-"""Reads models from checkpoints, .keras files and training runs."""
+"""Reads models from files of weights, .keras files and the folders of training runs."""
 
-import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
@@ -11,19 +10,21 @@ from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.files import absent
 from keras_vit.models import zoo
-from keras_vit.models.catalog import FAMILIES
-from keras_vit.models.checkpoint import Checkpoint
-from keras_vit.models.families import FAMILIES as FAMILIES_OF_FILES
+from keras_vit.models.catalog import CHECKPOINTS, FAMILIES, identify, read_config
+from keras_vit.models.checkpoint import open_file
 from keras_vit.models.family import changed, config_from
-from keras_vit.models.fields import check_positions
-from keras_vit.models.loading import load_checkpoint
-from keras_vit.models.model_settings import SETTINGS, name_of
+from keras_vit.models.loading import load_file
+from keras_vit.models.model_settings import name_of, sizes_of_file
 from keras_vit.models.saved import read_saved, saved_file
+from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub
+from keras_vit.weights.found import DEFAULT, KNOWN
 
 # Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
 _VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
+# The fields of a preprocessing that are complete together.
+_CONSTANTS = {"mean", "std", "interpolation", "crop_fraction"}
 
 
 def from_pretrained(
@@ -81,20 +82,19 @@ def from_pretrained(
             raise ValueError(f"Expected no {' and '.join(given)} with {file!r}, a whole model of Keras.")
         changes = {"image_size": image_size, "num_classes": num_classes}
         return read_saved(file, {**kwargs, **changes, "position_interpolation": position_interpolation})
-    checkpoint = Checkpoint(local, source, grid_size, sha256)
-    family = FAMILIES[checkpoint.family]
-    given_variant = kwargs.pop("variant", None)
+    name, file = identify(open_file(local, sha256), source)
+    family, found = FAMILIES[name], read_config(file, grid_size)
+    chosen = kwargs.pop("variant", None)
     given, options = family.split({**kwargs, "image_size": image_size, "num_classes": num_classes}, "from_pretrained")
     # The variant of these sizes, or one whose sizes are overridden.
-    known = name_of(checkpoint.sizes)
-    variant = given_variant or known or _VARIANTS[checkpoint.family]
-    for prefix in ("ViT-", "BiT-", "EfficientNet-"):
-        variant = variant.replace(prefix, "")
-    name = family.config.model_name_of(variant) if known or given_variant or family.name == "bit" else family.name
-    options = {"name": checkpoint.stated.fields.get("name", name), **options}
-    # A given variant sets what the file does not state.
-    defaults = _sizes(family, variant) if given_variant else None
-    return _load(checkpoint, row, family, variant, given, options, skip, position_interpolation, defaults=defaults)
+    known = name_of(sizes_of_file(file, found))
+    variant = re.sub("ViT-|BiT-|EfficientNet-", "", chosen or known or _VARIANTS[name])
+    usual = family.config.model_name_of(variant) if chosen or known or name == "bit" else name
+    options = {"name": found.get("name", usual), **options}
+    if chosen:
+        found.forget("variant")
+    defaults = _sizes(family, variant) if chosen else {}
+    return _build(file, found, family, variant, row, given, options, skip, position_interpolation, defaults=defaults)
 
 
 def load_variant(family, variant, weights, given, options, defaults, function=None):
@@ -102,18 +102,18 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
     The sizes are the variant's. The other settings are those of `given`, else of the file, else of `defaults`.
     """
-    names = {"vit": architecture_of(variant)}
-    architecture = function or names.get(family.name, f"{family.builder}{variant}")
+    architecture = function or (architecture_of(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
-    checkpoint = Checkpoint(zoo.local_path(weights, architecture))
-    if checkpoint.family != family.name:
+    name, file = identify(open_file(zoo.local_path(weights, architecture)))
+    if name != family.name:
         expected = f"weights of a {family.builder} for keras_vit.{function or family.builder}"
-        raise ValueError(f"Expected {expected}. Received: {checkpoint.path!r}, a model of family {checkpoint.family!r}")
-    if checkpoint.source.name == "keras":
+        raise ValueError(f"Expected {expected}. Received: {file.path!r}, a model of family {name!r}")
+    if file.source.name == "keras":
         # Such a file was written by a model of this variant, and contains no settings.
-        defaults = {**dataclasses.asdict(family.config.from_variant(variant)), **defaults}
-    sizes = _sizes(family, variant)
-    return _load(checkpoint, row, family, variant, given, options, sizes=sizes, defaults=defaults)
+        defaults = {**vars(family.config.from_variant(variant)), **defaults}
+    found = read_config(file, None)
+    found.forget("variant")
+    return _build(file, found, family, variant, row, given, options, sizes=_sizes(family, variant), defaults=defaults)
 
 
 def _sizes(family, variant):
@@ -122,68 +122,78 @@ def _sizes(family, variant):
     return {name: getattr(config, name) for name in family.config.sizes_of(variant)}
 
 
-def _load(
-    checkpoint, row, family, variant, given, options, skip=(), position_interpolation=None, sizes=None, defaults=None
+def _build(
+    file, found, family, variant, row, given, options, skip=(), position_interpolation=None, *, sizes=(), defaults=()
 ):
-    """Builds the model of an open checkpoint: fields from `given`, `sizes`, the file, and `defaults`, in this order."""
-    fields = dict(checkpoint.stated.fields)
-    fields.pop("name", None)
-    if row is not None:
-        fields |= _of_row(row)
-    fields = {**(defaults or {}), **fields}
-    num_classes_there = fields["num_classes"]
-    fields |= sizes or {}
-    _check_unknown(checkpoint, fields, given, *(["variant"] if sizes or defaults else []))
-    if "preprocessing" in given:
-        base = fields.get("preprocessing", family.config.from_variant(variant).preprocessing)
-        given = {**given, "preprocessing": changed(base, given["preprocessing"])}
-    skipped = (skip,) if isinstance(skip, str) else skip
-    if "head" in skipped or given.get("num_classes", num_classes_there) != num_classes_there:
-        for name in ("class_names", "task", "classifier_activation"):
-            fields.pop(name, None)
-        if "head" not in skipped and family.name == "vit":
-            fields.pop("representation_size", None)
-    assumed = {}
-    if "image_size" not in {**fields, **given}:
-        if "position_embedding/embeddings" in checkpoint.weights:
-            raise ValueError(
-                f"The number of position embeddings in {checkpoint.path!r} is not a square: pass "
-                "grid_size=(rows, columns) of the file and, for another size, image_size."
-            )
-        size = DEFAULT_IMAGE_SIZE if checkpoint.source.family is None else "that of the variant"
-        assumed["image_size"] = f"{size}, not stated in the file"
-    if checkpoint.source.family is None:
-        fields.setdefault("image_size", DEFAULT_IMAGE_SIZE)
-    if family.name == "vit":
-        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
-            check_positions(checkpoint, fields)
-        _fit_any_size(checkpoint, fields, given, position_interpolation)
-        if not all(
-            {**fields, **given}.get(n, True) for n in ("num_classes", "distillation_token", "distillation_head")
-        ):
-            fields.pop("return_both_heads", None)
-    if family.name == "coatnet":
-        _fit_tables(fields, given, position_interpolation)
-    model = family.make(config_from(family, variant, {**fields, **given}), **options)
-    settings = FAMILIES_OF_FILES.get(checkpoint.family)
-    allow = [name for name in (SETTINGS if settings is None else settings.SETTINGS) if name in given]
-    report = load_checkpoint(model, checkpoint, skip=skip, allow=allow, position_interpolation=position_interpolation)
+    """Builds the model of an open file: fields from `given`, `sizes`, the file and `defaults`, in this order."""
+    found.forget("name")
+    assumed = _complete(found, family.name, row, given, skip)
+    for name, value in dict(defaults).items():
+        if name not in found.values:
+            found.put(f"{DEFAULT} {variant}", certain=False, **{name: value})
+    chosen = dict(given)
+    part = given.get("preprocessing")
+    if isinstance(part, Mapping):
+        base = found.get("preprocessing", family.config.from_variant(variant).preprocessing)
+        chosen["preprocessing"] = changed(base, part)
+        if "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
+            # A part of an unknown preprocessing leaves the rest unknown.
+            del chosen["preprocessing"]
+    fields = found.resolve({**dict(sizes), **chosen})
+    _fit_size(file, found, fields, given, position_interpolation)
+    model = family.make(config_from(family, variant, fields), **options)
+    allow = [name for name in CHECKPOINTS[family.name].SETTINGS if name in given]
+    report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)
     report.assumed.update(assumed)
     report.log()
     return model
 
 
-def _fit_tables(fields, given, position_interpolation):
-    """Keeps the size of a CoAtNet's tables in a model of any size, so that they are resized only once."""
-    any_size = (None, None)
-    file_size = fields.get("image_size", any_size)
-    of_any = arguments.image_size(given.get("image_size", file_size)) == any_size
-    if not of_any:
-        fields["table_image_size"] = None
-    elif file_size != any_size:
-        fields["table_image_size"] = file_size
-    if position_interpolation is not None:
-        fields["position_interpolation"] = position_interpolation
+def _complete(found, family, row, given, skip):
+    """Adds what is known beside the file, and removes what does not apply; returns {field: value that is assumed}."""
+    new_head = "head" in ((skip,) if isinstance(skip, str) else skip)
+    if row is not None:
+        found.put(f"{KNOWN} {row.name}", **_of_row(row))
+    if new_head or given.get("num_classes", found.get("num_classes")) != found.get("num_classes"):
+        found.forget("class_names", "task", "classifier_activation")
+        if not new_head and family == "vit":
+            found.forget("representation_size")
+    both = ("num_classes", "distillation_token", "distillation_head")
+    if not all(given.get(name, found.get(name)) for name in both):
+        found.forget("return_both_heads")
+    if "image_size" in found.values or "image_size" in found.unknown or "image_size" in given:
+        return {}
+    size = "that of the variant"
+    if family in ("vit", "bit"):
+        size = DEFAULT_IMAGE_SIZE
+        found.put(f"{DEFAULT} keras_vit", certain=False, image_size=(size, size))
+    return {"image_size": f"{size}, not stated in the file"}
+
+
+def _fit_size(file, found, fields, given, position_interpolation):
+    """Checks the image size, and keeps the file's positions in a model of any size, so that they are resized once."""
+    any_size, family = (None, None), file.source.family
+    file_size, size = found.get("image_size", any_size), fields.get("image_size", any_size)
+    file_size = any_size if file_size is None else arguments.image_size(file_size)
+    of_any = arguments.image_size(size) == any_size
+    changes = {}
+    if family == "vit":
+        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
+            check_positions(file, fields)
+        if not of_any:
+            changes["grid_size"] = None
+        elif file_size != any_size:
+            changes = {"grid_size": found.positions.grid, "position_interpolation": found.position_interpolation}
+        # Set explicitly, since the number of heads may not divide hidden_dim.
+        fields["head_dim"] = fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])
+    elif family == "coatnet":
+        if not of_any:
+            changes["table_image_size"] = None
+        elif file_size != any_size:
+            changes["table_image_size"] = file_size
+    if position_interpolation is not None and (family == "coatnet" or (of_any and family == "vit")):
+        changes["position_interpolation"] = position_interpolation
+    fields.update({name: value for name, value in changes.items() if name not in given})
 
 
 def _local_path(path, row):
@@ -209,35 +219,3 @@ def _of_row(row):
         # As in the code published with BiT's weights.
         found |= {"image_size": row.resolution, "pool_padding": "zeros"}
     return found
-
-
-def _check_unknown(checkpoint, fields, given, *known):
-    """Raises if neither the file nor the caller sets a field that changes the outputs."""
-    known = {*fields, *given, *known}
-    part = given.get("preprocessing")
-    if isinstance(part, dict) and not {"mean", "std", "interpolation", "crop_fraction"} <= part.keys():
-        # A part of an unknown preprocessing leaves the rest unknown.
-        known -= {"preprocessing"} - {*fields}
-    unknown = {name: why for name, why in checkpoint.stated.unknown.items() if name not in known}
-    if unknown:
-        listed = "".join(f"\n  {name}: {why}" for name, why in unknown.items())
-        raise ValueError(
-            f"{checkpoint.path!r} does not state {len(unknown)} of the settings that change its outputs. "
-            f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained, or each by --set on the command "
-            f"line:{listed}"
-        )
-
-
-def _fit_any_size(checkpoint, fields, given, position_interpolation):
-    """Keeps the file's grid in a model of any size, so that positions are resized only once."""
-    any_size = (None, None)
-    of_any = arguments.image_size(given.get("image_size", fields["image_size"])) == any_size
-    if of_any and fields["image_size"] != any_size:
-        fields |= {"grid_size": checkpoint.grid_size, "position_interpolation": checkpoint.position_interpolation}
-    if of_any and position_interpolation is not None:
-        fields["position_interpolation"] = position_interpolation
-    if not of_any:
-        fields["grid_size"] = None
-    # Set explicitly, since the number of heads may not divide hidden_dim.
-    heads = arguments.positive_int("num_heads", given.get("num_heads", fields.get("num_heads")))
-    fields["head_dim"] = {**fields, **given}["hidden_dim"] // heads

@@ -12,8 +12,8 @@ from keras import ops
 from keras_vit.config import config_of
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import FamilyModel, changed
-from keras_vit.models.model_settings import weights_of
 from keras_vit.weights import resize
+from keras_vit.weights.tokens import weights_of
 
 # Files of a run's folder, written at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"

@@ -14,13 +14,12 @@ from keras_vit.config import carrier_of, config_of
 from keras_vit.models import timm_folder
 from keras_vit.models.bit.names import BIT, HUGGINGFACE_BIT, TIMM_BIT
 from keras_vit.models.catalog import SOURCES
-from keras_vit.models.families import FAMILIES
 from keras_vit.models.huggingface_folder import kind_of, write_bit_folder, write_folder
 from keras_vit.models.model_card import model_card
 from keras_vit.models.model_settings import (
-    differing_settings,
+    allowed_settings,
+    fields_of,
     heads_of,
-    settings_of,
     sizes_of,
     unwritten,
 )
@@ -117,7 +116,7 @@ def save_weights(
 
 
 def _source(format, sizes, record):
-    if record.family in FAMILIES:
+    if record.family in timm_folder.NAMED:
         if format != "timm":
             raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
         return SOURCES[f"timm_{record.family}"].spelled_for(record)
@@ -185,7 +184,11 @@ def _check(model, format, source, sizes, variables, allow, told):
     settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
     if format == "timm" and sizes["num_layers"] and not told:
         settings |= timm_folder.settings_of(config_of(model))
-    for name, here, there in differing_settings(model, settings, allow):
+    fields, allowed = fields_of(model), allowed_settings(allow)
+    for name, there in settings.items():
+        here = fields.get(name)
+        if name not in fields or name in allowed or there in (None, here):
+            continue
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
             f"with {name}={here!r}. Nothing was written. To write it nevertheless, pass allow=({name!r},) "
@@ -207,10 +210,9 @@ def _arrays(source, values, sizes):
 
 
 def _facts(model, sizes):
-    """Returns the metadata for `from_pretrained` that arrays do not show, with the keys of version 0.1."""
+    """Returns the metadata for `from_pretrained` that arrays do not show."""
     return {
         "config": _record(model, sizes).to_dict(),
-        **settings_of(model),
         "num_heads": sizes["num_heads"],
         "grid": sizes["grid_size"],
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],

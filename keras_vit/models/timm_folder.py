@@ -5,13 +5,17 @@ import math
 from types import SimpleNamespace
 
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
-from keras_vit.models.families import FAMILIES
+from keras_vit.models.coatnet import checkpoint as coatnet
+from keras_vit.models.efficientnet import checkpoint as efficientnet
 from keras_vit.models.huggingface_folder import unit_constants, write_json
 from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ROPES
 from keras_vit.models.vit.variants import name_of
 from keras_vit.weights.write import write_safetensors
 
+# The families beside ViT and BiT: `timm_name`, `timm_arguments` of a config, and `TIMM_ENDS`, the keys of the first
+# convolution and of the head, without ".weight".
+NAMED = {"coatnet": coatnet, "efficientnet": efficientnet}
 _POOLINGS = {"token": "token", "gap": "avg", "map": "map"}
 _MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 _FILTERS = {"lanczos3": "lanczos", "lanczos5": "lanczos", "area": "box"}
@@ -77,8 +81,8 @@ def unwritten(config):
 
 def unwritten_in_folder(config):
     """Yields what the config.json of a folder cannot say of a config."""
-    if config.family in FAMILIES:
-        if FAMILIES[config.family].timm_name(config) is None:
+    if config.family in NAMED:
+        if NAMED[config.family].timm_name(config) is None:
             yield f"a {config.family} of a size or with options for which timm has no name"
         return
     if config.stages is not None and _resnet_name(config) is None:
@@ -121,7 +125,7 @@ def _bit(config, arrays, facts):
 
 
 def _of_family(config, arrays, facts):
-    family = FAMILIES[config.family]
+    family = NAMED[config.family]
     first_conv, head = family.TIMM_ENDS
     image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     args = family.timm_arguments(config) | ({} if config.in_channels == 3 else {"in_chans": config.in_channels})

@@ -11,8 +11,9 @@ from pathlib import Path
 from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.files import absent
-from keras_vit.models.checkpoint import Checkpoint
-from keras_vit.models.model_settings import describe_sizes, name_of
+from keras_vit.models.catalog import identify, read_config
+from keras_vit.models.checkpoint import open_file
+from keras_vit.models.model_settings import describe_sizes, name_of, sizes_of_file
 from keras_vit.models.vit import variants as vit
 from keras_vit.weights import hub
 from keras_vit.weights.download import DownloadError, confirm, download
@@ -121,14 +122,15 @@ def fetch(row):
 
 def _check(row, path):
     """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
-    checkpoint = Checkpoint(path, row.source)
-    named = "".join(filter(str.isalnum, name_of(checkpoint.sizes) or ""))
+    _, file = identify(open_file(path), row.source)
+    sizes = sizes_of_file(file, read_config(file))
+    named = "".join(filter(str.isalnum, name_of(sizes) or ""))
     expected = re.sub(
         rf"{_ARCHITECTURE}(?:Distilled)?$", lambda found: f"ViT{_size_of(*found.groups())}{found[3]}", row.architecture
     )
-    if (named, checkpoint.sizes["num_classes"]) != (expected, row.num_classes):
-        raise ValueError(f"{str(path)!r} is not {row.name}: it holds {describe_sizes(checkpoint.sizes)}.")
-    for _ in checkpoint.read(checkpoint.shapes):
+    if (named, sizes["num_classes"]) != (expected, row.num_classes):
+        raise ValueError(f"{str(path)!r} is not {row.name}: it holds {describe_sizes(sizes)}.")
+    for _ in file.read(file.shapes):
         pass
 
 

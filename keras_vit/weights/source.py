@@ -56,8 +56,8 @@ class Source:
     gated_activation: str | None = None
     # The width of a head, if it is the same in all models.
     head_dim: int | None = None
-    # Of its models, where that is neither ViT nor BiT.
-    family: str | None = None
+    # The family of its models.
+    family: str = "vit"
     # {name: value} that a folder's config may leave out.
     config_defaults: dict = dataclasses.field(default_factory=dict)
 
@@ -77,6 +77,27 @@ class Source:
                 raise ValueError(f"The file holds the same weight twice, as {canonical[name]!r} and as {key!r}.")
             canonical[name] = key
         return canonical, ignored
+
+    def refuse_keys(self, path, keys, model_name=None):
+        """Raises if canonical keys show a model that the source has and this package has not."""
+        for pattern, part in self.refused:
+            key = next((key for key in keys if re.match(pattern, key)), None)
+            if key is not None:
+                raise self.refusal(
+                    path, model_name, f"{part}, which this package does not have. Received: the key {key!r}"
+                )
+
+    def refuse_settings(self, path, config, model_name=None):
+        """Raises if the config of a folder has other values than those in `config`."""
+        for setting, value in self.config.items():
+            if config.get(setting, value) != value:
+                what = f"{setting}={config[setting]!r}, which is not supported. Expected: {value!r}"
+                raise self.refusal(path, model_name, what)
+
+    def refusal(self, path, model_name, what):
+        """Returns the error for a model that has something which this package does not have."""
+        name = f" ({model_name})" if model_name else ""
+        return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def spelled(self, keys):
         """Returns this source with the rows of those spellings whose keys are all among `keys`, those of a file."""

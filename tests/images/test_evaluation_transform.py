@@ -11,18 +11,19 @@ from keras_vit.data import from_dataframe, from_directory
 from keras_vit.evaluation.features import extract_features
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import decode_jpeg, read_pixels
-from keras_vit.models.preprocessing import of_huggingface, of_timm
+from keras_vit.weights.timm_config import of_pretrained_cfg
+from keras_vit.weights.transformers_config import of_processor
 from tests.golden import GOLDEN_FOLDER
 from tests.peers import peer
 from tests.pictures import write_jpegs
 
 pytestmark = pytest.mark.backends("tensorflow")
 SIZE = 112
-TIMM = {f"timm {pct}": of_timm({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
+TIMM = {f"timm {pct}": of_pretrained_cfg({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
 # timm pads with the mean.
 GRAY = {"mean": [0.5] * 3, "std": [0.5] * 3}
 TIMM |= {
-    f"timm {mode} {pct}": of_timm({**GRAY, "interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
+    f"timm {mode} {pct}": of_pretrained_cfg({**GRAY, "interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
     for mode in ("squash", "border")
     for pct in (0.9, 1.0)
 }
@@ -37,7 +38,7 @@ CLASSES = {"vit": "ViT", "siglip": "Siglip", "deit": "DeiT", "bit": "Bit"}
 RECORDS = {
     "official": Preprocessing(),
     **{name: Preprocessing(**fields) for name, fields in TIMM.items()},
-    **{name: Preprocessing(**of_huggingface("", fields, {})) for name, fields in PROCESSORS.items()},
+    **{name: Preprocessing(**of_processor("", fields, {})) for name, fields in PROCESSORS.items()},
 }
 OTHERS = {
     "not filtered": Preprocessing(interpolation="bicubic", antialias=False, crop_fraction=0.8),
@@ -134,7 +135,7 @@ def test_transform_matches_transformers(files, name):
     assert len(shares) == len(files) and np.mean(shares) > 0.999
 
 
-def test_pipeline_of_deit_file_gives_pixels_of_timm(files):
+def test_pipeline_of_deit_file_gives_pixels_of_pretrained_cfg(files):
     model = keras_vit.from_pretrained(GOLDEN_FOLDER / "timm_deit_distilled.safetensors", num_heads=4)
     size = model.input_shape[1]
     theirs = np.array([by_pillow(file, size, "center", 0.875, 3) for file in files])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models import fields
 from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.pretrained import read_model
 from keras_vit.models.vit import variants as vit_config
+from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
@@ -241,7 +241,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    assert set(Checkpoint(path).stated.unknown) == {*unknown, "preprocessing"}
+    assert set(Checkpoint(path).found.unknown) == {*unknown, "preprocessing"}
     told = {name: getattr(model.config, name) for name in unknown}
     again = keras_vit.from_pretrained(path, image_size=16, **told, **BARE)
     assert again.config == model.config
@@ -411,14 +411,14 @@ def test_invalid_preprocessor_config_is_refused(tmp_path, changes, message):
 def test_image_size_beyond_the_arrays_is_refused(tmp_path, method):
     keras_vit.save_weights(build(), tmp_path / "model.npz")
     checkpoint = Checkpoint(tmp_path / "model.npz")
-    stated = checkpoint.stated.fields
-    fields.check_positions(checkpoint, stated)
+    stated = checkpoint.found.resolve({})
+    check_positions(checkpoint.file, stated)
     with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of its model"):
-        fields.check_positions(checkpoint, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
-    fields.check_positions(checkpoint, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
+        check_positions(checkpoint.file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
+    check_positions(checkpoint.file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
     checkpoint.weights.clear()
     with pytest.raises(ValueError, match="Received: 0"):
-        fields.check_positions(checkpoint, stated)
+        check_positions(checkpoint.file, stated)
 
 
 def test_config_with_unsquare_image_size(tmp_path):

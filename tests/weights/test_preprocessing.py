@@ -2,33 +2,34 @@ import pytest
 
 from keras_vit import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models import preprocessing
+from keras_vit.models.checkpoint import preprocessing_of
+from keras_vit.weights import timm_config, transformers_config
 from tests.peers import peer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 
 
 def test_given_values_override_record():
-    found = preprocessing.preprocessing_of(None, None, 3, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
+    found = preprocessing_of(None, None, 3, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
     assert found == Preprocessing(mean=0.4, crop_fraction=0.9)
     pillow = Preprocessing(interpolation="bilinear", antialias=True)
-    assert preprocessing.preprocessing_of(None, pillow, 3, interpolation="bicubic").antialias
+    assert preprocessing_of(None, pillow, 3, interpolation="bicubic").antialias
 
 
 def test_timm_config_gives_preprocessing():
     config = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_pct": 0.95}
     expected = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_fraction": 0.95}
-    assert preprocessing.of_timm(config) == {**expected, "antialias": True, "resize_mode": "crop"}
-    whole = preprocessing.of_timm({"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"})
+    assert timm_config.of_pretrained_cfg(config) == {**expected, "antialias": True, "resize_mode": "crop"}
+    whole = timm_config.of_pretrained_cfg({"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"})
     assert whole["resize_mode"] == "crop" and whole["antialias"]
-    modes = [preprocessing.of_timm({"crop_mode": mode})["resize_mode"] for mode in ("squash", "border")]
+    modes = [timm_config.of_pretrained_cfg({"crop_mode": mode})["resize_mode"] for mode in ("squash", "border")]
     assert modes == ["squash", "pad"]
     with pytest.raises(ValueError, match="`crop_mode` .* Received: 'corner'"):
-        preprocessing.of_timm({"crop_mode": "corner"})
+        timm_config.of_pretrained_cfg({"crop_mode": "corner"})
 
 
 def test_missing_timm_values_are_those_of_timm():
-    found = preprocessing.of_timm({"input_size": [3, 32, 32], "mean": None})
+    found = timm_config.of_pretrained_cfg({"input_size": [3, 32, 32], "mean": None})
     assert found == {**IMAGENET_PREPROCESSING, "antialias": True, "resize_mode": "crop"}
 
 
@@ -44,7 +45,7 @@ def test_missing_timm_values_are_those_of_timm():
 )
 def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     config = {"size": size, "crop_size": crop, "do_center_crop": center, "resample": 3}
-    found = preprocessing.of_huggingface("folder", config, {})
+    found = transformers_config.of_processor("folder", config, {})
     assert found["crop_fraction"] == fraction and found["interpolation"] == "bicubic" and found["antialias"]
     assert found["resize_mode"] == ("crop" if size == {"shortest_edge": 256} else "squash")
 
@@ -61,7 +62,7 @@ def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     ],
 )
 def test_missing_values_are_those_of_the_image_processor(kind, stated, expected):
-    found = preprocessing.of_huggingface("folder", {"image_processor_type": kind, **stated}, {})
+    found = transformers_config.of_processor("folder", {"image_processor_type": kind, **stated}, {})
     assert {name: found[name] for name in expected} == expected
 
 
@@ -75,16 +76,21 @@ def test_missing_values_are_those_of_the_image_processor(kind, stated, expected)
 )
 def test_image_processor_that_is_not_understood_is_refused(stated, message):
     with pytest.raises(ValueError, match=rf"preprocessor_config\.json\. Expected {message}.* Received: "):
-        preprocessing.of_huggingface("folder", stated, {})
+        transformers_config.of_processor("folder", stated, {})
 
 
 @pytest.mark.long
 # The processor of DINOv3 needs torchvision.
-@pytest.mark.parametrize("name", [name for name in preprocessing.PROCESSORS if name != "DINOv3ViT"])
+@pytest.mark.parametrize("name", [name for name in transformers_config.PROCESSORS if name != "DINOv3ViT"])
 def test_defaults_are_those_of_the_installed_transformers(name):
     module = peer(f"transformers.models.{name.lower()}.image_processing_pil_{name.lower()}")
     theirs = getattr(module, f"{name}ImageProcessorPil")
-    ours = {"do_center_crop": None, "crop_size": None, "default_to_square": True, **preprocessing.PROCESSORS[name]}
+    ours = {
+        "do_center_crop": None,
+        "crop_size": None,
+        "default_to_square": True,
+        **transformers_config.PROCESSORS[name],
+    }
     for key, value in ours.items():
         default = getattr(theirs, key, None)
         if key in ("size", "crop_size") and isinstance(value, int):

@@ -4,6 +4,7 @@ from keras_vit.weights import codecs
 from keras_vit.weights.source import UNIT, Name, Source, dense, norm, resnet
 
 _SETTINGS = {"activation": None, "layer_norm_epsilon": None, "resnet_epsilons": "timm", "pool_padding": "zeros"}
+_SETTINGS["family"] = "bit"
 
 TIMM_BIT = Source(
     "timm_bit",
@@ -66,6 +67,7 @@ def _bit():
 BIT = Source(
     "bit",
     _bit(),
+    family="bit",
     # A ResNet has neither.
     activation=None,
     layer_norm_epsilon=None,

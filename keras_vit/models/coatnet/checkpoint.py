@@ -6,15 +6,17 @@ import re
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
+from keras_vit.weights import timm_config
+from keras_vit.weights.found import KNOWN, STATED, Found
+from keras_vit.weights.record import read_record
 
 # The fields that decide the outputs and that no array shows.
 SETTINGS = (
     *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
     *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
 )
-# As `FAMILIES` has them of each family.
+# The keys of timm's first convolution and head.
 TIMM_ENDS = ("stem.conv1", "head.fc")
-preprocessing = None
 # Of the tables of biases.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
 _NAMES = [name for name in VARIANTS if name not in "012345"]
@@ -198,38 +200,53 @@ def _same(here, there, field, config):
     return here == there
 
 
-def _of_checkpoint(checkpoint):
-    """Returns (the name of its variant or None, the fields that a checkpoint tells)."""
-    if checkpoint.file.container == "timm":
-        name, args = str(checkpoint.config.get("architecture")), checkpoint.config.get("model_args")
-        said = {"global_pool": checkpoint.config["global_pool"]} if "global_pool" in checkpoint.config else {}
-        config = config_of(checkpoint.path, name, said | (args if isinstance(args, dict) else {}))
-        return re.sub(r"_\d{3}$", "", name), _architecture(config)
-    shown = of_arrays(checkpoint.shapes)
-    name = variant_of(shown)
-    return name, shown if name is None else _architecture(CoAtNetConfig.from_variant(name)) | shown
-
-
 def _architecture(config):
     names = ("position_interpolation", "norm_after_pooling", "position_mlp_dim", *(field for _, field, _ in _FIELDS))
     return {name: getattr(config, name) for name in names}
 
 
-def add_fields(checkpoint, found):
-    """Adds to a `Stated` the fields that a checkpoint tells."""
-    name, fields = _of_checkpoint(checkpoint)
-    found.fields.update(fields)
-    if name is not None:
-        found.fields["name"] = name
-        if checkpoint.file.container == "timm":
-            side = image_size_of(checkpoint.config["architecture"])
-            found.fields.setdefault("image_size", (side, side))
+def read_config(file, grid_size=None):
+    """Returns the `Found` of a `CanonicalFile`; the tables of a CoAtNet have grids of their own."""
+    found = Found(file.path)
+    found.position_interpolation = file.source.position_interpolation
+    found.put(STATED, in_channels=file.size("stem_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    if "config" in file.own:
+        read_record(file, found)
+    elif file.container == "timm":
+        timm_config.read_folder(file, found)
+        _read_architecture(file, found)
     else:
-        found.unknown["variant"] = "timm has no CoAtNet with arrays of these shapes: it is the one it was made from"
-    if "image_size" not in found.fields:
-        sides = {_side_of_images(key, shape) for key, shape in checkpoint.shapes.items() if key.endswith(_TABLES)}
-        if len(sides) == 1 and None not in sides:
-            found.fields["image_size"] = (*sides, *sides)
+        found.leave(f"{file.source.name} models differ in it", "preprocessing")
+        _read_arrays(file, found)
+    found.tables = {weight: _grid_of_table(file, found, weight) for weight in file.weights if weight.endswith(TABLE)}
+    return found
+
+
+def _read_architecture(file, found):
+    """Adds the fields of timm's architecture and arguments in a folder."""
+    name, config = str(file.config.get("architecture")), file.config
+    stated = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
+    fields = _architecture(config_of(file.path, name, stated | timm_config.model_args(file)))
+    found.put(f"{KNOWN} {name}", **fields, name=re.sub(r"_\d{3}$", "", name))
+    if "image_size" not in found.values and "image_size" not in found.unknown:
+        found.put(f"{KNOWN} {name}", image_size=(image_size_of(name),) * 2)
+
+
+def _read_arrays(file, found):
+    """Adds the fields that a state dict shows."""
+    shown = of_arrays(file.shapes)
+    found.put(STATED, **shown)
+    name = variant_of(shown)
+    if name is None:
+        found.leave("timm has no CoAtNet with arrays of these shapes: it is the one it was made from", "variant")
+    else:
+        fields = _architecture(CoAtNetConfig.from_variant(name))
+        found.put(
+            f"{KNOWN} {name}", **{field: value for field, value in fields.items() if field not in shown}, name=name
+        )
+    sides = {_side_of_images(key, shape) for key, shape in file.shapes.items() if key.endswith(_TABLES)}
+    if len(sides) == 1 and None not in sides:
+        found.put(STATED, image_size=(*sides, *sides))
 
 
 def _side_of_images(key, shape):
@@ -238,25 +255,13 @@ def _side_of_images(key, shape):
     return side and side * 2 ** (int(key.split(".")[1]) + 2)
 
 
-def settings_of(checkpoint):
-    """Returns those of the `SETTINGS` that a checkpoint tells."""
-    record = checkpoint.own.get("config")
-    _, fields = (None, record) if record is not None else _of_checkpoint(checkpoint)
-    return {name: fields.get(name) for name in SETTINGS}
-
-
-def model_name(checkpoint):
-    """Returns None: variants with other options have the same sizes."""
-    return None
-
-
-def grid_of_table(checkpoint, weight):
+def _grid_of_table(file, found, weight):
     """Returns (rows, columns) of the feature map that a checkpoint's table is for, or None."""
     stage = int(weight.split("_")[1])
-    count = checkpoint.weights[weight][0]
-    said = checkpoint.own.get("config", {}).get("table_image_size") or checkpoint.image_size
-    if said is not None:
-        rows, columns = table_grid(arguments.pair("image_size", said), stage)
+    count = file.weights[weight][0]
+    size = found.get("table_image_size") or found.get("image_size")
+    if size is not None and None not in arguments.image_size(size):
+        rows, columns = table_grid(arguments.pair("image_size", size), stage)
         if (2 * rows - 1) * (2 * columns - 1) == count:
             return rows, columns
     side = _side(count)

@@ -1,17 +1,21 @@
-"""What the checkpoints of EfficientNets tell of their models, beside the arrays."""
+"""Reads the config of an EfficientNet from a checkpoint, and names the architectures of timm."""
 
 import math
 import os
 import re
 
 from keras_vit import arguments
+from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of
 from keras_vit.models.efficientnet.names import PREPROCESSING
+from keras_vit.weights import timm_config
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found
+from keras_vit.weights.record import read_record
 
-# What the arrays do not show.
+# The fields that decide the outputs and that no array shows.
 SETTINGS = ("padding", "batch_norm_epsilon")
-# As `FAMILIES` has them of each family.
+# The keys of timm's first convolution and head.
 TIMM_ENDS = ("conv_stem", "classifier")
 _OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 _OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
@@ -30,24 +34,50 @@ def preprocessing_for(image_size, constants=PREPROCESSING):
     return dict(constants) if side is None else {**constants, "crop_fraction": side / (side + 32)}
 
 
-def settings_of(checkpoint):
-    """Returns the `SETTINGS` of a checkpoint; unknown ones are None."""
-    source = checkpoint.source.name
-    if source in ("efficientnet", "keras_applications"):
-        return dict(_OFFICIAL)
-    if source != "timm_efficientnet":
-        return dict.fromkeys(SETTINGS)
-    if checkpoint.file.container != "timm":
-        found = _file_name(checkpoint)
-        return dict.fromkeys(SETTINGS) if found is None else dict(_OFFICIAL if found["official"] else _OF_TIMM)
-    name = checkpoint.config.get("architecture")
+_USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
+
+
+def read_config(file, grid_size=None):
+    """Returns the `Found` of a `CanonicalFile`; an EfficientNet has no grid."""
+    found = Found(file.path)
+    found.put(STATED, in_channels=file.size("stem_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    widths, repeats = _sizes(file)
+    found.put(STATED, widths=widths, repeats=repeats)
+    if 0 in widths + repeats:
+        reason = (
+            f"Expected an EfficientNet of {len(STAGES)} stages in {file.path!r}. Received: widths {widths} of the "
+            f"stem, the stages and the top, and {repeats} blocks."
+        )
+        found.leave(reason, "widths", "repeats")
+    if "config" in file.own:
+        read_record(file, found)
+        return found
+    if file.container == "timm":
+        timm_config.read_folder(file, found)
+        found.put(f"{KNOWN} {file.model_name}", **_of_architecture(file))
+        return found
+    _read_preprocessing(file, found)
+    published, official = _file_name(file), file.source.name in ("efficientnet", "keras_applications")
+    if _noisy_student(file) is not None or (published is not None and published["official"]):
+        found.put(f"{KNOWN} files of this name", image_size=(_image_size(file),) * 2)
+    if official or published is not None:
+        settings = _OFFICIAL if official or published["official"] else _OF_TIMM
+        found.put(f"{DEFAULT} {file.source.name}", **settings)
+        return found
+    for name in SETTINGS:
+        value, own = _OFFICIAL[name], _OF_TIMM[name]
+        found.leave(f"{value!r} for the official weights, timm's tf_efficientnet_*; {own!r} for its own", name)
+    return found
+
+
+def _of_architecture(file):
+    """Returns the settings of timm's architecture and arguments in a folder."""
+    name = file.config.get("architecture")
     match = re.fullmatch(_NAME, str(name))
     if match is None:
-        raise _unsupported(checkpoint, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or tf_ and one of these")
+        raise _unsupported(file, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or tf_ and one of these")
     found = dict(_OFFICIAL if match["official"] else _OF_TIMM)
-    args = checkpoint.config.get("model_args")
-    args = args if isinstance(args, dict) else {}
-    for key, value in {"global_pool": checkpoint.config.get("global_pool"), **args}.items():
+    for key, value in {"global_pool": file.config.get("global_pool"), **timm_config.model_args(file)}.items():
         if key == "pad_type" and value in ("same", ""):
             found["padding"] = "same" if value else "symmetric"
         elif key == "bn_eps" and value is not None:
@@ -55,35 +85,33 @@ def settings_of(checkpoint):
         elif key == "bn_tf":
             found["batch_norm_epsilon"] = 1e-3 if value else found["batch_norm_epsilon"]
         elif value is not None and not _SHOWN.fullmatch(key) and (key, value) not in _USUAL:
-            raise _unsupported(checkpoint, f"{key}={value!r} in its config", "timm's defaults")
+            raise _unsupported(file, f"{key}={value!r} in its config", "timm's defaults")
     return found
 
 
-_USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
+def _read_preprocessing(file, found):
+    """Adds the preprocessing, where no config of a folder states it."""
+    size, source = _image_size(file), file.source.name
+    if source == "keras_applications" and (constants := _normalization(file)) is not None:
+        found.put(STATED, preprocessing=Preprocessing(**preprocessing_for(size, {**PREPROCESSING, **constants})))
+    elif source == "efficientnet" and _noisy_student(file) is not None:
+        found.put(f"{KNOWN} files of this name", preprocessing=Preprocessing(**preprocessing_for(size)))
+    elif source == "timm_efficientnet" and (published := _file_name(file)) is not None:
+        constants = {**IMAGENET_PREPROCESSING, **(_ADVPROP if published["recipe"] == "_ap" else {})}
+        if published["official"]:
+            constants = preprocessing_for(size, constants)
+        found.put(f"{KNOWN} files of this name", preprocessing=Preprocessing(**constants))
+    else:
+        found.leave(f"{source} models differ in it", "preprocessing")
 
 
-def preprocessing(checkpoint):
-    """Returns (constants, whether the checkpoint itself determines them), where no config of a folder does."""
-    size = _image_size(checkpoint)
-    if checkpoint.source.name == "keras_applications":
-        constants = _normalization(checkpoint)
-        return preprocessing_for(size, {**PREPROCESSING, **(constants or {})}), constants is not None
-    if checkpoint.source.name == "efficientnet":
-        return preprocessing_for(size), _noisy_student(checkpoint) is not None
-    found = _file_name(checkpoint)
-    constants = {**IMAGENET_PREPROCESSING, **(_ADVPROP if found and found["recipe"] == "_ap" else {})}
-    if found and found["official"]:
-        constants = preprocessing_for(size, constants)
-    return constants, found is not None
-
-
-def _normalization(checkpoint):
+def _normalization(file):
     """Returns the mean and standard deviation of the images of a keras.applications model, or None."""
-    stored = {re.sub(r"^normalization_\d+/", "normalization/", key): key for key in checkpoint.file.entries}
+    stored = {re.sub(r"^normalization_\d+/", "normalization/", key): key for key in file.file.entries}
     keys = [stored.get(f"normalization/{i}") for i in (0, 1)]
     if None in keys:
         return None
-    mean, variance = (array.reshape(-1) for _, array in checkpoint.file.read(keys))
+    mean, variance = (array.reshape(-1) for _, array in file.file.read(keys))
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
         # The published weights have standard deviations as variances; another layer divides by their roots again.
@@ -91,34 +119,28 @@ def _normalization(checkpoint):
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
 
-def _image_size(checkpoint):
+def _image_size(file):
     """Returns the image size that the name of a published file tells, or that of the variant of these sizes."""
-    found = _file_name(checkpoint) or _noisy_student(checkpoint)
+    found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
-    name = efficientnet_of(*_sizes(checkpoint))
+    name = efficientnet_of(*_sizes(file))
     return SCALES["B0" if name is None else name].image_size
 
 
-def _file_name(checkpoint):
+def _file_name(file):
     """Returns the match of the name of a .pth file that timm publishes, with the first digits of its hash, or None."""
-    return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(checkpoint.path))
+    return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
 
 
-def _noisy_student(checkpoint):
-    folder = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(os.path.abspath(checkpoint.path))
+def _noisy_student(file):
+    folder = file.path if os.path.isdir(file.path) else os.path.dirname(os.path.abspath(file.path))
     return re.fullmatch(_NOISY_STUDENT, os.path.basename(os.path.abspath(folder)))
 
 
-def model_name(checkpoint):
-    """Returns the name of the variant of a checkpoint, such as "EfficientNet-B0", or None."""
-    name = efficientnet_of(*_sizes(checkpoint))
-    return name and f"EfficientNet-{name}"
-
-
-def _sizes(checkpoint):
-    """Returns (widths, repeats) from the shapes of a checkpoint; 0 where a weight is missing."""
-    weights = checkpoint.weights
+def _sizes(file):
+    """Returns (widths, repeats) from the shapes of a file; 0 where a weight is missing."""
+    weights = file.weights
 
     def width(layer):
         shape = weights.get(f"{layer}/kernel", ())
@@ -129,26 +151,6 @@ def _sizes(checkpoint):
     stages = [f"stage_{number}_block_" for number in numbers]
     widths = [width(layer) for layer in ("stem_conv", *(f"{stage}01/project_conv" for stage in stages), "top_conv")]
     return tuple(widths), tuple(sum(layer.startswith(stage) for layer in layers) for stage in stages)
-
-
-def add_fields(checkpoint, found):
-    """Adds the fields that a checkpoint tells to its `Stated`, and the unknown ones."""
-    widths, repeats = _sizes(checkpoint)
-    if 0 in widths + repeats:
-        raise ValueError(
-            f"Expected an EfficientNet of {len(STAGES)} stages in {checkpoint.path!r}. Received: widths {widths} of "
-            f"the stem, the stages and the top, and {repeats} blocks."
-        )
-    found.fields.update(widths=widths, repeats=repeats)
-    published = _file_name(checkpoint) or _noisy_student(checkpoint)
-    if "image_size" not in found.fields and published is not None and published.groupdict().get("official", True):
-        found.fields["image_size"] = _image_size(checkpoint)
-    for name in SETTINGS:
-        if checkpoint.settings[name] is not None:
-            found.fields[name] = checkpoint.settings[name]
-        else:
-            value, own = _OFFICIAL[name], _OF_TIMM[name]
-            found.unknown[name] = f"{value!r} for the official weights, timm's tf_efficientnet_*; {own!r} for its own"
 
 
 def timm_name(config):
@@ -163,5 +165,5 @@ def timm_arguments(config):
     return {} if config.batch_norm_epsilon == usual else {"bn_eps": config.batch_norm_epsilon}
 
 
-def _unsupported(checkpoint, what, expected):
-    return ValueError(f"Cannot load {checkpoint.path!r}: {what} is not supported. Expected {expected}.")
+def _unsupported(file, what, expected):
+    return ValueError(f"Cannot load {file.path!r}: {what} is not supported. Expected {expected}.")

@@ -4,7 +4,6 @@ import itertools
 import re
 
 from keras_vit import arguments
-from keras_vit.models import fields
 
 # The number of heads by the first size in a name.
 _HEADS = {
@@ -180,12 +179,13 @@ def of_eva(key):
     return re.search(r"\.(gamma_[12]|attn\.([qv]_bias|[qkv]_proj\..*)|mlp\.fc1_[gx]\..*)$", key) is not None
 
 
-def unknown_of_arrays(weights, spelled_as_eva):
+def unknown_of_arrays(weights, spelled_as_eva, gated):
     """Returns {field: reason} for the fields in which timm's models of such arrays differ.
 
     Args:
         weights: {weight: shape}.
         spelled_as_eva: Whether the keys are those of timm's `Eva`, which may have rotary positions.
+        gated: Whether the MLPs are gated.
     """
     found = {}
     token, pool = "class_token/tokens" in weights, "pooling/probe" in weights
@@ -207,7 +207,7 @@ def unknown_of_arrays(weights, spelled_as_eva):
     why = "timm has such models whose norms follow the residual branches, which is not supported"
     if not (token or norm_of_all or "registers/tokens" in weights or "block_00/attention/qkv/bias" in weights):
         found["qkv_bias"] = why
-    plain = not fields.is_gated(weights) and "block_00/layer_scale_1/gamma" not in weights
+    plain = not gated and "block_00/layer_scale_1/gamma" not in weights
     if spelled_as_eva and plain and token and norm_of_all:
         found["key_bias"] = why
     return found

@@ -14,8 +14,8 @@ _NAMES = (
 _NUMBERS = {name: number for number, names in enumerate(_NAMES) for name in names}
 
 
-# By how the names of the blocks begin, where the family is neither ViT nor BiT.
-_FAMILIES = {"stage_1_block_01/": "efficientnet"}
+# By how the names of the blocks begin.
+_FAMILIES = {"block_00/": "vit", "stage_1_block_01/": "efficientnet", "stage_1_unit_01/": "bit"}
 
 
 class KerasSource(Source):
@@ -48,8 +48,8 @@ class KerasSource(Source):
 
     def spelled(self, keys):
         """Returns this source with the family of the models whose keys these are."""
-        family = next((family for prefix, family in _FAMILIES.items() if any(k.startswith(prefix) for k in keys)), None)
-        return dataclasses.replace(self, family=family)
+        families = (family for prefix, family in _FAMILIES.items() if any(key.startswith(prefix) for key in keys))
+        return dataclasses.replace(self, family=next(families, "vit"))
 
 
 KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None, resnet_epsilons=None)

@@ -1,19 +1,18 @@
-"""The preprocessing of checkpoints: from their config, or that of their source."""
+"""What the folders of transformers state for the models of all families."""
 
-import dataclasses
 import re
 
-import numpy as np
-
 from keras_vit import arguments
-from keras_vit.config import Preprocessing, preprocessing_record
+from keras_vit.config import Preprocessing
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
-from keras_vit.models.families import FAMILIES
+from keras_vit.weights import timm_config
+from keras_vit.weights.found import DEFAULT, STATED
+from keras_vit.weights.labels import read_labels
 
-_TIMM_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
-_TIMM_FILTERS = {"lanczos": "lanczos3", "box": "area"}
-# Of transformers' model types that differ in this from the others of their source.
+# The constants of published models without the config of an image processor, where they differ within a source.
 _OF_TYPES = {"deit": IMAGENET_PREPROCESSING, "vit_mae": {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}}
+# The model types whose published models differ in them.
+_DIFFERING = ("ijepa", "vit_msn")
 # Pillow's filter numbers.
 _RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
 # The defaults of transformers' image processors, by the part of their names before "ImageProcessor".
@@ -58,74 +57,69 @@ _PROCESSOR_OF = {
 _SQUASHED_BY_CONVNEXT = 384
 
 
-def preprocessing_of(checkpoint, record, in_channels, **given):
-    """Returns a model's `Preprocessing`: `record`, else the checkpoint's, else the official; changed by `given`."""
-    if record is None:
-        record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
-    record = preprocessing_record(record).for_channels(in_channels)
-    return record.changed(**{name: value for name, value in given.items() if value is not None})
+# The keys of an image processor that are read, and keys that do not change the images of a single picture.
+_READ = {
+    *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
+    *("do_center_crop", "crop_size", "crop_pct", "do_rescale", "rescale_factor", "do_normalize", "image_mean"),
+    "image_std",
+}
+_HARMLESS = {
+    *("processor_class", "do_convert_rgb", "data_format", "input_data_format", "device", "return_tensors"),
+    *("disable_grouping", "model_type", "auto_map", "_valid_processor_keys", "do_classify", "size_divisor"),
+    *("image_seq_length", "num_channels", "transformers_version"),
+}
+
+# The keys that matter only in training, in generation or for other outputs, and the configs of other towers.
+_HARMLESS_IN_CONFIG = (
+    r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|attention_probs_dropout_prob|drop_path_rate|initializer_(range|factor)|encoder_stride|decoder_.*|"
+    r"mask_ratio|norm_pix_loss|pos_embed_(shift|jitter|rescale)|apply_layernorm|reshape_hidden_states|use_mask_token|"
+    r"stage_names|out_(features|indices)|architectures|model_type|_.*|transformers_version|(torch_)?dtype|"
+    r"output_(attentions|hidden_states|scores)|return_dict(_in_generate)?|torchscript|use_bfloat16|tf_legacy_loss|"
+    r"chunk_size_feed_forward|is_(encoder_)?decoder|tie_(word_embeddings|encoder_decoder)|finetuning_task|pruned_heads|"
+    r"tokenizer_class|task_specific_params|add_cross_attention|cross_attention_.*|.*_token_id|prefix|suppress_tokens|"
+    r"(vision|text)_config(_dict)?|logit_scale_init_value|use_cache|gradient_checkpointing|auto_map|"
+    r"(encoder_)?no_repeat_ngram_size|(min|max)_length|num_(beams|beam_groups|return_sequences)|do_sample|top_[kp]|"
+    r"typical_p|temperature|diversity_penalty|repetition_penalty|length_penalty|early_stopping|bad_words_ids|"
+    r"remove_invalid_values|exponential_decay_length_penalty|begin_suppress_tokens|attn_implementation|"
+    r"use_memory_efficient_attention|attention_type|quantization_config"
+)
 
 
-def of_checkpoint(checkpoint):
-    """Returns (constants, whether the checkpoint itself determines them)."""
-    found, is_stated = _of_checkpoint(checkpoint)
-    try:
-        Preprocessing(**found)
-    except ValueError as error:
-        raise ValueError(f"Cannot load {checkpoint.path!r}: its preprocessing is invalid. {error}") from None
-    return found, is_stated
-
-
-def _of_checkpoint(checkpoint):
-    source, weights = checkpoint.source, checkpoint.weights
-    own, container = checkpoint.own.get("preprocessing"), checkpoint.file.container
-    if own is not None:
-        return {field.name: own[field.name] for field in dataclasses.fields(Preprocessing) if field.name in own}, True
-    if container == "timm":
-        return of_timm(checkpoint.facts.get("timm") or {}), True
-    if container == "huggingface":
-        preprocessor = checkpoint.facts.get("preprocessor")
-        if isinstance(preprocessor, dict):
-            return of_huggingface(checkpoint.path, preprocessor, checkpoint.config), True
-        # As in the published models.
-        return _OF_TYPES.get(checkpoint.config.get("model_type"), source.preprocessing), False
-    family = FAMILIES.get(source.family)
-    if family is not None and family.preprocessing is not None:
-        return family.preprocessing(checkpoint)
-    if source.name == "deit" and "block_00/layer_scale_1/gamma" in weights:
-        # DeiT III is evaluated without cropping the shorter side.
-        return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
-    if source.name == "mae" and checkpoint.grid_size is not None:
-        sides = np.multiply(checkpoint.grid_size, weights["patch_embedding/kernel"][:2])
-        if max(sides) > 224:
-            # Larger images are evaluated whole.
-            return {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}, True
-    imagenet = ("distillation_token/tokens", "registers/tokens", "block_00/layer_scale_1/gamma")
-    if source.name == "timm" and any(weight in weights for weight in imagenet):
-        # A bare state dict does not name DeiT, DeiT III or DINOv2 otherwise.
-        return IMAGENET_PREPROCESSING, False
-    return source.preprocessing, source.name in ("official", "big_vision", "bit")
-
-
-def of_timm(config):
-    """Returns the constants from timm's pretrained_cfg; missing ones are timm's defaults."""
-    filter, mode = config.get("interpolation"), config.get("crop_mode")
-    if mode not in (None, *_TIMM_MODES):
+def read_folder(file, found, read):
+    """Adds preprocessing, class names, task and image size; raises if config.json has a key that is not in `read`."""
+    config, preprocessor = file.config, file.facts.get("preprocessor")
+    unread = timm_config.unread(config, read, _HARMLESS_IN_CONFIG)
+    if unread:
         raise ValueError(
-            f"Expected `crop_mode` of timm's pretrained_cfg to be one of {', '.join(map(repr, _TIMM_MODES))}. "
-            f"Received: {mode!r}"
+            f"Cannot load {file.path!r}: its config.json has keys that this package does not know: "
+            f"{', '.join(f'{key}={value!r}' for key, value in unread.items())}. Remove those that do not change the "
+            "outputs."
         )
-    found = {
-        "mean": config.get("mean"),
-        "std": config.get("std"),
-        "interpolation": _TIMM_FILTERS.get(filter, filter),
-        "crop_fraction": config.get("crop_pct"),
-    }
-    found = {name: value or IMAGENET_PREPROCESSING[name] for name, value in found.items()}
-    return {**found, **_by_pillow(found["interpolation"]), "resize_mode": _TIMM_MODES[mode or "center"]}
+    if isinstance(preprocessor, dict):
+        found.attempt(STATED, "preprocessing", lambda: _preprocessing(file.path, preprocessor, config))
+    elif config.get("model_type") in _DIFFERING:
+        found.leave(f"{config['model_type']} models differ in it", "preprocessing")
+    else:
+        constants = _OF_TYPES.get(config.get("model_type"), file.source.preprocessing)
+        found.put(f"{DEFAULT} transformers", preprocessing=Preprocessing(**constants))
+    read_labels(found, config, config.get("id2label"))
+    size = config.get("image_size")
+    if size is None and isinstance(preprocessor, dict) and found.get("patch_size") is None:
+        # The config.json of a BiT has no size.
+        size = size_of_images(file.path, preprocessor)
+    timm_config.read_image_size(file, found, size)
 
 
-def of_huggingface(path, preprocessor, config):
+def _preprocessing(path, preprocessor, config):
+    try:
+        return Preprocessing(**of_processor(path, preprocessor, config))
+    except ValueError as error:
+        if str(error).startswith("Cannot load"):
+            raise
+        raise ValueError(f"Cannot load {path!r}: its preprocessing is invalid. {error}") from None
+
+
+def of_processor(path, preprocessor, config):
     """Returns the constants from a preprocessor_config.json; missing ones are the defaults of its image processor."""
     preprocessor = _with_defaults(path, preprocessor, config)
     if preprocessor.get("do_normalize", True) is False:
@@ -161,6 +155,9 @@ def _with_defaults(path, preprocessor, config):
         name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
     else:
         name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(kind))
+    unknown = [key for key, value in preprocessor.items() if value and key not in _READ | _HARMLESS]
+    if unknown:
+        raise _unreadable(path, "keys that this package can follow", {key: preprocessor[key] for key in unknown})
     if name not in PROCESSORS:
         known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
         raise _unreadable(path, f"image_processor_type as one of {known}", kind)

@@ -72,7 +72,7 @@ def test_average_has_the_source_of_its_model(keys, weights, tmp_path):
 
 def test_ignored_keys_below_a_prefix_keep_their_names(weights, tmp_path):
     torch.save(prefixed({**weights, "mask_token": torch.zeros(1, 1, 12)}, "model."), tmp_path / "w.pth")
-    checkpoint = Checkpoint(tmp_path / "w.pth", source="mae")
+    checkpoint = Checkpoint(tmp_path / "w.pth", source="mae").file
     assert checkpoint.ignored == ["model.mask_token"] and not checkpoint.outside
 
 

@@ -1,0 +1,49 @@
+"""Reads the config of a BiT from a checkpoint."""
+
+import re
+
+from keras_vit.config import Preprocessing
+from keras_vit.models.bit.config import ROOT_WIDTH
+from keras_vit.weights import timm_config, transformers_config
+from keras_vit.weights.found import DEFAULT, STATED, Found
+from keras_vit.weights.record import read_record
+
+# The keys of transformers' config.json that the arrays show.
+_READ = ("embedding_size", "hidden_sizes", "depths")
+# The fields that decide the outputs and that no array shows.
+SETTINGS = ("resnet_epsilons", "pool_padding")
+
+
+def read_config(file, grid_size=None):
+    """Returns the `Found` of a `CanonicalFile`; a BiT has no grid."""
+    found, source = Found(file.path), file.source
+    source.refuse_settings(file.path, {**file.config, **timm_config.model_args(file)}, file.model_name)
+    root_width = file.size("root_conv/kernel", 4, 3)
+    found.put(STATED, in_channels=file.size("root_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    if root_width is None:
+        found.leave("the shapes of the arrays do not show it", "stages", "width_factor")
+    else:
+        found.put(STATED, stages=stages_of(file.layers), width_factor=root_width / ROOT_WIDTH)
+    if "config" in file.own:
+        read_record(file, found)
+        return found
+    if file.container == "timm":
+        timm_config.read_folder(file, found)
+    elif file.container == "huggingface":
+        transformers_config.read_folder(file, found, {*_READ, *source.config})
+    elif source.name in ("keras", "timm_bit"):
+        found.leave(f"{source.name} models differ in it", "preprocessing")
+    else:
+        found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**source.preprocessing))
+    for name in SETTINGS:
+        if getattr(source, name) is None:
+            found.leave("it differs between the code bases that read such files", name)
+        else:
+            found.put(f"{DEFAULT} {source.name}", **{name: getattr(source, name)})
+    return found
+
+
+def stages_of(layers):
+    """Returns the units per stage of the ResNet with layers of these names."""
+    found = [int(match[1]) for match in (re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers) if match]
+    return tuple(found.count(stage) for stage in sorted(set(found)))

@@ -1,0 +1,55 @@
+"""The fields that the files of the official code, of big_vision and of Keras imply, beside their arrays."""
+
+from keras_vit.config import Preprocessing
+from keras_vit.weights.found import DEFAULT
+
+_KERAS = "keras files do not contain it"
+
+
+def read_config(file, found):
+    """Adds the fields of an .npz of the official Flax code or of big_vision."""
+    origin = f"{DEFAULT} {file.source.name}"
+    found.put(
+        origin,
+        preprocessing=Preprocessing(**file.source.preprocessing),
+        activation=file.source.activation,
+        layer_norm_epsilon=file.source.layer_norm_epsilon,
+        pooling=pooling_of(found, file.weights),
+        rotary_embedding=None,
+        rotary_grid=None,
+    )
+    put_fixed_positions(file, found, "sincos2d" if file.source.name == "big_vision" else None)
+
+
+def read_keras(file, found):
+    """Adds the fields of a .weights.h5 file of Keras, which states none."""
+    found.leave("keras models differ in it", "preprocessing")
+    if "num_heads" not in found.values:
+        found.leave("keras files do not contain it", "num_heads")
+    if "class_token/tokens" in file.weights and "pooling/probe" not in file.weights:
+        found.leave("with a class token the arrays do not show it", "pooling")
+    else:
+        found.put(f"{DEFAULT} keras", pooling=pooling_of(found, file.weights))
+    found.leave(_KERAS, "activation", "layer_norm_epsilon")
+    if file.facts.get("rotary"):
+        found.leave(_KERAS, "rotary_embedding", "rotary_grid")
+    else:
+        found.put(f"{DEFAULT} keras", rotary_embedding=None, rotary_grid=None)
+    put_fixed_positions(file, found)
+
+
+def pooling_of(found, weights):
+    """Returns the pooling of most sources, by the arrays."""
+    if "pooling/probe" in weights:
+        return "map"
+    return "token" if found.get("class_token") else "gap"
+
+
+def put_fixed_positions(file, found, method=None):
+    """Adds the position_embedding of a file without a table: `method`, or unknown if None."""
+    if "position_embedding/embeddings" in file.weights:
+        return
+    if method is None:
+        found.leave("the file has no table of positions", "position_embedding")
+    else:
+        found.put(f"{DEFAULT} {file.source.name}", position_embedding=method)

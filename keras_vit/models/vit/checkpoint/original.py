@@ -1,0 +1,116 @@
+"""The fields that the files of the original code of CLIP, DINO, MAE, I-JEPA and EVA-02 imply, beside their arrays."""
+
+import math
+
+import numpy as np
+
+from keras_vit.config import Preprocessing
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
+from keras_vit.models.vit.checkpoint.official import pooling_of, put_fixed_positions
+from keras_vit.weights.found import DEFAULT, STATED
+
+# bfloat16 has 8 significant bits.
+_BFLOAT16 = 2.0**-8
+# The grid to whose positions EVA-02 scales those of others.
+_EVA02_GRID = (16, 16)
+# The widths that models of photos and of satellite images share.
+_DINOV3_OF_TWO_KINDS = (1024, 4096)
+
+
+def read_config(file, found):
+    """Adds the fields of a state dict."""
+    source, gated = file.source, found.get("gated_mlp")
+    origin = f"{DEFAULT} {source.name}"
+    _read_preprocessing(file, found)
+    _read_pooling(file, found)
+    activation = (source.gated_activation if gated else None) or source.activation
+    if activation is None:
+        found.leave(f"{source.name} files do not contain it", "activation")
+    else:
+        found.put(origin, activation=activation)
+    found.put(origin, layer_norm_epsilon=source.layer_norm_epsilon, rotary_embedding=None, rotary_grid=None)
+    if source.name == "dinov3_original":
+        _check_periods(file)
+        found.put(origin, rotary_embedding="dinov3")
+    elif source.name == "eva02":
+        found.put(origin, rotary_embedding="eva02")
+        if _table(file, "rope.freqs_cos") is None:
+            found.leave("the file has no table of rotary positions", "rotary_grid")
+        else:
+            found.put(STATED, rotary_grid=_grid_of_eva02(file))
+    put_fixed_positions(file, found, "none" if source.name == "dinov3_original" else None)
+
+
+def head_dim(file):
+    """Returns the width of a head that tables of rotary positions are for, or None."""
+    periods, cosines = (_table(file, suffix) for suffix in ("rope_embed.periods", "rope.freqs_cos"))
+    shape = file.file.entries[periods or cosines].shape if periods or cosines else ()
+    return None if not shape else 4 * shape[0] if periods else shape[-1]
+
+
+def _read_preprocessing(file, found):
+    source, constants = file.source.name, file.source.preprocessing
+    if source == "dinov3_original" and found.get("hidden_dim") in _DINOV3_OF_TWO_KINDS:
+        found.leave(f"{source} models differ in it", "preprocessing")
+        return
+    grid, patch = found.positions.grid, found.get("patch_size")
+    if source == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
+        # Larger images are evaluated whole.
+        constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
+    found.put(f"{DEFAULT} {source}", preprocessing=Preprocessing(**constants))
+
+
+def _read_pooling(file, found):
+    source, normed = file.source.name, found.get("norm_after_pooling")
+    token = found.get("class_token") and "pooling/probe" not in file.weights
+    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm have the mean.
+    seen = {"eva02": normed, "open_clip": found.get("norm_before_blocks")}
+    if source == "dinov2_original" and "head/kernel" in file.weights:
+        found.put(f"{DEFAULT} {source}", pooling="token_gap")
+    elif token and not seen.get(source, True):
+        found.leave("with a class token the arrays do not show it", "pooling")
+    elif token and source in ("mae", "eva02", "open_clip"):
+        found.put(f"{DEFAULT} {source}", certain=False, pooling="gap" if normed else "token")
+    else:
+        found.put(f"{DEFAULT} {source}", pooling=pooling_of(found, file.weights))
+
+
+def _table(file, suffix):
+    """Returns the first key with this ending of the keys that hold no weights, or None."""
+    return next((key for key in file.ignored if key.endswith(suffix)), None)
+
+
+def _read(file, key):
+    ((_, array),) = file.file.read([key])
+    return array
+
+
+def _check_periods(file):
+    """Raises unless the periods are those of theta 100, as rounded to bfloat16 in the published files."""
+    key = _table(file, "rope_embed.periods")
+    if key is None:
+        return
+    periods = _read(file, key)
+    expected = 100.0 ** (np.arange(len(periods)) / len(periods))
+    if not np.allclose(periods, expected, rtol=_BFLOAT16, atol=0):
+        raise ValueError(
+            f"Cannot load {file.path!r}: {key!r} holds other periods, which is not supported. Expected theta 100."
+        )
+
+
+def _grid_of_eva02(file):
+    """Returns the rotary_grid that gives the cosines and sines of the file."""
+    tables = [_read(file, _table(file, f"rope.freqs_{name}")) for name in ("cos", "sin")]
+    side, quarter = math.isqrt(len(tables[0])), tables[0].shape[-1] // 4
+    for grid in (_EVA02_GRID, None):
+        positions = np.arange(side) * (1 if grid is None else grid[0] / side)
+        angles = np.repeat(positions[:, None] * 10_000.0 ** -(np.arange(quarter) / quarter), 2, axis=1)
+        rows, columns = (np.broadcast_to(a, (side, side, 2 * quarter)) for a in (angles[:, None], angles[None]))
+        angles = np.concatenate([rows, columns], axis=-1).reshape(side * side, -1)
+        expected = np.cos(angles), np.sin(angles)
+        if all(a.shape == b.shape and np.allclose(a, b, atol=2e-3) for a, b in zip(tables, expected, strict=True)):
+            return grid
+    raise ValueError(
+        f"Cannot load {file.path!r}: its rotary positions are neither EVA-02's, scaled to a grid of 16 x 16, nor "
+        "those of row and column numbers, which are not supported."
+    )

@@ -1,0 +1,86 @@
+"""The fields that the files of timm, DeiT and OpenCLIP's towers of timm imply, beside their arrays."""
+
+from keras_vit.config import Preprocessing
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
+from keras_vit.models.vit import timm_models
+from keras_vit.models.vit.checkpoint.official import put_fixed_positions
+from keras_vit.weights import timm_config
+from keras_vit.weights.found import DEFAULT, KNOWN
+
+
+def read_config(file, found):
+    """Adds the fields of a folder by its architecture and `model_args`, or of a state dict by its keys."""
+    if file.container == "timm":
+        timm_config.read_folder(file, found)
+        _read_architecture(file, found)
+    else:
+        _read_preprocessing(file, found)
+        _read_state_dict(file, found)
+    put_fixed_positions(file, found, None if file.source.name == "open_clip_timm" else "none")
+
+
+def _read_architecture(file, found):
+    fields = timm_models.of_folder(file.path, file.config)
+    unknown = timm_models.unknown_of_folder(file.config, fields)
+    own = fields.pop("act_layer", None)
+    if found.get("gated_mlp"):
+        # Gated MLPs have another default.
+        fields["activation"] = own or file.source.gated_activation
+        unknown.pop("activation", None)
+    if "num_heads" in fields:
+        timm_config.put_heads(file, found, fields.pop("num_heads"))
+    found.put(f"{KNOWN} {file.model_name}", **fields)
+    for name, reason in unknown.items():
+        if name != "num_heads" or "num_heads" not in found.values:
+            found.leave(reason, name)
+
+
+def _read_state_dict(file, found):
+    source, weights = file.source, file.weights
+    epsilon = 1e-5 if source.name == "timm" and found.get("norm_before_blocks") else source.layer_norm_epsilon
+    fields = {"activation": source.activation, "layer_norm_epsilon": epsilon}
+    found.put(f"{DEFAULT} {source.name}", rotary_embedding=None, rotary_grid=None)
+    # DeiT III's own files have the layer scales of `Eva`.
+    marks = [key for key in file.shapes if timm_models.of_eva(key)]
+    of_deit = source.name == "deit" and all("gamma" in key for key in marks)
+    unknown = timm_models.unknown_of_arrays(weights, bool(marks) and not of_deit, found.get("gated_mlp"))
+    for name, reason in unknown.items():
+        if name != "num_heads" or "num_heads" not in found.values:
+            found.leave(reason, name)
+    if found.get("gated_mlp"):
+        found.put(f"{DEFAULT} {source.name}", activation=source.gated_activation)
+        fields.pop("activation")
+    _put_pooling(file, found)
+    for name, value in fields.items():
+        if value is None:
+            found.unknown.setdefault(name, f"{source.name} files do not contain it")
+        elif name not in found.unknown:
+            found.put(f"{DEFAULT} {source.name}", **{name: value})
+
+
+def _put_pooling(file, found):
+    if "pooling" in found.unknown:
+        return
+    token, probe = found.get("class_token"), "pooling/probe" in file.weights
+    if token and not probe and file.source.name == "open_clip_timm":
+        found.leave("with a class token the arrays do not show it", "pooling")
+    elif token and not probe:
+        # With a class token, timm averages the patches only if a norm follows.
+        usual = "gap" if found.get("norm_after_pooling") else "token"
+        found.put(f"{DEFAULT} {file.source.name}", certain=False, pooling=usual)
+    else:
+        found.put(f"{DEFAULT} {file.source.name}", pooling="map" if probe else "gap")
+
+
+def _read_preprocessing(file, found):
+    source, weights = file.source.name, file.weights
+    if source == "deit" and "block_00/layer_scale_1/gamma" in weights:
+        # DeiT III is evaluated without cropping the shorter side.
+        constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
+    elif source == "deit" or (source == "timm" and "distillation_token/tokens" in weights):
+        # Among timm's models only DeiT's have a distillation token.
+        constants = IMAGENET_PREPROCESSING
+    else:
+        found.leave(f"{source} models differ in it", "preprocessing")
+        return
+    found.put(f"{DEFAULT} DeiT", preprocessing=Preprocessing(**constants))

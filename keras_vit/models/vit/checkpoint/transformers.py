@@ -1,0 +1,108 @@
+"""The fields that the files of transformers imply, beside their arrays."""
+
+from keras_vit import arguments
+from keras_vit.config import Preprocessing
+from keras_vit.models.vit.checkpoint.official import put_fixed_positions
+from keras_vit.weights import timm_config, transformers_config
+from keras_vit.weights.found import DEFAULT, STATED
+
+# Activation names of transformers, by the name here.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+# The keys of config.json that are read, or that the arrays show.
+_READ = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps"),
+    *("image_size", "patch_size", "num_channels", "qkv_bias", "pooler_act", "pooler_output_size", "mlp_ratio"),
+    *("use_swiglu_ffn", "use_gated_mlp", "num_register_tokens", "query_bias", "key_bias", "value_bias", "proj_bias"),
+    *("mlp_bias", "rope_theta", "rope_parameters", "projection_dim", "vision_use_head", "layerscale_value"),
+}
+
+
+def read_config(file, found):
+    """Adds the fields of a folder by its config.json, or of a bare file by its keys."""
+    source, in_folder = file.source, file.container == "huggingface"
+    config = {**source.config_defaults, **file.config} if in_folder else {}
+    if in_folder:
+        transformers_config.read_folder(file, found, _READ)
+    else:
+        _read_bare(file, found)
+    if "num_attention_heads" in config:
+        timm_config.put_heads(file, found, config["num_attention_heads"])
+    found.put(f"{DEFAULT} transformers", pooling=_pooling(file, found))
+    _read_activation(file, found, config)
+    epsilon = config.get("layer_norm_eps")
+    if epsilon is None:
+        epsilon = 1e-6 if config.get("model_type") == "vit_msn" else source.layer_norm_epsilon
+    checked = timm_config.checked(file, arguments.epsilon, "layer_norm_eps", epsilon)
+    found.put(STATED, layer_norm_epsilon=checked)
+    if "pre_logits/kernel" in file.weights:
+        _known(file, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
+    if source.name == "huggingface" and "head/kernel" not in file.weights:
+        # DeiTModel has the distillation token, and its output is the class token's.
+        found.put(STATED, distillation_head=False)
+    _read_rotary(file, found, config)
+    put_fixed_positions(file, found, "none" if source.name == "dinov3" else None)
+
+
+def _read_bare(file, found):
+    found.put(f"{DEFAULT} {file.source.name}", preprocessing=Preprocessing(**file.source.preprocessing))
+
+
+def _pooling(file, found):
+    siglip = file.source.name == "siglip"
+    if "head/kernel" in file.weights and file.source.name in ("siglip", "dinov2"):
+        # SigLIP's classifier averages the tokens, although the file has the attention pooling too. Those of DINOv2
+        # average the patches beside the class token.
+        return "gap" if siglip else "token_gap"
+    if "pooling/probe" in file.weights:
+        return "map"
+    if found.get("class_token"):
+        return "token"
+    # Without its pooling, SigLIP's code returns all tokens.
+    return "none" if siglip else "gap"
+
+
+def _read_activation(file, found, config):
+    source, gated = file.source, found.get("gated_mlp")
+    if gated and source.gated_activation:
+        found.put(f"{DEFAULT} transformers", activation=source.gated_activation)
+    elif "hidden_act" in config:
+        found.put(STATED, activation=_known(file, "hidden_act", config["hidden_act"], ACTIVATIONS))
+    elif file.container != "huggingface" and (source.name == "clip" or (source.name == "dinov3" and gated)):
+        found.leave(f"{source.name} files do not contain it", "activation")
+    else:
+        found.put(f"{DEFAULT} transformers", activation=source.activation)
+
+
+def _read_rotary(file, found, config):
+    if file.source.name != "dinov3":
+        found.put(f"{DEFAULT} transformers", rotary_embedding=None, rotary_grid=None)
+        return
+    parameters = config.get("rope_parameters") or {}
+    theta = config.get("rope_theta", parameters.get("rope_theta", 100))
+    _known(file, "rope_type", parameters.get("rope_type", "default"), {"default": "default"})
+    if theta != 100:
+        raise ValueError(
+            f"Cannot load {file.path!r}: its config says rope_theta={theta!r}, which is not supported. Expected 100."
+        )
+    found.put(STATED, rotary_embedding="dinov3", rotary_grid=None)
+
+
+def _known(file, key, value, table):
+    if not isinstance(value, str) or value not in table:
+        raise ValueError(
+            f"Cannot load {file.path!r}: its config says {key}={value!r}, which is not supported. "
+            f"Expected one of {', '.join(map(repr, table))}."
+        )
+    return table[value]

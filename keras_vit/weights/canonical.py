@@ -1,0 +1,141 @@
+"""A file of weights, read through the names of a source."""
+
+import contextlib
+from typing import NamedTuple
+
+from keras_vit.weights.read.file import refuse
+from keras_vit.weights.source import unwrapped
+
+# The types of the metadata in files by `save_weights`.
+_OWN_TYPES = {
+    **dict.fromkeys(("activation", "pooling", "resnet_epsilons", "pool_padding", "padding"), str),
+    **{"layer_norm_epsilon": float, "batch_norm_epsilon": float, "preprocessing": dict, "config": dict},
+}
+# An array of size 0 can claim to stack any number of blocks.
+_MOST_BLOCKS = 1000
+
+
+class Place(NamedTuple):
+    """Where an array is: under a key of the file, at an index of its first axis if blocks are stacked."""
+
+    key: str
+    index: int | None = None
+
+    def __str__(self):
+        return self.key if self.index is None else f"{self.key}[{self.index}]"
+
+
+class CanonicalFile:
+    """An open `WeightsFile` whose arrays have the canonical keys of a `Source`: no prefixes, aliases or stacking.
+
+    Args:
+        file: The `WeightsFile`.
+        source: The `Source`.
+        prefix: Prefix of the model's keys, if other modules surround it in the file.
+    """
+
+    def __init__(self, file, source, prefix=""):
+        self.file, self.path, self.facts, self.container = file, file.path, file.facts, file.container
+        self.prefix = prefix
+        self.own = own_facts(file)
+        try:
+            entries, inner = file.entries, below(file.entries, prefix)
+            canonical, ignored = source.canonical_keys({name: entries[key] for name, key in inner.items()})
+        except ValueError as error:
+            raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
+        canonical = {name: inner[key] for name, key in canonical.items()}
+        # Keys without weights, and keys outside of the model.
+        self.ignored = [inner[key] for key in ignored]
+        self.outside = sorted(entries.keys() - inner.values())
+        source.refuse_keys(self.path, canonical, self.model_name)
+        self.source = source.spelled(canonical)
+        self.places = self._unstacked(canonical)
+        self.shapes = {name: self._shape(place) for name, place in self.places.items()}
+        # {path of a weight: shape in the model}, for the weights whose arrays are all in the file.
+        self.weights = self._weights()
+
+    @property
+    def config(self):
+        """The config.json of a folder, or {}; the config of an image tower precedes that of its image-text model."""
+        config = self.facts.get("config")
+        if not isinstance(config, dict):
+            return {}
+        # That of old files comes first.
+        inner = config.get("vision_config_dict") or config.get("vision_config")
+        return {**config, **inner} if isinstance(inner, dict) else config
+
+    @property
+    def model_name(self):
+        """The architecture or model type that a folder names, or None."""
+        return self.config.get("architecture") or self.config.get("model_type")
+
+    @property
+    def layers(self):
+        """The names of the layers that have weights."""
+        return {weight.split("/")[0] for weight in self.weights}
+
+    def size(self, weight, rank, axis):
+        """Returns a side of a weight, or None if it is missing or has another rank."""
+        shape = self.weights.get(weight, ())
+        return shape[axis] if len(shape) == rank else None
+
+    def _unstacked(self, canonical):
+        """Returns {canonical key: Place}, with a key per block if the file stacks them."""
+        places = {}
+        for name, key in canonical.items():
+            if self.source.stacked and name.startswith(self.source.stacked[0]):
+                prefix, template = self.source.stacked
+                count = next(iter(self.file.entries[key].shape), 0)
+                if count > _MOST_BLOCKS:
+                    raise refuse(self.path, f"{key!r} stacks {count:,} blocks, more than {_MOST_BLOCKS:,}")
+                for i in range(count):
+                    places[template.format(i) + name.removeprefix(prefix)] = Place(key, i)
+            elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
+                # DINOv3 without registers.
+                self.ignored.append(key)
+            else:
+                places[name] = Place(key)
+        return places
+
+    def _shape(self, place):
+        shape = tuple(self.file.entries[place.key].shape)
+        return shape if place.index is None else shape[1:]
+
+    def _weights(self):
+        found = {}
+        for key in self.shapes:
+            weight = self.source.weight_of(key)
+            name = weight and self.source.find(weight)
+            if name and all(key in self.shapes for key in name.keys):
+                # Arrays of the wrong rank are left out here and reported when matched with a model.
+                with contextlib.suppress(IndexError, ValueError):
+                    found[weight] = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
+        return found
+
+    def read(self, keys):
+        """Yields (canonical key, array) for the given canonical keys, grouped by array of the file."""
+        by_place = {}
+        for key in dict.fromkeys(keys):
+            by_place.setdefault(self.places[key].key, []).append(key)
+        for place, array in self.file.read(by_place):
+            for key in by_place[place]:
+                index = self.places[key].index
+                yield key, array if index is None else array[index]
+
+
+def own_facts(file):
+    """Returns the metadata that `save_weights` wrote, or {}; raises if they are damaged."""
+    facts = file.facts.get("keras_vit")
+    facts = facts if isinstance(facts, dict) else {}
+    for name, value in facts.items():
+        if name in _OWN_TYPES and not isinstance(value, _OWN_TYPES[name]):
+            raise ValueError(f"Cannot read weights from {file.path!r}: it says {name}={value!r}, which is invalid.")
+    return facts
+
+
+def below(keys, prefix):
+    """Returns {key without the prefix: key in the file} for the keys with a prefix."""
+    if not prefix:
+        return {key: key for key in keys}
+    names = {key: unwrapped(key) for key in keys}
+    return {name.removeprefix(prefix): key for key, name in names.items() if name.startswith(prefix)}

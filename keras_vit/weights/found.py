@@ -1,0 +1,104 @@
+"""The fields of a model's config that a checkpoint implies, each with its origin."""
+
+from typing import Any, NamedTuple
+
+# The origins of values. A library's name follows `DEFAULT`, an architecture's name follows `KNOWN`.
+STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
+
+
+class Value(NamedTuple):
+    """The value of a field and its origin; it is not `certain` if other models have the same file."""
+
+    value: Any
+    origin: str
+    certain: bool = True
+
+
+class Positions(NamedTuple):
+    """The layout of a table of position embeddings.
+
+    `grid` is the (rows, columns) of the positions after the first `num_prefix`, or None if it is unknown. `is_stated`
+    is True if the caller or the file states the grid.
+    """
+
+    num_prefix: int = 0
+    grid: tuple[int, int] | None = None
+    is_stated: bool = False
+
+
+class Found:
+    """What a checkpoint implies for each config field: a value with its origin, or the reason why it is unknown.
+
+    Args:
+        path: Path of the checkpoint, for errors.
+
+    Example:
+
+    >>> found = Found("model.pth")
+    >>> found.put(STATED, num_layers=12)
+    >>> found.leave("such files do not contain it", "num_heads")
+    >>> found.resolve({"num_heads": 3, "name": "vit"})
+    {'num_layers': 12, 'num_heads': 3, 'name': 'vit'}
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self.values: dict[str, Value] = {}
+        self.unknown: dict[str, str] = {}
+        # How the source's code resizes position embeddings, and the layout of the file's table.
+        self.position_interpolation = "linear"
+        self.positions = Positions()
+        # The grids of tables of relative positions, by weight.
+        self.tables = {}
+
+    def put(self, origin, *, certain=True, **fields):
+        """Sets fields, which are then no longer unknown."""
+        for name, value in fields.items():
+            self.unknown.pop(name, None)
+            self.values[name] = Value(value, origin, certain)
+
+    def leave(self, reason, *names):
+        """Marks fields as unknown."""
+        for name in names:
+            self.values.pop(name, None)
+            self.unknown[name] = reason
+
+    def attempt(self, origin, name, read):
+        """Sets a field to what `read()` returns; if it raises ValueError, the field is unknown for this reason."""
+        try:
+            self.put(origin, **{name: read()})
+        except ValueError as error:
+            self.leave(str(error), name)
+
+    def forget(self, *names):
+        """Removes fields, whether they are known or not."""
+        for name in names:
+            self.values.pop(name, None)
+            self.unknown.pop(name, None)
+
+    def get(self, name, default=None):
+        """Returns the value of a field, or `default` if it is not known."""
+        return self.values[name].value if name in self.values else default
+
+    def certain(self, name):
+        """Returns whether the value of a field is known, and no other value is possible."""
+        return name in self.values and self.values[name].certain
+
+    def resolve(self, given):
+        """Returns all fields, of which those in `given` override the file's; raises if others are unknown."""
+        order = sorted(self.unknown, key=lambda name: ("preprocessing", "num_heads", name).index(name))
+        unknown = {name: self.unknown[name] for name in order if name not in given}
+        if unknown:
+            listed = "".join(f"\n  {name}: {reason}" for name, reason in unknown.items())
+            raise ValueError(
+                f"{self.path!r} does not state {len(unknown)} of the settings that change its outputs. "
+                f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained, or each by --set on the command "
+                f"line:{listed}"
+            )
+        return {**{name: value.value for name, value in self.values.items()}, **given}
+
+    def differences(self, fields, names):
+        """Yields (field, the file's value, the model's value) for the fields in `names` that differ for certain."""
+        for name in names:
+            if self.certain(name) and name in fields and fields[name] != self.get(name):
+                yield name, self.get(name), fields[name]

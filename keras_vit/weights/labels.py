@@ -1,0 +1,59 @@
+"""The class names and the task that the config.json of a folder states."""
+
+# The tasks by the `problem_type` of transformers, which timm's folders may have too.
+TASKS = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+}
+
+
+def read_labels(found, config, labels, *, of_timm=False):
+    """Adds the task of a config.json, and the class names from a list or from {number: name}.
+
+    Args:
+        found: The `Found`, which has num_classes.
+        config: The config.json.
+        labels: The list or dict, or None.
+        of_timm: Whether there may be a list, or numbers with gaps, which class names cannot express.
+    """
+    if not found.get("num_classes"):
+        return
+    found.attempt("stated in the file", "task", lambda: _task(found.path, config.get("problem_type")))
+    if of_timm and isinstance(labels, dict) and not _is_numbered(labels):
+        labels = None
+    found.attempt("stated in the file", "class_names", lambda: _names(found, labels, of_timm))
+
+
+def _task(path, problem_type):
+    if problem_type is not None and problem_type not in tuple(TASKS):
+        raise _invalid(path, f"problem_type as one of {', '.join(TASKS)}", problem_type)
+    return TASKS.get(problem_type, "single_label")
+
+
+def _names(found, labels, of_timm):
+    if labels is not None and not of_timm and not isinstance(labels, dict):
+        raise _invalid(found.path, "id2label with a name for each number from 0", labels)
+    if isinstance(labels, dict):
+        if not _is_numbered(labels):
+            raise _invalid(found.path, "id2label with a name for each number from 0", labels)
+        labels = [name for _, name in sorted(labels.items(), key=lambda item: int(item[0]))]
+    if labels is None or labels == [f"LABEL_{i}" for i in range(len(labels))]:
+        # Without names, transformers writes placeholders.
+        return None
+    if not isinstance(labels, list) or not all(isinstance(name, str) and name for name in labels):
+        raise _invalid(found.path, "class names that are texts", labels)
+    if len(labels) != found.get("num_classes"):
+        expected = f"{found.get('num_classes')} class names, one for each output"
+        raise _invalid(found.path, expected, f"{len(labels)} names")
+    return tuple(labels)
+
+
+def _is_numbered(names):
+    return {str(key) for key in names} == {str(i) for i in range(len(names))}
+
+
+def _invalid(path, expected, received):
+    text = repr(received)
+    shown = text if len(text) < 200 else f"{text[:200]}..."
+    return ValueError(f"Cannot load {path!r}: its config.json. Expected {expected}. Received: {shown}")

@@ -1,0 +1,25 @@
+"""The config that `save_weights` stores in a file."""
+
+from keras_vit.config import ModelConfig
+from keras_vit.weights.found import STATED
+
+
+def read_record(file, found):
+    """Adds the fields that arrays do not show from the config in a file by `save_weights`."""
+    values = dict(file.own["config"])
+    for name in ("activation", "classifier_activation"):
+        try:
+            ModelConfig(classifier_activation=values.get(name))
+        except ValueError:
+            del values[name]
+            found.leave("it is a function defined by its user", name)
+    try:
+        config = ModelConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"Cannot read weights from {file.path!r}: its record is damaged. {error}") from None
+    # Fields that the file states, under the names of this version.
+    names = {"task" if name in ("multi_label", "regression") else name for name in values.keys() - {"family"}}
+    fields = {name: getattr(config, name) for name in names}
+    found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
+    if config.image_size == (None, None) or config.family not in ("vit", "bit"):
+        found.position_interpolation = getattr(config, "position_interpolation", found.position_interpolation)
