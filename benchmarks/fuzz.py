@@ -66,9 +66,9 @@ class Checkpoints:
         import keras
 
         import keras_vit
-        from keras_vit.models.pretrained import read_model
 
-        self.folder, self.read_model, self.load_weights = Path(folder), read_model, keras_vit.load_weights
+        self.folder, self.load_weights = Path(folder), keras_vit.load_weights
+        self.read_model = keras_vit.from_pretrained
         self.save, self.clone = keras_vit.save_weights, keras.models.clone_model
         self.models, self.paths = {}, {}
 

@@ -69,11 +69,12 @@ def _off_stdout():
 
 
 def _read_model(args, path, **options):
-    from keras_vit.models.pretrained import read_model
+    import keras_vit
 
     options |= {"image_size": args.image_size, "num_heads": args.num_heads}
+    options = {name: value for name, value in options.items() if value is not None}
     with _off_stdout():
-        return read_model(path, **options | _settings(args.set))
+        return keras_vit.from_pretrained(path, **options | _settings(args.set))
 
 
 def _settings(pairs):

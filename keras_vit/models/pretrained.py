@@ -86,6 +86,9 @@ def from_pretrained(
     family, found = FAMILIES[name], read_config(file, grid_size)
     chosen = kwargs.pop("variant", None)
     given, options = family.split({**kwargs, "image_size": image_size, "num_classes": num_classes}, "from_pretrained")
+    if "class_names" in kwargs:
+        # None leaves out names that do not fit.
+        given["class_names"] = kwargs["class_names"]
     # The variant of these sizes, or one whose sizes are overridden.
     known = name_of(sizes_of_file(file, found))
     variant = re.sub("ViT-|BiT-|EfficientNet-", "", chosen or known or _VARIANTS[name])

@@ -2,36 +2,40 @@
 
 import logging
 import math
+import os
 from typing import NamedTuple
 
 import keras
 
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build as build_variant
+from keras_vit.models.pretrained import from_pretrained
+from keras_vit.models.zoo import find
 from keras_vit.training.layer_decay import LayerDecay
 from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.trainable import enable_lora, freeze
+from keras_vit.weights.hub import is_name
 
 logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
     """Builds a recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
-    model = build_variant(
-        FAMILIES[recipe.family],
-        recipe.variant,
-        {
-            "image_size": recipe.image_size,
-            "num_classes": num_classes,
-            "weights": weights,
-            "class_names": class_names or None,
-            "task": "multi_label" if recipe.loss == "sigmoid" else "single_label",
-            "include_preprocessing": True,
-            "dtype": recipe.dtype,
-            **recipe.model,
-        },
-    )
+    given = {
+        "image_size": recipe.image_size,
+        "num_classes": num_classes,
+        "class_names": class_names or None,
+        "task": "multi_label" if recipe.loss == "sigmoid" else "single_label",
+        "include_preprocessing": True,
+        "dtype": recipe.dtype,
+        **recipe.model,
+    }
+    if weights is not None and (os.path.exists(weights) or is_name(weights) or find(weights) is not None):
+        # The architecture is that of the file, whatever the recipe's variant.
+        model = from_pretrained(weights, **given)
+    else:
+        model = build_variant(FAMILIES[recipe.family], recipe.variant, {"weights": weights, **given})
     if recipe.train == "head":
         freeze(model)
     elif recipe.train == "lora":

@@ -7,7 +7,6 @@ import pytest
 
 import keras_vit
 from keras_vit.models.checkpoint import Checkpoint
-from keras_vit.models.pretrained import read_model
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused
 
@@ -100,4 +99,4 @@ def test_file_of_newer_keras_names_its_version(model, tmp_path):
             dense = b'"class_name": "Dense", "config": {'
             new.writestr(name, data.replace(dense, dense + b'"new": 1, ') if name == "config.json" else data)
     with pytest.raises(ValueError, match=f"Keras 99.1.0 saved it, and Keras {keras.__version__} is installed"):
-        read_model(tmp_path / "new.keras")
+        keras_vit.from_pretrained(tmp_path / "new.keras")

@@ -59,8 +59,8 @@ def test_bad_labels_are_overridden_by_class_names(tmp_path, labels):
 def test_bad_task_is_overridden(tmp_path):
     folder = changed(tmp_path, "hf_vit", problem_type="ranking")
     check_refused("(?s)Pass task= to .*Expected problem_type as one of", folder)
-    assert keras_vit.from_pretrained(folder, regression=True).config.regression
-    assert keras_vit.from_pretrained(folder, task="multi_label").config.multi_label
+    assert keras_vit.from_pretrained(folder, task="regression").config.task == "regression"
+    assert keras_vit.from_pretrained(folder, task="multi_label").config.task == "multi_label"
     check_refused("`task`. Expected one of .*Received: 'ranking'", folder, task="ranking")
 
 

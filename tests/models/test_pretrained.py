@@ -8,7 +8,6 @@ import pytest
 
 import keras_vit
 from keras_vit.models.checkpoint import Checkpoint
-from keras_vit.models.pretrained import read_model
 from keras_vit.models.vit import variants as vit_config
 from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights.read import open_checkpoint
@@ -209,8 +208,11 @@ def test_bare_state_dict_needs_heads_and_preprocessing(tmp_path):
     path = _without_facts(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
         keras_vit.from_pretrained(path)
+    constants = {"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.9}
     with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
-        keras_vit.from_pretrained(path, preprocessing={"interpolation": "bicubic", "crop_fraction": 0.9})
+        keras_vit.from_pretrained(path, preprocessing=constants)
+    with pytest.raises(ValueError, match="Pass preprocessing= to from_pretrained"):
+        keras_vit.from_pretrained(path, num_heads=8, preprocessing={"mean": 0.5})
     loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
     np.testing.assert_array_equal(*(answers(m, images(2, 16, 16, 3)) for m in (model, loaded)))
     assert loaded.config == model.config
@@ -511,31 +513,31 @@ def test_file_of_both_heads_returns_both_or_features(tmp_path):
     assert keras_vit.from_pretrained(tmp_path / "model.safetensors", num_classes=0).output_shape == (None, 12)
 
 
-def test_read_model_from_run_keras_file_and_checkpoint(tmp_path):
+def test_run_keras_file_and_checkpoint_give_the_model(tmp_path):
     model = randomize(build(class_names=list("abcde"), preprocessing={"crop_fraction": 0.9}))
     (tmp_path / "run").mkdir()
     model.save(tmp_path / "run" / "model.keras")
     keras_vit.save_weights(model, tmp_path / "model.npz")
     x = images(2, 16, 16, 3)
     for path in (tmp_path / "run", tmp_path / "run" / "model.keras", tmp_path / "model.npz"):
-        read = read_model(path, num_heads=None)
+        read = keras_vit.from_pretrained(path, num_heads=None)
         np.testing.assert_allclose(answers(read, x), answers(model, x), atol=1e-5)
-    carried = read_model(tmp_path / "run").get_layer("normalization")
+    carried = keras_vit.from_pretrained(tmp_path / "run").get_layer("normalization")
     assert carried.class_names == list("abcde") and carried.preprocessing.crop_fraction == 0.9
 
 
-def test_read_model_names_a_path_without_model(tmp_path):
+def test_path_without_model_is_named(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"a run that has ended.*model\.keras"):
-        read_model(tmp_path / "run")
+        keras_vit.from_pretrained(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match=r"none\.keras"):
-        read_model(tmp_path / "none.keras")
+        keras_vit.from_pretrained(tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no model")
     with pytest.raises(ValueError, match=r"text\.keras.*damaged"):
-        read_model(tmp_path / "text.keras")
-    with pytest.raises(ValueError, match="no num_heads"):
-        read_model(tmp_path / "text.keras", num_heads=3)
+        keras_vit.from_pretrained(tmp_path / "text.keras")
+    with pytest.raises(ValueError, match="no skip with .*text.keras', a whole model"):
+        keras_vit.from_pretrained(tmp_path / "text.keras", skip="head")
 
 
 @pytest.mark.parametrize(
@@ -556,4 +558,4 @@ def test_damaged_config_of_keras_file_is_named(old, new, tmp_path):
             assert name != "config.json" or old in data
             bad.writestr(name, data.replace(old, new) if name == "config.json" else data)
     with pytest.raises(ValueError, match=r"Cannot read .*bad\.keras"):
-        read_model(tmp_path / "bad.keras")
+        keras_vit.from_pretrained(tmp_path / "bad.keras")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import keras_vit
-from keras_vit.models.pretrained import read_model
 from keras_vit.weights import hub as rooms
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same
@@ -209,11 +208,11 @@ def test_hub_name_replaces_path_everywhere(hub, files, tiny, tmp_path, capsys):
     assert "there is no repository" in capsys.readouterr().err
 
 
-def test_keras_file_is_refused_by_from_pretrained(hub, tiny, tmp_path):
+def test_keras_file_of_a_hub_is_read(hub, tiny, tmp_path):
     tiny.save(tmp_path / "model.keras")
     hub.put("user/tiny", {"model.keras": (tmp_path / "model.keras").read_bytes()})
-    check_same(read_model(TINY), tiny)
-    check_refused("it is a whole .keras model", TINY)
+    check_same(keras_vit.from_pretrained(TINY), tiny)
+    assert keras_vit.from_pretrained(TINY, num_classes=2).config.num_classes == 2
 
 
 @pytest.fixture

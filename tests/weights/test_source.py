@@ -99,7 +99,7 @@ def test_source_is_recognised_by_its_keys(name):
     [
         (names.TIMM, "block_117/norm_1/gamma", "blocks.117.norm1.weight"),
         (names.TIMM, "stage_1_unit_03/conv_proj/kernel", f"{STAGES}.0.blocks.2.downsample.conv.weight"),
-        (names.BIT, "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
+        (names.OFFICIAL_BIT, "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
     ],
 )
 def test_numbers_in_keys_are_converted(source, weight, key):
@@ -107,7 +107,7 @@ def test_numbers_in_keys_are_converted(source, weight, key):
 
 
 def test_numbered_modules_of_bit_are_canonical():
-    canonical, _ = names.BIT.canonical_keys(["resnet/block2/unit03/b/standardized_conv2d_14/kernel"])
+    canonical, _ = names.OFFICIAL_BIT.canonical_keys(["resnet/block2/unit03/b/standardized_conv2d_14/kernel"])
     assert list(canonical) == ["block2/unit03/b/standardized_conv2d/kernel"]
 
 

@@ -7,7 +7,7 @@ import re
 from keras_vit import arguments
 from keras_vit.models.bit.checkpoint import stages_of
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
-from keras_vit.models.vit import config as vit
+from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, Positions
 from keras_vit.weights.record import read_record
