@@ -125,7 +125,7 @@ def unwritten(model, source):
         yield "a ResNet of more than four stages, the last of which that code dilates"
     if not isinstance(config, ViTConfig):
         return
-    # What the classes of timm and transformers have of these, `timm_folder` and `huggingface_folder` tell.
+    # `timm_folder` and `transformers_folder` refuse what the classes of timm and transformers do not have.
     usual = {"rotary_embedding": None, "patch_bias": True, "qkv_bias": True, "gated_mlp": False}
     for name, value in usual.items() if source in ("official", "big_vision") else ():
         if getattr(config, name) != value:

@@ -11,10 +11,12 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
-from keras_vit.models import timm_folder
+from keras_vit.models.bit import timm_folder as timm_bit
+from keras_vit.models.bit import transformers_folder as transformers_bit
 from keras_vit.models.bit.names import BIT, HUGGINGFACE_BIT, TIMM_BIT
 from keras_vit.models.catalog import SOURCES
-from keras_vit.models.huggingface_folder import kind_of, write_bit_folder, write_folder
+from keras_vit.models.coatnet import timm_folder as timm_coatnet
+from keras_vit.models.efficientnet import timm_folder as timm_efficientnet
 from keras_vit.models.model_card import model_card
 from keras_vit.models.model_settings import (
     allowed_settings,
@@ -23,11 +25,13 @@ from keras_vit.models.model_settings import (
     sizes_of,
     unwritten,
 )
+from keras_vit.models.vit import timm_folder, transformers_folder
 from keras_vit.models.vit.names.huggingface import HUGGINGFACE
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.timm import TIMM, TIMM_STEM
 from keras_vit.weights import hub
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
+from keras_vit.weights.transformers_folder import write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
 # The source whose code reads a format (one of several for "huggingface"), and that for a model without blocks.
@@ -38,6 +42,8 @@ FORMATS = {
     "huggingface": HUGGINGFACE,
 }
 _OF_BIT = {"npz": BIT, "timm": TIMM_BIT, "huggingface": HUGGINGFACE_BIT}
+# By family: what a folder of timm cannot express, and its config.json.
+_TIMM_FOLDERS = {"vit": timm_folder, "bit": timm_bit, "coatnet": timm_coatnet, "efficientnet": timm_efficientnet}
 # Prefixes of all keys.
 _PREFIXES = {"official": "", "big_vision": "params/", "bit": "resnet/"}
 
@@ -85,11 +91,11 @@ def save_weights(
     source = _source(format, sizes, record)
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
     if in_folder:
-        _refuse("timm folder", model, timm_folder.unwritten_in_folder(record))
+        _refuse("timm folder", model, _TIMM_FOLDERS[record.family].unwritten_in_folder(record))
     if format == "timm" and sizes["num_layers"]:
         source = timm_folder.source_for(source, record)
         _refuse(format, model, timm_folder.unwritten(record))
-    kind = kind_of(record) if format == "huggingface" and sizes["num_layers"] else None
+    kind = transformers_folder.kind_of(record) if format == "huggingface" and sizes["num_layers"] else None
     if kind is not None:
         source = kind.source.spelled_for(record)
     variables = weights_of(model)
@@ -103,11 +109,12 @@ def save_weights(
     arrays, facts = _arrays(source, values, sizes), _facts(model, sizes)
     if format == "huggingface":
         if kind is None:
-            write_bit_folder(Path(path), arrays, record, facts)
+            transformers_bit.write_folder(Path(path), arrays, record, facts)
         else:
-            write_folder(Path(path), arrays, kind, record, facts)
+            transformers_folder.write_folder(Path(path), arrays, kind, record, facts)
     elif in_folder:
-        timm_folder.write_folder(Path(path), arrays, record, facts)
+        config = _TIMM_FOLDERS[record.family].config_json(record, arrays, facts)
+        write_folder(Path(path), arrays, config, facts)
     elif format == "timm":
         write_safetensors(path, arrays, facts)
     else:
@@ -116,7 +123,7 @@ def save_weights(
 
 
 def _source(format, sizes, record):
-    if record.family in timm_folder.NAMED:
+    if record.family not in ("vit", "bit"):
         if format != "timm":
             raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
         return SOURCES[f"timm_{record.family}"].spelled_for(record)

@@ -4,7 +4,6 @@ import math
 import re
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import KNOWN, STATED, Found
@@ -15,13 +14,11 @@ SETTINGS = (
     *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
     *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
 )
-# The keys of timm's first convolution and head.
-TIMM_ENDS = ("stem.conv1", "head.fc")
 # Of the tables of biases.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
-_NAMES = [name for name in VARIANTS if name not in "012345"]
+NAMES = [name for name in VARIANTS if name not in "012345"]
 # How timm's names end; of the others with 224.
-_SUFFIXES = {"test_coatnet": ""}
+SUFFIXES = {"test_coatnet": ""}
 _SAME = {name: name for name in ACTIVATIONS}
 _DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
 _POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
@@ -85,8 +82,8 @@ def arguments_of(config):
 def config_of(path, name, args):
     """Returns the `CoAtNetConfig` of timm's model by its architecture and arguments; raises if it has no such one."""
     row = re.sub(r"_\d{3}$", "", name)
-    if row not in _NAMES:
-        known = ", ".join(f"{each}{_SUFFIXES.get(each, '_224')}" for each in _NAMES)
+    if row not in NAMES:
+        known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
         raise ValueError(f"Cannot load {path!r}: {name!r} of timm is not supported, of the CoAtNets only {known}.")
     found = arguments_of(CoAtNetConfig.from_variant(row))
     for key, value in args.items():
@@ -185,7 +182,7 @@ def of_arrays(shapes):
 
 def variant_of(fields):
     """Returns the name of timm's CoAtNet with the fields that its arrays show, or None."""
-    for name in _NAMES:
+    for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
         if all(_same(getattr(config, field), value, field, config) for field, value in fields.items()):
             return name
@@ -272,35 +269,3 @@ def _side(count):
     """Returns the side of the square feature map with a table of `count` offsets, or None."""
     root = math.isqrt(max(count, 0))
     return (root + 1) // 2 if root * root == count and root % 2 else None
-
-
-def timm_name(config):
-    """Returns the name of the architecture that `timm_arguments` completes, or None if timm cannot compute the same."""
-    hidden = config.representation_size is not None
-    # Other sides than multiples of the total stride give timm's two branches different sizes.
-    odd = None not in config.image_size and any(side % 2 ** (len(config.depths) + 1) for side in config.image_size)
-    if config.norm_after_pooling != hidden or (config.pool_type, config.padding) == ("max3", "same") or odd:
-        return None
-    name = _closest(config)
-    return f"{name}{_SUFFIXES.get(name, '_224')}"
-
-
-def timm_arguments(config):
-    """Returns the arguments of timm's model that its name does not set."""
-    own, usual = arguments_of(config), arguments_of(CoAtNetConfig.from_variant(_closest(config)))
-    found = {key: value for key, value in own.items() if value != usual[key]}
-    size = config.image_size if None not in config.image_size else config.table_image_size
-    if size not in (None, (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)):
-        found["img_size"] = list(size)
-    return found
-
-
-def _closest(config):
-    """Returns the row of timm's with the fewest other arguments."""
-    own = arguments_of(config)
-
-    def number_of_others(name):
-        usual = arguments_of(CoAtNetConfig.from_variant(name))
-        return sum(value != usual[key] for key, value in own.items())
-
-    return min(_NAMES, key=number_of_others)

@@ -15,10 +15,8 @@ from keras_vit.weights.record import read_record
 
 # The fields that decide the outputs and that no array shows.
 SETTINGS = ("padding", "batch_norm_epsilon")
-# The keys of timm's first convolution and head.
-TIMM_ENDS = ("conv_stem", "classifier")
-_OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
-_OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
+OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
+OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
 # Those of timm with weights of the official code and with its own; older names end in the recipe and the image size.
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
@@ -61,11 +59,11 @@ def read_config(file, grid_size=None):
     if _noisy_student(file) is not None or (published is not None and published["official"]):
         found.put(f"{KNOWN} files of this name", image_size=(_image_size(file),) * 2)
     if official or published is not None:
-        settings = _OFFICIAL if official or published["official"] else _OF_TIMM
+        settings = OFFICIAL if official or published["official"] else OF_TIMM
         found.put(f"{DEFAULT} {file.source.name}", **settings)
         return found
     for name in SETTINGS:
-        value, own = _OFFICIAL[name], _OF_TIMM[name]
+        value, own = OFFICIAL[name], OF_TIMM[name]
         found.leave(f"{value!r} for the official weights, timm's tf_efficientnet_*; {own!r} for its own", name)
     return found
 
@@ -76,7 +74,7 @@ def _of_architecture(file):
     match = re.fullmatch(_NAME, str(name))
     if match is None:
         raise _unsupported(file, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or tf_ and one of these")
-    found = dict(_OFFICIAL if match["official"] else _OF_TIMM)
+    found = dict(OFFICIAL if match["official"] else OF_TIMM)
     for key, value in {"global_pool": file.config.get("global_pool"), **timm_config.model_args(file)}.items():
         if key == "pad_type" and value in ("same", ""):
             found["padding"] = "same" if value else "symmetric"
@@ -151,18 +149,6 @@ def _sizes(file):
     stages = [f"stage_{number}_block_" for number in numbers]
     widths = [width(layer) for layer in ("stem_conv", *(f"{stage}01/project_conv" for stage in stages), "top_conv")]
     return tuple(widths), tuple(sum(layer.startswith(stage) for layer in layers) for stage in stages)
-
-
-def timm_name(config):
-    """Returns the name of timm's architecture for a config, or None."""
-    name = efficientnet_of(config.widths, config.repeats)
-    return name and f"{'tf_' if config.padding == 'same' else ''}efficientnet_{name.lower()}"
-
-
-def timm_arguments(config):
-    """Returns the arguments of that architecture which its name does not set."""
-    usual = (_OFFICIAL if config.padding == "same" else _OF_TIMM)["batch_norm_epsilon"]
-    return {} if config.batch_norm_epsilon == usual else {"bn_eps": config.batch_norm_epsilon}
 
 
 def _unsupported(file, what, expected):

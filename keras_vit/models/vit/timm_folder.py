@@ -1,26 +1,14 @@
-"""Writes folders that timm loads with `timm.create_model("local-dir:...")`."""
+"""Folders and state dicts of ViTs that timm loads."""
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
-from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
-from keras_vit.models.coatnet import checkpoint as coatnet
-from keras_vit.models.efficientnet import checkpoint as efficientnet
-from keras_vit.models.huggingface_folder import unit_constants, write_json
 from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ROPES
-from keras_vit.models.vit.variants import name_of
-from keras_vit.weights.write import write_safetensors
+from keras_vit.weights import timm_folder
 
-# The families beside ViT and BiT: `timm_name`, `timm_arguments` of a config, and `TIMM_ENDS`, the keys of the first
-# convolution and of the head, without ".weight".
-NAMED = {"coatnet": coatnet, "efficientnet": efficientnet}
 _POOLINGS = {"token": "token", "gap": "avg", "map": "map"}
-_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
-_FILTERS = {"lanczos3": "lanczos", "lanczos5": "lanczos", "area": "box"}
-# The widths of timm's BiT, and a hybrid by its ResNet.
-_BITS = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+# A hybrid by its ResNet.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -81,14 +69,8 @@ def unwritten(config):
 
 def unwritten_in_folder(config):
     """Yields what the config.json of a folder cannot say of a config."""
-    if config.family in NAMED:
-        if NAMED[config.family].timm_name(config) is None:
-            yield f"a {config.family} of a size or with options for which timm has no name"
-        return
-    if config.stages is not None and _resnet_name(config) is None:
+    if config.stages is not None and _hybrid_name(config) is None:
         yield f"a ResNet of stages {config.stages} and width factor {config.width_factor:g}, for which timm has no name"
-    if config.family == "bit":
-        return
     if config.layer_norm_epsilon not in (1e-5, 1e-6):
         yield f"layer_norm_epsilon={config.layer_norm_epsilon}"
     activations = ["silu"] if config.gated_mlp else ["gelu"]
@@ -109,32 +91,8 @@ def unwritten_in_folder(config):
         yield "a ResNet below rotary positions, or keys without bias"
 
 
-def write_folder(path, arrays, config, facts):
-    """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `source_for`."""
-    path.mkdir(exist_ok=True)
-    write_safetensors(path / "model.safetensors", arrays, facts)
-    write_json(path / "config.json", _WRITERS.get(config.family, _of_family)(config, arrays, facts))
-
-
-def _bit(config, arrays, facts):
-    image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
-    args = {} if config.in_channels == 3 else {"in_chans": config.in_channels}
-    pretrained = _pretrained(config, facts, image_size, "stem.conv", "head.fc")
-    num_features = arrays["norm.weight"].shape[0]
-    return _written(_resnet_name(config), config, num_features, "avg", pretrained, args)
-
-
-def _of_family(config, arrays, facts):
-    family = NAMED[config.family]
-    first_conv, head = family.TIMM_ENDS
-    image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
-    args = family.timm_arguments(config) | ({} if config.in_channels == 3 else {"in_chans": config.in_channels})
-    num_features = arrays[f"{head}.weight"].shape[1] if config.num_classes else None
-    pretrained = _pretrained(config, facts, image_size, first_conv, head)
-    return _written(family.timm_name(config), config, num_features, "avg", pretrained, args)
-
-
-def _vit(config, arrays, facts):
+def config_json(config, arrays, facts):
+    """Returns the contents of config.json."""
     name, args = (_eva if of_eva(config) else _vision_transformer)(config)
     pool = _POOLINGS[config.pooling]
     image_size = _image_size(config)
@@ -156,44 +114,8 @@ def _vit(config, arrays, facts):
         args["in_chans"] = config.in_channels
     first_conv = "patch_embed.proj" if config.stages is None else "patch_embed.backbone.stem.conv"
     heads = ["head", "head_dist"] if config.distillation_token else "head"
-    pretrained = _pretrained(config, facts, image_size, first_conv, heads)
-    return _written(name, config, config.hidden_dim, pool, pretrained, args)
-
-
-_WRITERS = {"vit": _vit, "bit": _bit}
-
-
-def _pretrained(config, facts, image_size, first_conv, classifier):
-    preprocessing = Preprocessing(**facts["preprocessing"])
-    mean, std = unit_constants(preprocessing, config.in_channels)
-    interpolation = preprocessing.interpolation
-    found = {
-        "input_size": [config.in_channels, *image_size],
-        "fixed_input_size": None not in config.image_size and config.family == "vit",
-        "interpolation": _FILTERS.get(interpolation, interpolation),
-        "crop_pct": preprocessing.crop_fraction,
-        "crop_mode": _MODES[preprocessing.resize_mode],
-        "mean": mean,
-        "std": std,
-        "num_classes": config.num_classes,
-        "pool_size": None,
-        "first_conv": first_conv,
-        "classifier": classifier,
-    }
-    if config.class_names is not None:
-        found["label_names"] = list(config.class_names)
-    return found
-
-
-def _written(name, config, num_features, pool, pretrained, args):
-    return {
-        "architecture": name,
-        "num_classes": config.num_classes,
-        "num_features": num_features,
-        "global_pool": pool,
-        "pretrained_cfg": pretrained,
-        "model_args": args,
-    }
+    pretrained = timm_folder.pretrained_cfg(config, facts, image_size, first_conv, heads)
+    return timm_folder.config_json(name, config, config.hidden_dim, pool, pretrained, args)
 
 
 def _image_size(config):
@@ -214,7 +136,7 @@ def _vision_transformer(config):
     word = _WORDS.get((config.hidden_dim, config.num_layers, config.num_heads), "base")
     name = f"vit_{word}_patch16_224"
     if config.stages is not None:
-        name = _resnet_name(config)
+        name = _hybrid_name(config)
     elif config.distillation_token:
         name = "deit_base_distilled_patch16_224"
     elif config.gated_mlp:
@@ -257,11 +179,8 @@ def _eva(config):
     }
 
 
-def _resnet_name(config):
-    """Returns the name of timm's BiT, or of a hybrid, with the ResNet of a config; None without one."""
-    if config.family == "bit":
-        name = (name_of(SimpleNamespace(num_layers=0, **vars(config))) or "").removeprefix("BiT-R")
-        return f"resnetv2_{name}_bit" if name in _BITS else None
+def _hybrid_name(config):
+    """Returns the name of timm's hybrid with the ResNet of a config, or None."""
     return _HYBRIDS.get(config.stages) if config.width_factor == 1 else None
 
 

@@ -1,25 +1,16 @@
 """Writes folders that Hugging Face transformers loads: a table of its model classes."""
 
-import json
 import re
 from typing import Any, NamedTuple
 
-from keras_vit.config import Preprocessing
-from keras_vit.files import replacing
-from keras_vit.images.evaluation_transform import EvaluationTransform
-from keras_vit.models.bit.config import ROOT_WIDTH
-from keras_vit.models.bit.names import HUGGINGFACE_BIT
 from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
-from keras_vit.weights.labels import TASKS
+from keras_vit.weights import transformers_folder
 from keras_vit.weights.source import Source
-from keras_vit.weights.write import write_safetensors
+from keras_vit.weights.transformers_folder import id2label, with_prefix
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
-_RESAMPLE = {"nearest": 0, "lanczos3": 1, "lanczos5": 1, "bilinear": 2, "bicubic": 3, "area": 4}
-# Keys of the classifiers and the projection, which have no backbone prefix.
-_HEADS = ("classifier.", "distillation_classifier.", "visual_projection.")
 
 # The fields that decide the class, with the values in which most agree; `head` is num_classes > 0, and `layer_scale`
 # that there is one.
@@ -146,28 +137,11 @@ def kind_of(record):
 
 def write_folder(path, arrays, kind, record, facts):
     """Writes the files of a folder, each completely or not at all; `arrays` has the keys of the kind's source."""
-    arrays = _prefixed(arrays, kind.prefix)
+    arrays = with_prefix(arrays, kind.prefix)
     if kind.architecture.endswith("WithTeacher"):
         arrays = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in arrays.items()}
-    _write(path, arrays, _config(kind, record, facts), facts)
-
-
-def write_bit_folder(path, arrays, record, facts):
-    """Writes the files of a folder of a BiT, like `write_folder`."""
-    _write(path, _prefixed(arrays, "bit." if record.num_classes else ""), _bit_config(record), facts)
-
-
-def _write(path, arrays, config, facts):
-    path.mkdir(exist_ok=True)
-    preprocessor = _preprocessor(facts, config["num_channels"])
-    write_safetensors(path / "model.safetensors", arrays, facts)
-    write_json(path / "preprocessor_config.json", preprocessor)
-    write_json(path / "config.json", config)
-
-
-def _prefixed(arrays, prefix):
-    """Returns the arrays with a prefix before the backbone's keys."""
-    return {key if key.startswith(_HEADS) else f"{prefix}{key}": array for key, array in arrays.items()}
+    preprocessor = transformers_folder.preprocessor_config(facts, record.in_channels)
+    transformers_folder.write_folder(path, arrays, _config(kind, record, facts), facts, preprocessor)
 
 
 def _config(kind, record, facts):
@@ -189,21 +163,6 @@ def _config(kind, record, facts):
     if record.representation_size:
         config |= {"pooler_act": "tanh", "pooler_output_size": record.representation_size}
     return config | id2label(record)
-
-
-def _bit_config(record):
-    width = int(ROOT_WIDTH * record.width_factor)
-    return {
-        "architectures": ["BitForImageClassification" if record.num_classes else "BitModel"],
-        "model_type": "bit",
-        "num_channels": record.in_channels,
-        # It has no width factor of the first convolution.
-        "embedding_size": width,
-        "hidden_sizes": [4 * width * 2**i for i in range(len(record.stages))],
-        "depths": record.stages,
-        **HUGGINGFACE_BIT.config,
-        **id2label(record),
-    }
 
 
 def _own(kind, record) -> dict[str, Any]:
@@ -239,66 +198,3 @@ def _ratio(record):
 def _fits_ratio(record):
     width = record.hidden_dim * _ratio(record)
     return record.mlp_dim == ((int(width * 2 / 3) + 7) // 8 * 8 if record.gated_mlp else width)
-
-
-def _preprocessor(facts, channels):
-    preprocessing = Preprocessing(**facts["preprocessing"])
-    mean, std = unit_constants(preprocessing, channels)
-    config = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": mean,
-        "image_std": std,
-        # Pillow's filter numbers; transformers antialiases as Pillow does.
-        "resample": _RESAMPLE[preprocessing.interpolation],
-    }
-    mode = preprocessing.resize_mode
-    if facts["image_size"] is None:
-        return config
-    height, width = facts["image_size"]
-    if mode == "pad" or (mode == "crop" and height != width):
-        raise ValueError(
-            "The format 'huggingface' resizes the whole image, or the shorter side for a square. Received: "
-            f"resize_mode={mode!r} with images of {height} x {width}"
-        )
-    sides = EvaluationTransform((height, width), preprocessing).resized
-    config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
-    if mode == "crop" or preprocessing.crop_fraction < 1:
-        # The image processors that crop.
-        config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
-        config |= {"do_center_crop": True, "crop_size": _size((height, width))}
-    return config
-
-
-def unit_constants(preprocessing, channels):
-    """Returns mean and std for images scaled to [0, 1], one number a channel."""
-    low, high = preprocessing.value_range
-    mean = [(value - low) / (high - low) for value in preprocessing.mean]
-    std = [value / (high - low) for value in preprocessing.std]
-    return tuple(values * (channels if len(values) == 1 else 1) for values in (mean, std))
-
-
-def _size(sides):
-    return dict(zip(("height", "width"), sides, strict=True))
-
-
-def write_json(path, content):
-    """Writes a dict as JSON, completely or not at all."""
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def id2label(config):
-    """Returns the entries of transformers' config.json for the class names and the task of a config."""
-    labels = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
-    if not labels:
-        return {}
-    found = {
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
-    task = config.task
-    return found if task == "single_label" else {**found, "problem_type": {v: k for k, v in TASKS.items()}[task]}

@@ -1,0 +1,25 @@
+"""Folders of BiTs that timm loads."""
+
+from types import SimpleNamespace
+
+from keras_vit.models.vit.variants import name_of
+from keras_vit.weights.timm_folder import without_patches
+
+# The widths of timm's BiT.
+_BITS = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+
+
+def unwritten_in_folder(config):
+    """Yields what the config.json of a folder cannot say of a config."""
+    if _name(config) is None:
+        yield f"a ResNet of stages {config.stages} and width factor {config.width_factor:g}, for which timm has no name"
+
+
+def config_json(config, arrays, facts):
+    """Returns the contents of config.json."""
+    return without_patches(_name(config), config, arrays["norm.weight"].shape[0], facts, ("stem.conv", "head.fc"), {})
+
+
+def _name(config):
+    name = (name_of(SimpleNamespace(num_layers=0, **vars(config))) or "").removeprefix("BiT-R")
+    return f"resnetv2_{name}_bit" if name in _BITS else None
