@@ -170,7 +170,6 @@ def test_export_writes_labels_of_run_file_or_imagenet(capsys, file, tmp_path):
         (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
         (("model.npz", "--to", "litert", "--attention"), "--attention"),
         (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
-        (("own.keras", "--to", "onnx", "--image-size", "32"), "to change image_size"),
         (("own.keras", "--to", "onnx"), "your own layers"),
     ],
 )

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from keras_vit.config import Preprocessing, preprocessing_record
+from keras_vit.config import Preprocessing
 from keras_vit.models import catalog
 from keras_vit.models.model_settings import describe_sizes, sizes_of_file
 from keras_vit.weights import hub
@@ -55,14 +55,6 @@ class Checkpoint:
     def image_size(self):
         """The (height, width) of the images, or None."""
         return self.found.get("image_size")
-
-
-def preprocessing_of(checkpoint, record, in_channels, **given):
-    """Returns a model's `Preprocessing`: `record`, else the checkpoint's, else the official; changed by `given`."""
-    if record is None:
-        record = Preprocessing(**({} if checkpoint is None else checkpoint.preprocessing))
-    record = preprocessing_record(record).for_channels(in_channels)
-    return record.changed(**{name: value for name, value in given.items() if value is not None})
 
 
 def describe(checkpoint):

@@ -120,7 +120,7 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
     assert pickle.loads(pickle.dumps(builder)) is builder
     # TensorFlow's name scopes allow neither "+" nor "/" in a model's name.
     assert builder(**{"stages": (1,), "width_factor": 0.5, **sizes}).name in ("vit_R50_B16", "bit_R50x3")
-    with pytest.raises(TypeError, match="variant"):
+    with pytest.raises(ValueError, match=f"argument of keras_vit.{name}. Received: variant='R101x1'"):
         builder(variant="R101x1")
 
 

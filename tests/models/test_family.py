@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.models.family import FamilyModel, cut_from
+import keras_vit
+from keras_vit import Preprocessing
+from keras_vit.models.family import FamilyModel, changed, cut_from
 from keras_vit.training import SAM
 from tests.tiny import build
 
@@ -140,3 +142,51 @@ def test_cut_from_keeps_the_models_class():
     assert type(cut) is type(model) and cut.name == "cut" and cut.config == model.config
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert type(cut_from(plain, plain.inputs, plain.outputs)) is type(keras.Model(plain.inputs, plain.outputs))
+
+
+def test_dict_changes_single_fields_of_the_preprocessing():
+    assert changed(Preprocessing(), {"mean": 0.4, "crop_fraction": 0.9}) == Preprocessing(mean=0.4, crop_fraction=0.9)
+    pillow = Preprocessing(interpolation="bilinear", antialias=True)
+    assert changed(pillow, {"interpolation": "bicubic"}).antialias
+    for value in (pillow, None):
+        assert changed(Preprocessing(), value) is value
+    with pytest.raises(ValueError, match="fields of a Preprocessing: .*Received: .*'median'"):
+        keras_vit.ViTTi16(preprocessing={"median": 0.5})
+
+
+@pytest.mark.parametrize(
+    "name, value, hint",
+    [
+        ("include_top", False, "Use num_classes=0 for a model without a head"),
+        ("classes", 3, "Use num_classes="),
+        ("input_shape", (32, 32, 3), r"Use image_size=\(height, width\) and in_channels="),
+        ("input_tensor", 0, "Use a call of the model"),
+        ("image_shape", (32, 32, 3), "Use image_size="),
+        ("pretrained", True, "Use weights=.* or keras_vit.from_pretrained"),
+        ("embed_dim", 12, "Use hidden_dim="),
+        ("depth", 2, "Use num_layers="),
+        ("mlp_ratio", 4, "Use mlp_dim="),
+        ("dropout", 0.1, "Use dropout_rate="),
+        ("mean", 0.5, r"Use preprocessing=keras_vit.Preprocessing\("),
+        ("multi_label", True, 'Use task="multi_label"'),
+        ("num_clases", 3, "Did you mean 'num_classes'"),
+    ],
+)
+def test_argument_of_other_libraries_is_translated(name, value, hint):
+    with pytest.raises(ValueError, match=f"argument of keras_vit.ViTB16. Received: {name}=.*{hint}"):
+        keras_vit.ViTB16(**{name: value})
+
+
+@pytest.mark.parametrize("pooling, hint", [("avg", 'Did you mean "gap"'), ("max", "No layer .* pools the maximum")])
+def test_pooling_of_other_libraries_is_translated(pooling, hint):
+    with pytest.raises(ValueError, match=f"`pooling`.*Received: '{pooling}'. {hint}"):
+        keras_vit.ViTB16(pooling=pooling)
+
+
+def test_class_names_of_version_0_2_are_known():
+    custom = keras.saving.get_custom_objects()
+    old = ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel")
+    assert all(custom[f"keras_vit>{name}"] is FamilyModel for name in old)
+    fields = {"multi_label": True, "regression": False, "pooling": None}
+    config = keras_vit.ViTConfig.from_dict({**build().config.to_dict(), "task": "single_label", **fields})
+    assert config.pooling == "none"

@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_vit
 from keras_vit import training
 from keras_vit.training import RECIPES, from_recipe
 from keras_vit.training.from_recipe import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
+from tests import tiny
 from tests.training.test_running import TINY
 
 
@@ -82,3 +84,15 @@ def test_lengths_warm_up_longer_than_the_run_is_a_tenth(caplog):
     assert lengths(row.replace({"steps": 1}), 80, 20).warmup == 0
     caplog.clear()
     assert lengths(row.replace({"warmup_steps": 39}), 80, 20).warmup == 39 and not caplog.messages
+
+
+def test_file_of_weights_decides_the_architecture(tmp_path):
+    model = tiny.randomize(tiny.build(num_layers=3, num_classes=4))
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    model.save(tmp_path / "model.keras")
+    recipe = RECIPES["finetune"].replace({"variant": "B/32", "image_size": 24})
+    for name in ("model.npz", "model.keras"):
+        built = build(recipe, 2, str(tmp_path / name), ["cat", "dog"])
+        assert (built.config.num_layers, built.config.patch_size, built.config.image_size) == (3, (4, 4), (24, 24))
+        assert built.config.class_names == ("cat", "dog") and built.config.include_preprocessing
+        np.testing.assert_array_equal(*(m.get_layer("block_02").mlp.dense_1.kernel for m in (model, built)))

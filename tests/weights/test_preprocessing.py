@@ -1,19 +1,10 @@
 import pytest
 
-from keras_vit import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.checkpoint import preprocessing_of
 from keras_vit.weights import timm_config, transformers_config
 from tests.peers import peer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-
-
-def test_given_values_override_record():
-    found = preprocessing_of(None, None, 3, mean=0.4, std=None, interpolation=None, crop_fraction=0.9)
-    assert found == Preprocessing(mean=0.4, crop_fraction=0.9)
-    pillow = Preprocessing(interpolation="bilinear", antialias=True)
-    assert preprocessing_of(None, pillow, 3, interpolation="bicubic").antialias
 
 
 def test_timm_config_gives_preprocessing():
