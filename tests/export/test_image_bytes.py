@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 def test_files_are_decoded_as_by_read_image(files, channels, crop_fraction, interpolation, tolerance):
     size = (32, 40)
     preprocessing = {"interpolation": interpolation, "crop_fraction": crop_fraction}
-    model = build(image_size=size, in_channels=channels, **preprocessing)
+    model = build(image_size=size, in_channels=channels, preprocessing=preprocessing)
     reader = ImageReader(size, channels, Preprocessing(**preprocessing))
     images, status, _ = reader([file.read_bytes() for file in files])
     assert not status.numpy().any()
