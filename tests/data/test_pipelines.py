@@ -360,8 +360,8 @@ def test_preprocessing_from_model(tmp_path):
     # The tolerance covers Pillow's rounding to whole numbers.
     size = {"image_size": 16}
     np.testing.assert_allclose(images(Preprocessing(**DEIT), **size), scaled, atol=0.02)
-    np.testing.assert_allclose(images(tiny.build(**DEIT)), scaled, atol=0.02)
-    raw = tiny.build(**DEIT, include_preprocessing=True)
+    np.testing.assert_allclose(images(tiny.build(preprocessing=DEIT)), scaled, atol=0.02)
+    raw = tiny.build(preprocessing=DEIT, include_preprocessing=True)
     np.testing.assert_allclose(images(raw), expected, atol=1)
     head = keras.Model(raw.input, keras.layers.Dense(2)(raw.output))
     np.testing.assert_allclose(images(keras.Sequential([head])), expected, atol=1)
@@ -370,7 +370,7 @@ def test_preprocessing_from_model(tmp_path):
     np.testing.assert_array_equal(
         given, images(None, image_size=8, mean=0.0, std=1.0, interpolation="bilinear", antialias=False)
     )
-    crops = images(tiny.build(**DEIT), training=True)
+    crops = images(tiny.build(preprocessing=DEIT), training=True)
     np.testing.assert_array_equal(crops, images(None, training=True, **size, **DEIT, antialias=True))
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="mine")
     refuses("Received: 'mine', of Sequential, which carries none", images, other)
