@@ -172,7 +172,7 @@ def build(family, variant, given, defaults=None, function=None):
         defaults: Dict of config fields in which the named builder `function` differs from its variant.
         function: Name of the function that was called, for errors.
     """
-    given = dict(given)
+    given, defaults = dict(given), defaults or {}
     weights = given.pop("weights", None)
     given |= given.pop("fields", {})
     fields, options = family.split(given, function)
@@ -182,8 +182,10 @@ def build(family, variant, given, defaults=None, function=None):
         # `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
 
-        return load_variant(family, variant, weights, fields, options, defaults or {}, function)
-    return family.make(config_from(family, variant, {**(defaults or {}), **fields}), **options)
+        return load_variant(family, variant, weights, fields, options, defaults, function)
+    if "preprocessing" in fields and "preprocessing" in defaults:
+        fields["preprocessing"] = changed(defaults["preprocessing"], fields["preprocessing"])
+    return family.make(config_from(family, variant, {**defaults, **fields}), **options)
 
 
 def config_from(family, variant, fields):
