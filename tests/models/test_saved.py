@@ -1,3 +1,6 @@
+import json
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -58,3 +61,29 @@ def test_model_around_a_builder_cannot_be_changed(tmp_path):
     assert keras_vit.from_pretrained(path).output_shape == (None, 2)
     with pytest.raises(ValueError, match="to change image_size. Received: a Functional around it"):
         keras_vit.from_pretrained(path, image_size=24)
+
+
+def of_version_0_2(path):
+    """Removes what version 0.2 did not write from the config of a saved ViT."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    (layer,) = (layer for layer in config["config"]["layers"] if layer["name"] == "normalization")
+    fields = layer["config"]["config"]
+    layer["config"]["apply"] = fields.pop("include_preprocessing")
+    task = fields.pop("task")
+    fields |= {"multi_label": task == "multi_label", "regression": task == "regression"}
+    del fields["token_merging"]
+    config["registered_name"] = "keras_vit>VisionTransformer"
+    members["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_file_of_version_0_2_keeps_its_settings(tmp_path):
+    model = randomize(build(token_merging=(2, 0), task="multi_label", include_preprocessing=True))
+    again = keras_vit.from_pretrained(of_version_0_2(saved(model, tmp_path)))
+    assert again.config == model.config and again.config.task == "multi_label"
+    assert again.config.token_merging == (2, 0) and again.config.include_preprocessing
