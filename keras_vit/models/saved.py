@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import FamilyModel, changed
@@ -91,7 +92,8 @@ def _rebuilt(model, given):
         fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
     if fields.get("num_classes", old.num_classes) != old.num_classes:
         fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
-    new = family.make(old.replace(**fields), **{"name": model.name, **options})
+    new_config = old.replace(**{**_tables(old, fields), **fields})
+    new = family.make(new_config, **{"name": model.name, **options})
     values, here = {}, weights_of(new)
     there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in _HEADS}
     for weight, variable in here.items():
@@ -113,6 +115,17 @@ def _rebuilt(model, given):
     for weight, value in values.items():
         here[weight].assign(value)
     return new
+
+
+def _tables(old, fields):
+    """Returns the fields that keep the size of the position tables if `fields` ask for images of any size."""
+    if arguments.image_size(fields.get("image_size", 1)) != (None, None):
+        return {}
+    if old.family == "vit":
+        return {"grid_size": old.grid}
+    if old.family == "coatnet":
+        return {"table_image_size": old.table_image_size if None in old.image_size else old.image_size}
+    return {}
 
 
 # Layers that are set to zero if the number of classes changes.

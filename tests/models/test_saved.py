@@ -63,6 +63,22 @@ def test_model_around_a_builder_cannot_be_changed(tmp_path):
         keras_vit.from_pretrained(path, image_size=24)
 
 
+def test_any_size_keeps_the_size_of_the_tables(tmp_path):
+    model = randomize(build(image_size=24))
+    again = keras_vit.from_pretrained(saved(model, tmp_path), image_size=(None, None))
+    x = images(2, 24, 24, 3)
+    assert again.config.grid == (6, 6)
+    np.testing.assert_allclose(answers(again, x), answers(model, x), rtol=1e-5, atol=1e-6)
+    model = coatnet.build(image_size=64)
+    coatnet.randomize(model, np.random.default_rng(0))
+    again = keras_vit.from_pretrained(saved(model, tmp_path), image_size=(None, None))
+    x = images(2, 64, 64, 3)
+    np.testing.assert_allclose(answers(again, x), answers(model, x), rtol=1e-4, atol=1e-5)
+    fixed = keras_vit.from_pretrained(saved(again, tmp_path), image_size=64)
+    assert fixed.config == model.config
+    np.testing.assert_allclose(answers(fixed, x), answers(model, x), rtol=1e-5, atol=1e-6)
+
+
 def of_version_0_2(path):
     """Removes what version 0.2 did not write from the config of a saved ViT."""
     with zipfile.ZipFile(path) as archive:
