@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import config_of
+from keras_vit.config import carrier_of, config_of
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import FamilyModel, changed
 from keras_vit.weights import resize
@@ -86,6 +86,7 @@ def _numbers(version):
 def _rebuilt(model, given):
     """Returns a model with other arguments and the weights of `model`, of which positions and patches are resized."""
     old = config_of(model)
+    _check_whole(model, old, given)
     family = FAMILIES[old.family]
     fields, options = family.split(given, "from_pretrained")
     if "preprocessing" in fields:
@@ -115,6 +116,21 @@ def _rebuilt(model, given):
     for weight, value in values.items():
         here[weight].assign(value)
     return new
+
+
+def _check_whole(model, config, given):
+    """Raises if a model was cut before its head, or if its weights include the scaling of the images."""
+    changes = ", ".join(given)
+    if carrier_of(model).folded:
+        raise ValueError(
+            f"Expected a model whose preprocessing is not folded into its weights, to change {changes}. Received: "
+            f"model {model.name!r}. Change the model that fold_preprocessing was called on, and fold it again."
+        )
+    if (model.head is None) != (config.num_classes == 0):
+        raise ValueError(
+            f"Expected a model with the head of its config, to change {changes}. Received: model {model.name!r}, which "
+            "was cut before its head. Change the whole model, and cut it again."
+        )
 
 
 def _tables(old, fields):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.family import cut_from
 from tests.models.coatnet import test_model as coatnet
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
@@ -77,6 +78,22 @@ def test_any_size_keeps_the_size_of_the_tables(tmp_path):
     fixed = keras_vit.from_pretrained(saved(again, tmp_path), image_size=64)
     assert fixed.config == model.config
     np.testing.assert_allclose(answers(fixed, x), answers(model, x), rtol=1e-5, atol=1e-6)
+
+
+def test_folded_model_cannot_be_changed(tmp_path):
+    folded = keras_vit.fold_preprocessing(build(include_preprocessing=True))
+    path = saved(folded, tmp_path)
+    assert keras_vit.from_pretrained(path).get_layer("normalization").folded
+    with pytest.raises(ValueError, match="is not folded into its weights, to change image_size"):
+        keras_vit.from_pretrained(path, image_size=24)
+
+
+def test_model_cut_before_its_head_cannot_be_changed(tmp_path):
+    model = build()
+    path = saved(cut_from(model, model.input, model.get_layer("pre_logits").output), tmp_path)
+    assert keras_vit.from_pretrained(path).output_shape == (None, 12)
+    with pytest.raises(ValueError, match="which was cut before its head"):
+        keras_vit.from_pretrained(path, image_size=24)
 
 
 def of_version_0_2(path):
