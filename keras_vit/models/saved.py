@@ -37,7 +37,8 @@ def saved_file(path):
 def read_saved(path, given):
     """Reads a .keras file, not compiled; `given` are arguments of its builder, which change the model."""
     model = _load(path)
-    given = {name: value for name, value in given.items() if value is not None}
+    # As in other files, None leaves out the names of the classes.
+    given = {name: value for name, value in given.items() if value is not None or name == "class_names"}
     if not given:
         return model
     if not isinstance(model, FamilyModel):
@@ -89,9 +90,13 @@ def _rebuilt(model, given):
     _check_whole(model, old, given)
     family = FAMILIES[old.family]
     fields, options = family.split(given, "from_pretrained")
+    if "class_names" in given:
+        fields["class_names"] = given["class_names"]
     if "preprocessing" in fields:
         fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
-    if fields.get("num_classes", old.num_classes) != old.num_classes:
+    num_classes = fields.get("num_classes", old.num_classes)
+    arguments.class_names(fields.get("class_names"), num_classes)
+    if num_classes != old.num_classes:
         fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
     new_config = old.replace(**{**_tables(old, fields), **fields})
     new = family.make(new_config, **{"name": model.name, **options})

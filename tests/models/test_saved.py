@@ -96,6 +96,15 @@ def test_model_cut_before_its_head_cannot_be_changed(tmp_path):
         keras_vit.from_pretrained(path, image_size=24)
 
 
+def test_class_names_have_to_fit_the_classes(tmp_path):
+    path = saved(build(), tmp_path)
+    with pytest.raises(ValueError, match="`class_names`. Expected 5 strings, one per class. Received: 2 names"):
+        keras_vit.from_pretrained(path, class_names=["a", "b"])
+    named = keras_vit.from_pretrained(path, class_names=["a", "b"], num_classes=2)
+    assert named.config.class_names == ("a", "b")
+    assert keras_vit.from_pretrained(saved(named, tmp_path), class_names=None).config.class_names is None
+
+
 def of_version_0_2(path):
     """Removes what version 0.2 did not write from the config of a saved ViT."""
     with zipfile.ZipFile(path) as archive:
