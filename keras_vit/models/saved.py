@@ -96,18 +96,23 @@ def _rebuilt(model, given):
         fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
     num_classes = fields.get("num_classes", old.num_classes)
     arguments.class_names(fields.get("class_names"), num_classes)
+    replaced = ()
     if num_classes != old.num_classes:
+        replaced = _HEADS
         fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
+        if old.family == "vit" and not fields.get("representation_size"):
+            replaced = (*_HEADS, "pre_logits")
+            fields["representation_size"] = None
+    if not num_classes and getattr(old, "return_both_heads", False):
+        fields = {"return_both_heads": False, **fields}
     new_config = old.replace(**{**_tables(old, fields), **fields})
     new = family.make(new_config, **{"name": model.name, **options})
     values, here = {}, weights_of(new)
-    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in _HEADS}
+    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in replaced}
     for weight, variable in here.items():
         shape = tuple(variable.shape)
-        if weight.split("/")[0] in _HEADS:
-            own = weights_of(model).get(weight)
-            kept = own is not None and tuple(own.shape) == shape
-            values[weight] = ops.convert_to_numpy(own) if kept else np.zeros(shape, "float32")
+        if weight.split("/")[0] in replaced:
+            values[weight] = np.zeros(shape, "float32")
         elif weight in there:
             value = ops.convert_to_numpy(ops.cast(there[weight], "float32"))
             values[weight] = value if value.shape == shape else _resized(weight, value, old, new)

@@ -105,6 +105,20 @@ def test_class_names_have_to_fit_the_classes(tmp_path):
     assert keras_vit.from_pretrained(saved(named, tmp_path), class_names=None).config.class_names is None
 
 
+def test_new_head_leaves_out_pre_logits_and_both_heads(tmp_path):
+    path = saved(randomize(build(representation_size=6)), tmp_path)
+    assert keras_vit.from_pretrained(path, num_classes=3).config.representation_size is None
+    assert keras_vit.from_pretrained(path, image_size=24).config.representation_size == 6
+    path = saved(build(distillation_token=True, return_both_heads=True), tmp_path)
+    assert keras_vit.from_pretrained(path, num_classes=0).output_shape == (None, 12)
+    assert len(keras_vit.from_pretrained(path, num_classes=3).outputs) == 2
+
+
+def test_head_of_the_same_classes_is_not_replaced(tmp_path):
+    with pytest.raises(ValueError, match="Received: pooling, which need other weights: head/kernel"):
+        keras_vit.from_pretrained(saved(build(), tmp_path), pooling="token_gap")
+
+
 def of_version_0_2(path):
     """Removes what version 0.2 did not write from the config of a saved ViT."""
     with zipfile.ZipFile(path) as archive:
