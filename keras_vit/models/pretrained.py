@@ -93,7 +93,7 @@ def from_pretrained(
     known = name_of(sizes_of_file(file, found))
     variant = re.sub("ViT-|BiT-|EfficientNet-", "", chosen or known or _VARIANTS[name])
     usual = family.config.model_name_of(variant) if chosen or known or name == "bit" else name
-    options = {"name": found.get("name", usual), **options}
+    options = {"name": found.get("name", usual), **family.config.training_options_of(variant), **options}
     if chosen:
         found.forget("variant")
     defaults = _sizes(family, variant) if chosen else {}
