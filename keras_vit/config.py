@@ -30,6 +30,7 @@ _FOLLOWS = (
     ("hidden_dim", "head_dim"),
     ("num_heads", "head_dim"),
     ("image_size", "grid_size"),
+    ("image_size", "table_image_size"),
     ("pooling", "class_token"),
 )
 

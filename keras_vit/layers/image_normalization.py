@@ -1,10 +1,10 @@
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import ModelConfig, preprocessing_record
+from keras_vit.config import ModelConfig, Preprocessing, preprocessing_record
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -147,4 +147,10 @@ class ImageNormalization(keras.layers.Layer):
             own = {"include_preprocessing": config.pop("apply", False), **config["config"]}
             # Keras would wrap the error of an invalid config in one that repeats all of it.
             config["config"] = ModelConfig.from_dict(own)
+        else:
+            # Files of version 0.2 contain each constant and the task as an argument of the layer.
+            constants = {field.name: config.pop(field.name) for field in fields(Preprocessing) if field.name in config}
+            config |= {"preprocessing": constants} if constants else {}
+            for task in ("multi_label", "regression"):
+                config |= {"task": task} if config.pop(task, False) else {}
         return super().from_config(config)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from keras_vit.config import Preprocessing
 from keras_vit.models import catalog
 from keras_vit.models.model_settings import describe_sizes, sizes_of_file
 from keras_vit.weights import hub
@@ -27,34 +26,7 @@ class Checkpoint:
     def __init__(self, path, source=None, grid_size=None, sha256=None):
         self.family, self.file = catalog.identify(open_file(path, sha256), source)
         self.found = catalog.read_config(self.file, grid_size)
-        self.path, self.source, self.weights = self.file.path, self.file.source, self.file.weights
-
-    @property
-    def settings(self):
-        """{name: value} of the family's settings; unknown ones are None."""
-        certain = self.found.certain
-        return {n: self.found.get(n) if certain(n) else None for n in catalog.CHECKPOINTS[self.family].SETTINGS}
-
-    @property
-    def preprocessing(self):
-        """The constants of the images; where they are unknown, those of most models of the source."""
-        known = self.found.get("preprocessing", Preprocessing(**self.source.preprocessing))
-        return dataclasses.asdict(known)
-
-    @property
-    def position_interpolation(self):
-        """How the source's code resizes position embeddings."""
-        return self.found.position_interpolation
-
-    @property
-    def grid_size(self):
-        """The (rows, columns) of the position embeddings, or None."""
-        return self.found.positions.grid
-
-    @property
-    def image_size(self):
-        """The (height, width) of the images, or None."""
-        return self.found.get("image_size")
+        self.source, self.weights = self.file.source, self.file.weights
 
 
 def describe(checkpoint):

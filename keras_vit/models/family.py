@@ -36,6 +36,16 @@ class FamilyModel(keras.Model):
         if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
             self.dtype_policy = "mixed_float16"
 
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        layers = {layer["name"]: layer["config"] for layer in config.get("layers", ())}
+        fields = layers.get("normalization", {}).get("config")
+        if fields and fields.get("family") == "vit" and "token_merging" not in fields:
+            # Files of version 0.2 contain the numbers of merged patches only in the blocks.
+            blocks = [layers.get(f"block_{i:02d}", {}) for i in range(fields["num_layers"])]
+            fields["token_merging"] = [block.get("token_merging", 0) for block in blocks]
+        return super().from_config(config, custom_objects)
+
     def __setattr__(self, name, value):
         # Without this error, Keras would track the assigned layer although the model does not use it.
         own = getattr(type(self), name, None)
@@ -172,7 +182,7 @@ def build(family, variant, given, defaults=None, function=None):
         defaults: Dict of config fields in which the named builder `function` differs from its variant.
         function: Name of the function that was called, for errors.
     """
-    given = dict(given)
+    given, defaults = dict(given), defaults or {}
     weights = given.pop("weights", None)
     given |= given.pop("fields", {})
     fields, options = family.split(given, function)
@@ -182,8 +192,10 @@ def build(family, variant, given, defaults=None, function=None):
         # `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
 
-        return load_variant(family, variant, weights, fields, options, defaults or {}, function)
-    return family.make(config_from(family, variant, {**(defaults or {}), **fields}), **options)
+        return load_variant(family, variant, weights, fields, options, defaults, function)
+    if "preprocessing" in fields and "preprocessing" in defaults:
+        fields["preprocessing"] = changed(defaults["preprocessing"], fields["preprocessing"])
+    return family.make(config_from(family, variant, {**defaults, **fields}), **options)
 
 
 def config_from(family, variant, fields):

@@ -90,11 +90,6 @@ def load_weights(
     return load_file(model, file, found, whole=True, **options)
 
 
-def load_checkpoint(model, checkpoint, *, allow=()):
-    """Loads an open Checkpoint into a model of a builder."""
-    return load_file(model, checkpoint.file, checkpoint.found, allow=allow)
-
-
 def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=None, whole=False):
     """Loads a `CanonicalFile` with this `Found`; otherwise like `load_weights`. `whole` is as in `Plan.load`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):

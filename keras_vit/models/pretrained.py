@@ -92,8 +92,10 @@ def from_pretrained(
     # The variant of these sizes, or one whose sizes are overridden.
     known = name_of(sizes_of_file(file, found))
     variant = re.sub("ViT-|BiT-|EfficientNet-", "", chosen or known or _VARIANTS[name])
+    # No variant has patches that are not square.
+    variant = re.sub(r"(/\d+)x\d+$", r"\1", variant)
     usual = family.config.model_name_of(variant) if chosen or known or name == "bit" else name
-    options = {"name": found.get("name", usual), **options}
+    options = {"name": found.get("name", usual), **family.config.training_options_of(variant), **options}
     if chosen:
         found.forget("variant")
     defaults = _sizes(family, variant) if chosen else {}

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import config_of
+from keras_vit import arguments
+from keras_vit.config import carrier_of, config_of
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import FamilyModel, changed
 from keras_vit.weights import resize
@@ -36,7 +37,8 @@ def saved_file(path):
 def read_saved(path, given):
     """Reads a .keras file, not compiled; `given` are arguments of its builder, which change the model."""
     model = _load(path)
-    given = {name: value for name, value in given.items() if value is not None}
+    # As in other files, None leaves out the names of the classes.
+    given = {name: value for name, value in given.items() if value is not None or name == "class_names"}
     if not given:
         return model
     if not isinstance(model, FamilyModel):
@@ -85,21 +87,32 @@ def _numbers(version):
 def _rebuilt(model, given):
     """Returns a model with other arguments and the weights of `model`, of which positions and patches are resized."""
     old = config_of(model)
+    _check_whole(model, old, given)
     family = FAMILIES[old.family]
     fields, options = family.split(given, "from_pretrained")
+    if "class_names" in given:
+        fields["class_names"] = given["class_names"]
     if "preprocessing" in fields:
         fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
-    if fields.get("num_classes", old.num_classes) != old.num_classes:
+    num_classes = fields.get("num_classes", old.num_classes)
+    arguments.class_names(fields.get("class_names"), num_classes)
+    replaced = ()
+    if num_classes != old.num_classes:
+        replaced = _HEADS
         fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
-    new = family.make(old.replace(**fields), **{"name": model.name, **options})
+        if old.family == "vit" and not fields.get("representation_size"):
+            replaced = (*_HEADS, "pre_logits")
+            fields["representation_size"] = None
+    if not num_classes and getattr(old, "return_both_heads", False):
+        fields = {"return_both_heads": False, **fields}
+    new_config = old.replace(**{**_tables(old, fields), **fields})
+    new = family.make(new_config, **{"name": model.name, **options})
     values, here = {}, weights_of(new)
-    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in _HEADS}
+    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in replaced}
     for weight, variable in here.items():
         shape = tuple(variable.shape)
-        if weight.split("/")[0] in _HEADS:
-            own = weights_of(model).get(weight)
-            kept = own is not None and tuple(own.shape) == shape
-            values[weight] = ops.convert_to_numpy(own) if kept else np.zeros(shape, "float32")
+        if weight.split("/")[0] in replaced:
+            values[weight] = np.zeros(shape, "float32")
         elif weight in there:
             value = ops.convert_to_numpy(ops.cast(there[weight], "float32"))
             values[weight] = value if value.shape == shape else _resized(weight, value, old, new)
@@ -113,6 +126,32 @@ def _rebuilt(model, given):
     for weight, value in values.items():
         here[weight].assign(value)
     return new
+
+
+def _check_whole(model, config, given):
+    """Raises if a model was cut before its head, or if its weights include the scaling of the images."""
+    changes = ", ".join(given)
+    if carrier_of(model).folded:
+        raise ValueError(
+            f"Expected a model whose preprocessing is not folded into its weights, to change {changes}. Received: "
+            f"model {model.name!r}. Change the model that fold_preprocessing was called on, and fold it again."
+        )
+    if (model.head is None) != (config.num_classes == 0):
+        raise ValueError(
+            f"Expected a model with the head of its config, to change {changes}. Received: model {model.name!r}, which "
+            "was cut before its head. Change the whole model, and cut it again."
+        )
+
+
+def _tables(old, fields):
+    """Returns the fields that keep the size of the position tables if `fields` ask for images of any size."""
+    if arguments.image_size(fields.get("image_size", 1)) != (None, None):
+        return {}
+    if old.family == "vit":
+        return {"grid_size": old.grid}
+    if old.family == "coatnet":
+        return {"table_image_size": old.table_image_size if None in old.image_size else old.image_size}
+    return {}
 
 
 # Layers that are set to zero if the number of classes changes.

@@ -71,7 +71,8 @@ _HARMLESS = {
 
 # The keys that matter only in training, in generation or for other outputs, and the configs of other towers.
 _HARMLESS_IN_CONFIG = (
-    r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|attention_probs_dropout_prob|drop_path_rate|initializer_(range|factor)|encoder_stride|decoder_.*|"
+    r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|drop_path_rate|"
+    r"initializer_(range|factor)|encoder_stride|decoder_.*|"
     r"mask_ratio|norm_pix_loss|pos_embed_(shift|jitter|rescale)|apply_layernorm|reshape_hidden_states|use_mask_token|"
     r"stage_names|out_(features|indices)|architectures|model_type|_.*|transformers_version|(torch_)?dtype|"
     r"output_(attentions|hidden_states|scores)|return_dict(_in_generate)?|torchscript|use_bfloat16|tf_legacy_loss|"

@@ -36,6 +36,14 @@ def test_arguments_make_the_preprocessing():
     assert ImageNormalization(values).preprocessing == Preprocessing(**values)
 
 
+def test_config_of_version_0_2_is_read():
+    old = {"name": "n", "apply": True, "folded": False, "config": None, "class_names": ["a", "b"]}
+    constants = {"mean": [0.1, 0.2, 0.3], "std": [0.4], "interpolation": "bicubic", "crop_fraction": 0.9}
+    layer = ImageNormalization.from_config({**old, **constants, "multi_label": True, "regression": False})
+    assert layer.preprocessing == Preprocessing(**constants)
+    assert (layer.task, layer.class_names, layer.apply) == ("multi_label", ["a", "b"], True)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_all_pixel_values(dtype):
     x = np.arange(256).astype(dtype).reshape(1, 16, 16, 1)

@@ -177,6 +177,16 @@ def test_argument_of_other_libraries_is_translated(name, value, hint):
         keras_vit.ViTB16(**{name: value})
 
 
+def test_changed_preprocessing_keeps_the_builders_constants():
+    sizes = {"image_size": 16, "num_layers": 1, "hidden_dim": 12, "mlp_dim": 8, "num_classes": 2}
+    usual = keras_vit.DeiTTi16(**sizes).preprocessing
+    found = keras_vit.DeiTTi16(preprocessing={"interpolation": "bilinear"}, **sizes).preprocessing
+    assert (found.mean, found.std, found.crop_fraction) == (usual.mean, usual.std, usual.crop_fraction)
+    assert found.interpolation == "bilinear" and len(found.mean) == 3
+    gray = keras_vit.DeiTTi16(preprocessing={"interpolation": "bilinear"}, in_channels=1, **sizes).preprocessing
+    assert gray.mean == pytest.approx([np.mean(usual.mean)])
+
+
 @pytest.mark.parametrize("pooling, hint", [("avg", 'Did you mean "gap"'), ("max", "No layer .* pools the maximum")])
 def test_pooling_of_other_libraries_is_translated(pooling, hint):
     with pytest.raises(ValueError, match=f"`pooling`.*Received: '{pooling}'. {hint}"):

@@ -492,6 +492,12 @@ def test_other_channels_take_the_mean_of_the_constants():
         build(preprocessing="imagenet")
 
 
+def test_patches_of_a_known_size_may_be_unsquare(tmp_path):
+    model = keras_vit.ViT("Ti/16", patch_size=(8, 16), image_size=16, num_classes=2)
+    keras_vit.save_weights(model, tmp_path / "model.npz")
+    assert keras_vit.from_pretrained(tmp_path / "model.npz").config == model.config
+
+
 def test_none_arguments_leave_the_files_settings(tmp_path):
     model = randomize(
         build(activation="gelu", preprocessing={"mean": 0.1}, image_size=(None, None), position_interpolation="bicubic")

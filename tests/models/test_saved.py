@@ -1,8 +1,12 @@
+import json
+import zipfile
+
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.family import cut_from
 from tests.models.coatnet import test_model as coatnet
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
@@ -58,3 +62,84 @@ def test_model_around_a_builder_cannot_be_changed(tmp_path):
     assert keras_vit.from_pretrained(path).output_shape == (None, 2)
     with pytest.raises(ValueError, match="to change image_size. Received: a Functional around it"):
         keras_vit.from_pretrained(path, image_size=24)
+
+
+def test_any_size_keeps_the_size_of_the_tables(tmp_path):
+    model = randomize(build(image_size=24))
+    again = keras_vit.from_pretrained(saved(model, tmp_path), image_size=(None, None))
+    x = images(2, 24, 24, 3)
+    assert again.config.grid == (6, 6)
+    np.testing.assert_allclose(answers(again, x), answers(model, x), rtol=1e-5, atol=1e-6)
+    model = coatnet.build(image_size=64)
+    coatnet.randomize(model, np.random.default_rng(0))
+    again = keras_vit.from_pretrained(saved(model, tmp_path), image_size=(None, None))
+    x = images(2, 64, 64, 3)
+    np.testing.assert_allclose(answers(again, x), answers(model, x), rtol=1e-4, atol=1e-5)
+    fixed = keras_vit.from_pretrained(saved(again, tmp_path), image_size=64)
+    assert fixed.config == model.config
+    np.testing.assert_allclose(answers(fixed, x), answers(model, x), rtol=1e-5, atol=1e-6)
+
+
+def test_folded_model_cannot_be_changed(tmp_path):
+    folded = keras_vit.fold_preprocessing(build(include_preprocessing=True))
+    path = saved(folded, tmp_path)
+    assert keras_vit.from_pretrained(path).get_layer("normalization").folded
+    with pytest.raises(ValueError, match="is not folded into its weights, to change image_size"):
+        keras_vit.from_pretrained(path, image_size=24)
+
+
+def test_model_cut_before_its_head_cannot_be_changed(tmp_path):
+    model = build()
+    path = saved(cut_from(model, model.input, model.get_layer("pre_logits").output), tmp_path)
+    assert keras_vit.from_pretrained(path).output_shape == (None, 12)
+    with pytest.raises(ValueError, match="which was cut before its head"):
+        keras_vit.from_pretrained(path, image_size=24)
+
+
+def test_class_names_have_to_fit_the_classes(tmp_path):
+    path = saved(build(), tmp_path)
+    with pytest.raises(ValueError, match="`class_names`. Expected 5 strings, one per class. Received: 2 names"):
+        keras_vit.from_pretrained(path, class_names=["a", "b"])
+    named = keras_vit.from_pretrained(path, class_names=["a", "b"], num_classes=2)
+    assert named.config.class_names == ("a", "b")
+    assert keras_vit.from_pretrained(saved(named, tmp_path), class_names=None).config.class_names is None
+
+
+def test_new_head_leaves_out_pre_logits_and_both_heads(tmp_path):
+    path = saved(randomize(build(representation_size=6)), tmp_path)
+    assert keras_vit.from_pretrained(path, num_classes=3).config.representation_size is None
+    assert keras_vit.from_pretrained(path, image_size=24).config.representation_size == 6
+    path = saved(build(distillation_token=True, return_both_heads=True), tmp_path)
+    assert keras_vit.from_pretrained(path, num_classes=0).output_shape == (None, 12)
+    assert len(keras_vit.from_pretrained(path, num_classes=3).outputs) == 2
+
+
+def test_head_of_the_same_classes_is_not_replaced(tmp_path):
+    with pytest.raises(ValueError, match="Received: pooling, which need other weights: head/kernel"):
+        keras_vit.from_pretrained(saved(build(), tmp_path), pooling="token_gap")
+
+
+def of_version_0_2(path):
+    """Removes what version 0.2 did not write from the config of a saved ViT."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    (layer,) = (layer for layer in config["config"]["layers"] if layer["name"] == "normalization")
+    fields = layer["config"]["config"]
+    layer["config"]["apply"] = fields.pop("include_preprocessing")
+    task = fields.pop("task")
+    fields |= {"multi_label": task == "multi_label", "regression": task == "regression"}
+    del fields["token_merging"]
+    config["registered_name"] = "keras_vit>VisionTransformer"
+    members["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_file_of_version_0_2_keeps_its_settings(tmp_path):
+    model = randomize(build(token_merging=(2, 0), task="multi_label", include_preprocessing=True))
+    again = keras_vit.from_pretrained(of_version_0_2(saved(model, tmp_path)))
+    assert again.config == model.config and again.config.task == "multi_label"
+    assert again.config.token_merging == (2, 0) and again.config.include_preprocessing

@@ -358,3 +358,11 @@ def test_published_keras_applications_file_is_read(app, tmp_path):
     scaled = (raw_images() / 255 - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
     expected = outputs(theirs, scaled * 255)
     np.testing.assert_allclose(outputs(model, raw_images()), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_from_pretrained_has_the_dropout_of_the_variant(tmp_path):
+    keras_vit.save_weights(keras_vit.EfficientNet("B2", num_classes=2), tmp_path / "model.safetensors", "timm")
+    model = keras_vit.from_pretrained(tmp_path / "model.safetensors")
+    assert model.get_layer("dropout").rate == 0.3
+    model = keras_vit.from_pretrained(tmp_path / "model.safetensors", dropout_rate=0.1)
+    assert model.get_layer("dropout").rate == 0.1

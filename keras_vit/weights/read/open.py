@@ -52,5 +52,9 @@ def _reader_of_zip(path):
     with refusing_damage(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     if "config.json" in names and any(name.startswith("model.weights.") for name in names):
-        raise refuse(path, "it is a whole .keras model, not weights; load it with keras.saving.load_model")
+        raise refuse(
+            path,
+            "it is a whole .keras model, not weights; read it with keras_vit.from_pretrained or "
+            "keras.saving.load_model",
+        )
     return PthFile if any(name.endswith("/data.pkl") for name in names) else NpzFile

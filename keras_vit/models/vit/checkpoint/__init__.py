@@ -171,7 +171,7 @@ def _positions(file, found, grid_size):
     if stated is None:
         stated, where = file.own.get("grid"), "the grid stated in the file"
     if stated is None:
-        stated = _grid_of_image(file, found, counts.values())
+        stated = _grid_of_image(found, counts.values())
     if stated is None:
         for prefix, count in counts.items():
             side = math.isqrt(max(count, 0))
@@ -189,7 +189,7 @@ def _positions(file, found, grid_size):
     )
 
 
-def _grid_of_image(file, found, counts):
+def _grid_of_image(found, counts):
     """Returns the grid for the image size that the file states if it matches the table's length, else None."""
     patch, image_size = found.get("patch_size") or (0, 0), found.get("image_size") or (None, None)
     if 0 in patch or None in image_size:
