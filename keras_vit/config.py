@@ -171,7 +171,7 @@ def preprocessing_record(value):
     if isinstance(value, Mapping):
         return arguments.record(Preprocessing, value)
     if not isinstance(value, Preprocessing):
-        raise arguments.invalid("preprocessing", "a keras_vit.Preprocessing", value)
+        raise arguments.invalid("preprocessing", "a keras_vit.Preprocessing or a dict of its fields", value)
     return value
 
 

@@ -105,7 +105,7 @@ def test_config_keeps_a_users_own_activation():
         ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
         ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
         ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),
-        ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing"),
+        ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing or a dict of its fields"),
         ({"class_names": ["a", 2]}, "`class_names`"),
     ],
 )

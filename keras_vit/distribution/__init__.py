@@ -1,3 +1,5 @@
+"""Training on several devices and machines: layouts of the weights, and the processes of a run."""
+
 from keras_vit.distribution.description import describe
 from keras_vit.distribution.launch import join, launch
 from keras_vit.distribution.layouts import data_parallel, device_mesh, fsdp, layout_map, tensor_parallel

@@ -35,8 +35,9 @@ def row(
     named.__module__ = __name__
     settings = "".join(f", {key}={value!r}" for key, value in defaults.items())
     named.__doc__ = (
-        f'Builds a {builder.__name__}-{variant}: `keras_vit.{builder.__name__}("{variant}"{settings}, ...)`, which '
-        f"explains the arguments.\n\nExample:\n\n>>> model = keras_vit.{name}(num_classes=10)"
+        f'Builds a {builder.__name__}-{variant}: `keras_vit.{builder.__name__}("{variant}"{settings}, ...)`.\n\n'
+        f"That builder and `keras_vit.{family.config.__name__}` explain the arguments.\n\n"
+        f"Example:\n\n>>> model = keras_vit.{name}(num_classes=10)"
     )
     return named
 

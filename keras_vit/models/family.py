@@ -104,7 +104,10 @@ _TRANSLATIONS = {
     **dict.fromkeys(("dropout", "drop_rate", "hidden_dropout_prob"), "dropout_rate="),
     **dict.fromkeys(("attn_drop_rate", "attention_probs_dropout_prob"), "attention_dropout_rate="),
     **dict.fromkeys(("drop_path", "stochastic_depth"), "drop_path_rate="),
-    **dict.fromkeys(("mean", "std", "interpolation", "crop_fraction"), "preprocessing=keras_vit.Preprocessing(...)"),
+    **{
+        name: f'preprocessing=keras_vit.Preprocessing(...), or preprocessing={{"{name}": ...}} for this field'
+        for name in ("mean", "std", "interpolation", "crop_fraction")
+    },
     **dict.fromkeys(("act_layer", "hidden_act"), "activation="),
     "include_top": "num_classes=0 for a model without a head",
     "input_shape": "image_size=(height, width) and in_channels=",
@@ -115,8 +118,8 @@ _TRANSLATIONS = {
     "global_pool": "pooling=",
     "init_values": "layer_scale_init=",
     "layer_norm_eps": "layer_norm_epsilon=",
-    "multi_label": 'task="multi_label"',
-    "regression": 'task="regression"',
+    "multi_label": 'task="multi_label" instead of True',
+    "regression": 'task="regression" instead of True',
 }
 _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
@@ -236,8 +239,10 @@ def cut_from(model, inputs, outputs, **kwargs):
 
 def _unknown(name, value, function, known):
     hint = arguments.nearest(name, known) or f". See help(keras_vit.{function}) and the fields of its config"
-    if name in _TRANSLATIONS:
-        hint = f". Use {_TRANSLATIONS[name]}"
+    meant = _TRANSLATIONS.get(name)
+    # Another family may not have the argument.
+    if meant and ("=" not in meant or meant.partition("=")[0] in {*known, "weights"}):
+        hint = f". Use {meant}"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")
 
 

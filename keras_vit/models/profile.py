@@ -85,8 +85,8 @@ class Profile:
 def profile(model, image_size=None):
     """Counts a model's parameters, multiply-adds and activation memory for one image at inference, by layer.
 
-    The counts follow from the layer shapes; nothing is computed. They are of all tokens, although a `VisionTransformer`
-    may compute fewer in its last block. Multiply-adds cover matrix products and convolutions, except work done once per
+    The counts follow from the layer shapes; nothing is computed. They include all tokens, although a ViT may compute
+    fewer tokens in its last block. Multiply-adds cover matrix products and convolutions, except work done once per
     batch, such as resizing position embeddings or merging LoRA matrices. They are known for this package's layers and
     for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and augmentation. Activation memory
     covers the outputs of all layers and of the steps inside blocks, within 15% of what PyTorch keeps for training on

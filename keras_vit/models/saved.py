@@ -118,10 +118,14 @@ def _rebuilt(model, given):
             values[weight] = value if value.shape == shape else _resized(weight, value, old, new)
     wrong = [weight for weight in {**here, **there} if weight not in values or weight not in here]
     wrong += [weight for weight, value in values.items() if value is None or value.shape != tuple(here[weight].shape)]
+    if any(getattr(old, name, None) != getattr(new.config, name, None) for name in ("num_heads", "head_dim")):
+        # Their shapes may be the same.
+        wrong += [weight for weight in here if "attention/" in weight]
     if wrong:
+        received = ", ".join(name for name in fields if name in given)
         raise ValueError(
-            f"Expected changes that the weights of model {model.name!r} fit. Received: {', '.join(fields)}, which need "
-            f"other weights: {', '.join(wrong[:10])}. Build a new model and train it."
+            f"Expected changes that the weights of model {model.name!r} fit. Received: {received}, which need other "
+            f"weights: {', '.join(wrong[:10])}. Build a new model and train it."
         )
     for weight, value in values.items():
         here[weight].assign(value)

@@ -81,7 +81,9 @@ def resolve(architecture, tag):
         return row
     tags = [row.tag for row in ROWS.values() if row.architecture == architecture]
     expected = f"the path of a file, or a tag of {architecture}: {', '.join(map(repr, tags)) or 'none is known'}"
-    raise arguments.invalid("weights", expected, tag, tags)
+    # In other libraries, "imagenet" names the 1,000 classes, which are "imagenet2012" here.
+    meant = [known for known in tags if known == f"{tag}2012"] or tags
+    raise arguments.invalid("weights", expected, tag, meant)
 
 
 def local_path(weights, architecture):

@@ -33,7 +33,7 @@ def predict_images(
     """Predicts image files as a DataFrame with a row per image and a float32 column per class.
 
     The index has the images' names: paths, or the cells of a table's `path_column`. The values are those of
-    `keras_vit.evaluation.predict`: probabilities, or the outputs of a model with `regression=True`. So
+    `keras_vit.evaluation.predict`: probabilities, or the outputs of a model with `task="regression"`. So
     `frame.idxmax(axis=1)` are the classes, and `frame.to_csv("submission.csv")` writes a probability per class. Images
     are resized and scaled as the model's `preprocessing` says. Rows of unreadable images are NaN, with a warning.
 

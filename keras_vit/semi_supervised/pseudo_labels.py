@@ -35,8 +35,7 @@ class PseudoLabels:
         class_names: Tuple of strings, the teacher's classes.
         class_counts: Tuple of ints, the distinct images chosen of each class.
         settings: Dict, the arguments of `pseudo_labels`, and `num_images`, of which the images were chosen.
-        teacher: Dict of the teacher's `name`, `config` (None for a model that carries no record) and `sha256` of its
-            weights.
+        teacher: Dict of the teacher's `name`, `config` (None for a model without one) and `sha256` of its weights.
     """
 
     indices: np.ndarray

@@ -58,7 +58,7 @@ def run(
         recipe: A `Recipe`.
         make_dataset: Function that takes "train" or "test" and `keras_vit.data.pipeline` options; returns that dataset.
         out: Path of the run's folder, which is created.
-        weights: The checkpoint to start from instead of the recipe's; "none" for random weights.
+        weights: The checkpoint to start from instead of the recipe's, as in `Recipe`; "none" for random weights.
         seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.

@@ -27,8 +27,9 @@ class Recipe:
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
         family: "vit", "bit", "coatnet" or "efficientnet", which `keras_vit.ViT`, `BiT`, `CoAtNet` or `EfficientNet`
             builds.
-        variant, image_size, weights: As for that builder.
-        model: Other arguments of it.
+        variant, image_size, weights: As for that builder. If `weights` is a path, a name of a hub or the full name of a
+            published checkpoint, the model has its architecture, whatever `variant` is.
+        model: Other arguments of that builder.
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
         lora_rank: At least 1.
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".

@@ -1,3 +1,4 @@
+import re
 import weakref
 
 import keras
@@ -169,6 +170,8 @@ def test_dict_changes_single_fields_of_the_preprocessing():
         ("dropout", 0.1, "Use dropout_rate="),
         ("mean", 0.5, r"Use preprocessing=keras_vit.Preprocessing\("),
         ("multi_label", True, 'Use task="multi_label"'),
+        ("regression", False, 'Use task="regression" instead of True'),
+        ("std", 0.5, 'or preprocessing={"std": ...} for this field'),
         ("num_clases", 3, "Did you mean 'num_classes'"),
     ],
 )
@@ -185,6 +188,13 @@ def test_changed_preprocessing_keeps_the_builders_constants():
     assert found.interpolation == "bilinear" and len(found.mean) == 3
     gray = keras_vit.DeiTTi16(preprocessing={"interpolation": "bilinear"}, in_channels=1, **sizes).preprocessing
     assert gray.mean == pytest.approx([np.mean(usual.mean)])
+
+
+@pytest.mark.parametrize("name", ["depth", "embed_dim", "global_pool"])
+def test_translation_names_no_argument_that_the_family_lacks(name):
+    with pytest.raises(ValueError, match=f"argument of keras_vit.BiTR50x1. Received: {name}=2") as caught:
+        keras_vit.BiTR50x1(**{name: 2})
+    assert not re.search("num_layers|hidden_dim|pooling=", str(caught.value))
 
 
 @pytest.mark.parametrize("pooling, hint", [("avg", 'Did you mean "gap"'), ("max", "No layer .* pools the maximum")])

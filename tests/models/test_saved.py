@@ -53,6 +53,16 @@ def test_change_that_needs_other_weights_is_refused(tmp_path):
         keras_vit.from_pretrained(path, hidden_dim=24)
     with pytest.raises(ValueError, match="Received: num_registers, which need other weights: registers/tokens"):
         keras_vit.from_pretrained(path, num_registers=1)
+    with pytest.raises(ValueError, match="Received: num_classes, num_registers, which need other weights"):
+        keras_vit.from_pretrained(path, num_registers=1, num_classes=7)
+
+
+def test_other_heads_of_the_same_width_are_refused(tmp_path):
+    path = saved(build(), tmp_path)
+    heads = build().config.num_heads
+    assert keras_vit.from_pretrained(path, num_heads=heads).config.num_heads == heads > 1
+    with pytest.raises(ValueError, match="Received: num_heads, which need other weights: block_00/attention"):
+        keras_vit.from_pretrained(path, num_heads=1)
 
 
 def test_model_around_a_builder_cannot_be_changed(tmp_path):

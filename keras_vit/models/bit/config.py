@@ -47,8 +47,10 @@ class BiTConfig(ModelConfig):
     Args:
         stages: Ints, the number of units per stage.
         width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
-        pool_padding: "lowest" or "zeros", as in `keras_vit.BiT`.
-        resnet_epsilons: "official" or "timm", as in `keras_vit.BiT`.
+        pool_padding: Padding of the max pooling: "lowest" (the later Flax code) or "zeros" (timm, transformers and the
+            code published with the weights).
+        resnet_epsilons: The epsilons of its convolutions and norms: "official", or "timm" for those of timm and
+            transformers.
         **others: As in `keras_vit.ViTConfig`.
 
     Raises:

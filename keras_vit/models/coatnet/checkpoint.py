@@ -235,7 +235,7 @@ def _read_arrays(file, found):
     found.put(STATED, **shown)
     name = variant_of(shown)
     if name is None:
-        found.leave("timm has no CoAtNet with arrays of these shapes: it is the one it was made from", "variant")
+        found.leave("no CoAtNet of timm has arrays of these shapes; pass the one that it was made from", "variant")
     else:
         fields = _architecture(CoAtNetConfig.from_variant(name))
         found.put(

@@ -47,15 +47,15 @@ def CoAtNet(
 
     Args:
         variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that in timm's
-            name, else 224.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the
+            weights, else that in timm's name, else 224.
         dropout_rate: Float in [0, 1), before the head.
         drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
         **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
             arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is out of range, or the weights do not fit the model.
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
         FileNotFoundError: If `weights` does not exist.
 
     Example:

@@ -99,13 +99,14 @@ def _ints(name, value, count, what, most=arguments.LARGEST):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EfficientNetConfig(ModelConfig):
-    """The config of an EfficientNet: the arguments of `keras_vit.EfficientNet` that determine its outputs.
+    """The config of an EfficientNet: all settings that change its outputs, which `keras_vit.EfficientNet` takes.
 
     Args:
         widths: Ints, the channels of the stem, of each of 7 stages and of the top.
         repeats: Ints, the number of blocks of each stage.
-        padding: "same" or "symmetric", as in `keras_vit.EfficientNet`.
-        batch_norm_epsilon: Float, the epsilon of all norms.
+        padding: Padding of the convolutions that reduce the image: "same" (the official code, whose models timm calls
+            `tf_efficientnet_*`) or "symmetric" (timm's own models).
+        batch_norm_epsilon: Float, the epsilon of all norms: 1e-3 in the official code, 1e-5 in timm's own models.
         **others: As in `keras_vit.ViTConfig`.
 
     Raises:

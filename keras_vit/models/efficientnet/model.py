@@ -41,14 +41,15 @@ def EfficientNet(
     Args:
         variant: String, "B0" to "B8" or "L2".
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the
-            variant, 224 for "B0" to 800 for "L2".
+            weights, else that of the variant, 224 for "B0" to 800 for "L2".
         dropout_rate: Float in [0, 1), before the head. None: as in the variant, 0.2 to 0.5.
         drop_path_rate: Float in [0, 1), the stochastic depth: that of block i of N is `drop_path_rate * i / N`.
         **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
             remaining arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is out of range, or the weights do not fit the model or do not state their padding.
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not state their
+            padding.
         FileNotFoundError: If `weights` does not exist.
 
     Example:

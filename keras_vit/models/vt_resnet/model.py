@@ -50,7 +50,7 @@ def VTResNet(
             in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is unknown or out of range.
 
     Example:
 

@@ -63,6 +63,11 @@ WEIGHTS = {
 }
 
 
+# The ends of errors.
+WHOLE_MODEL = "with keras_vit.from_pretrained or keras.saving.load_model"
+_NO_CONFIG = "to read weights without it, pass the path of their file"
+
+
 class HuggingFaceFolder(WeightsFile):
     """A folder of transformers or timm: config.json and weights."""
 
@@ -71,10 +76,9 @@ class HuggingFaceFolder(WeightsFile):
         self.verified = True
         config = self._json("config.json")
         if config is None:
-            raise refuse(
-                self.path,
-                "it is a folder that holds no config.json; to read weights without it, pass the path of their file",
-            )
+            whole = os.path.join(path, "model.keras")
+            hint = f"read {whole!r} {WHOLE_MODEL}" if os.path.isfile(whole) else _NO_CONFIG
+            raise refuse(self.path, f"it is a folder that holds no config.json; {hint}")
         if not isinstance(config.get("architecture", config.get("model_type")), str):
             raise refuse(self.path, "its config.json names neither a model_type nor timm's architecture")
         # Only timm writes "architecture".

@@ -4,7 +4,7 @@ import os
 import zipfile
 
 from keras_vit.weights.read.file import checked, refuse, refusing_damage
-from keras_vit.weights.read.folders import HuggingFaceFolder, ShardedFile
+from keras_vit.weights.read.folders import WHOLE_MODEL, HuggingFaceFolder, ShardedFile
 from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.pth import PthFile
@@ -52,9 +52,5 @@ def _reader_of_zip(path):
     with refusing_damage(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     if "config.json" in names and any(name.startswith("model.weights.") for name in names):
-        raise refuse(
-            path,
-            "it is a whole .keras model, not weights; read it with keras_vit.from_pretrained or "
-            "keras.saving.load_model",
-        )
+        raise refuse(path, f"it is a whole .keras model, not weights; read it {WHOLE_MODEL}")
     return PthFile if any(name.endswith("/data.pkl") for name in names) else NpzFile
