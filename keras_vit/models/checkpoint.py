@@ -1,9 +1,8 @@
-"""Opens a checkpoint: its arrays, and the config of its model."""
+"""Opens and describes files of weights."""
 
 import dataclasses
 import math
 
-from keras_vit.config import Preprocessing
 from keras_vit.models import catalog
 from keras_vit.models.model_settings import describe_sizes, sizes_of_file
 from keras_vit.weights import hub
@@ -21,48 +20,13 @@ def open_file(path, sha256=None):
     return file
 
 
-class Checkpoint:
-    """An open checkpoint, before its arrays are read; the arguments are those of `load_weights`."""
-
-    def __init__(self, path, source=None, grid_size=None, sha256=None):
-        self.family, self.file = catalog.identify(open_file(path, sha256), source)
-        self.found = catalog.read_config(self.file, grid_size)
-        self.path, self.source, self.weights = self.file.path, self.file.source, self.file.weights
-
-    @property
-    def settings(self):
-        """{name: value} of the family's settings; unknown ones are None."""
-        certain = self.found.certain
-        return {n: self.found.get(n) if certain(n) else None for n in catalog.CHECKPOINTS[self.family].SETTINGS}
-
-    @property
-    def preprocessing(self):
-        """The constants of the images; where they are unknown, those of most models of the source."""
-        known = self.found.get("preprocessing", Preprocessing(**self.source.preprocessing))
-        return dataclasses.asdict(known)
-
-    @property
-    def position_interpolation(self):
-        """How the source's code resizes position embeddings."""
-        return self.found.position_interpolation
-
-    @property
-    def grid_size(self):
-        """The (rows, columns) of the position embeddings, or None."""
-        return self.found.positions.grid
-
-    @property
-    def image_size(self):
-        """The (height, width) of the images, or None."""
-        return self.found.get("image_size")
-
-
-def describe(checkpoint):
+def describe(path, source=None):
     """Describes a checkpoint: path, source, sizes, settings, preprocessing and arrays, one per line."""
-    file, found = checkpoint.file, checkpoint.found
+    family, file = catalog.identify(open_file(path), source)
+    found = catalog.read_config(file, None)
     count = sum(math.prod(shape) for shape in file.shapes.values())
     unknown = [key for key in file.shapes if file.source.weight_of(key) is None]
-    names = [name for name in catalog.CHECKPOINTS[checkpoint.family].SETTINGS if name in found.values]
+    names = [name for name in catalog.CHECKPOINTS[family].SETTINGS if name in found.values]
     rows = {
         "file": file.path,
         "source": file.source.name,

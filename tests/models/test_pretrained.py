@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.vit import variants as vit_config
 from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights.read import open_checkpoint
@@ -15,6 +14,7 @@ from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
+from tests.weights.helpers import changed, read
 
 # For each file, the arguments of `from_pretrained` and those of the builder that the file does not determine.
 SIZES = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
@@ -192,13 +192,6 @@ def test_golden_file_at_another_or_any_size(name):
         np.testing.assert_allclose(answers(model, io["images"]), io["features"], atol=1e-4)
 
 
-def test_real_checkpoint_variant_follows_from_its_sizes(shared):
-    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz", num_classes=0, image_size=384)
-    assert model.name == "vit_B16" and model.input_shape == (None, 384, 384, 3)
-    assert model.get_layer("position_embedding").grid_size == (24, 24)
-    assert model.get_layer("block_11").attention.num_heads == 12
-
-
 # Settings that files do not determine ---------------------------------------------------------------------------------
 
 
@@ -243,7 +236,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    assert set(Checkpoint(path).found.unknown) == {*unknown, "preprocessing"}
+    assert set(read(path)[1].unknown) == {*unknown, "preprocessing"}
     told = {name: getattr(model.config, name) for name in unknown}
     again = keras_vit.from_pretrained(path, image_size=16, **told, **BARE)
     assert again.config == model.config
@@ -286,12 +279,6 @@ def test_weights_are_rounded_to_the_variables_dtype(tmp_path, dtype):
         rounded = keras.ops.cast(saved, weight.dtype)
         assert keras.ops.all(keras.ops.equal(rounded, weight)), weight.path
     assert ("bfloat16" in kinds) == (dtype == "bfloat16")
-
-
-def test_unsquare_position_table_needs_its_grid():
-    path = GOLDEN_FOLDER / "vit_nonsquare.npz"
-    with pytest.raises(ValueError, match=r"pass grid_size=\(rows, columns\)"):
-        keras_vit.from_pretrained(path)
 
 
 @pytest.mark.parametrize(
@@ -346,10 +333,10 @@ def test_source_sets_the_preprocessing(tmp_path, name):
 
 
 def test_model_type_without_fixed_preprocessing_needs_it(tmp_path):
-    folder = changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_msn")
+    folder = changed(tmp_path, "hf_vit", model_type="vit_msn")
     with pytest.raises(ValueError, match="(?s)Pass preprocessing=.*vit_msn models differ in it"):
         keras_vit.from_pretrained(folder)
-    found = keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_mae")).preprocessing
+    found = keras_vit.from_pretrained(changed(tmp_path, "hf_vit", model_type="vit_mae")).preprocessing
     assert (found.mean, found.resize_mode) == (IMAGENET.mean, "squash")
 
 
@@ -361,14 +348,6 @@ def _without_facts(path):
 
 
 # Settings in configs --------------------------------------------------------------------------------------------------
-
-
-def changed(folder, tmp_path, name="config.json", **changes):
-    """Copies a Hugging Face folder and changes settings of one of its JSON files."""
-    copy = shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
-    path = copy / name
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **changes}))
-    return copy
 
 
 @pytest.mark.parametrize(
@@ -390,7 +369,7 @@ def changed(folder, tmp_path, name="config.json", **changes):
 )
 def test_unsupported_config_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, **changes))
+        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", **changes))
 
 
 @pytest.mark.parametrize(
@@ -406,21 +385,21 @@ def test_unsupported_config_is_refused(tmp_path, changes, message):
 )
 def test_invalid_preprocessor_config_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=f"Cannot load '.*'.*{message}"):
-        keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, "preprocessor_config.json", **changes))
+        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", **changes))
 
 
 @pytest.mark.parametrize("method", ["learned", "learned2d", "relative"])
 def test_image_size_beyond_the_arrays_is_refused(tmp_path, method):
     keras_vit.save_weights(build(), tmp_path / "model.npz")
-    checkpoint = Checkpoint(tmp_path / "model.npz")
-    stated = checkpoint.found.resolve({})
-    check_positions(checkpoint.file, stated)
+    file, found = read(tmp_path / "model.npz")
+    stated = found.resolve({})
+    check_positions(file, stated)
     with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of its model"):
-        check_positions(checkpoint.file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
-    check_positions(checkpoint.file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
-    checkpoint.weights.clear()
+        check_positions(file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
+    check_positions(file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
+    file.weights.clear()
     with pytest.raises(ValueError, match="Received: 0"):
-        check_positions(checkpoint.file, stated)
+        check_positions(file, stated)
 
 
 def test_config_with_unsquare_image_size(tmp_path):
@@ -434,12 +413,11 @@ def test_config_with_unsquare_image_size(tmp_path):
 
 
 def test_preprocessor_do_normalize_and_rescale_factor(tmp_path):
-    folder = GOLDEN_FOLDER / "hf_vit"
-    plain = changed(folder, tmp_path, "preprocessor_config.json", do_normalize=False)
+    plain = changed(tmp_path, "hf_vit", "preprocessor_config.json", do_normalize=False)
     found = keras_vit.from_pretrained(plain).preprocessing
     assert (found.mean, found.std) == ((0.0,), (1.0,))
     with pytest.raises(ValueError, match="does not scale images by 1/255"):
-        keras_vit.from_pretrained(changed(folder, tmp_path, "preprocessor_config.json", rescale_factor=1.0))
+        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", rescale_factor=1.0))
 
 
 @pytest.mark.parametrize("global_pool, expected", [("token", "token"), ("avg", "gap"), ("max", None)])
