@@ -9,7 +9,7 @@ from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped, write_sidecar
+from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped
 
 TWO = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
@@ -119,12 +119,6 @@ def test_array_with_nan_or_infinity_is_refused(path, arrays, wrong):
 
 def test_damage_to_own_file_is_refused(path, arrays):
     write_safetensors(path, arrays, {"grid": [4, 6]})
-    check_damage(path, refused_at_least=80)
-
-
-def test_damage_to_foreign_file_is_refused_by_sidecar(path, arrays):
-    write(path, TWO)
-    write_sidecar(path)
     check_damage(path, refused_at_least=80)
 
 
