@@ -34,19 +34,6 @@ def test_bit_stages_after_the_first_halve_the_image():
     assert model.output_shape == (None, 1024)
 
 
-def test_bit_epsilons_and_paddings():
-    model = build()
-    assert model.get_layer("norm").epsilon == 1e-5
-    root = model.get_layer("root_conv")
-    assert (root.padding, root.epsilon, root.epsilon_added_to) == ("symmetric", 1e-10, "variance")
-    assert model.get_layer("stage_2_unit_01").pre_activation
-    assert model.get_layer("root_pool").padding == "lowest"
-    timm = build(resnet_epsilons="timm")
-    epsilons = [timm.get_layer(name).epsilon for name in ("root_conv", "norm")]
-    assert epsilons == [1e-8, 1e-5] and timm.get_layer("stage_2_unit_01").epsilons == "timm"
-    assert timm.config.resnet_epsilons == "timm" and model.config.resnet_epsilons == "official"
-
-
 def test_bit_weights_with_other_epsilons_are_refused(tmp_path):
     model = build(resnet_epsilons="timm", pool_padding="zeros")
     with pytest.raises(ValueError, match="resnet_epsilons='official'"):

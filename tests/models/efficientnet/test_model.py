@@ -116,14 +116,6 @@ def test_efficientnet_features_are_the_stages():
     assert [y.shape[1:] for y in taps.outputs] == [(*side, w) for side, w in zip(sides, WIDTHS[1:-1], strict=True)]
 
 
-def test_efficientnet_config_and_epsilon_reach_the_layers():
-    model = build(padding="symmetric", batch_norm_epsilon=1e-5)
-    config = model.config
-    assert (config.widths, config.repeats, config.padding) == (WIDTHS, REPEATS, "symmetric")
-    assert {model.get_layer(n).epsilon for n in ("stem_norm", "stage_4_block_01", "top_norm")} == {1e-5}
-    assert type(model) is keras_vit.models.FamilyModel
-
-
 def test_efficientnet_layer_decay_and_freezing():
     model = build()
     factors = layer_multipliers(model, 0.5)
