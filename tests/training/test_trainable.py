@@ -5,7 +5,6 @@ import math
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_vit
 from keras_vit.training import trainable
@@ -308,27 +307,6 @@ def test_merge_lora_mixed_precision_keeps_float32():
     for path in ("block_00/attention/qkv/kernel", "block_01/mlp/dense_2/kernel"):
         old, new = ({v.path: v for v in m.weights}[path] for m in (model, merged))
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(new), keras.ops.convert_to_numpy(old))
-
-
-def test_lora_of_a_vt_resnet_adapts_its_modules(tmp_path):
-    model, images = vt_resnet.build(), vt_resnet.images(4, 32, 41, 3)
-    before = ops.convert_to_numpy(model(images))
-    enable_lora(model, rank=2)
-    np.testing.assert_allclose(ops.convert_to_numpy(model(images)), before, rtol=1e-5, atol=1e-5)
-    trained = {w.path.split("/")[0] for w in model.trainable_weights}
-    assert trained == {"vt_1", "vt_2", "head"}
-    old = {w.path: ops.convert_to_numpy(w) for w in model.weights}
-    model.compile("sgd", "mse")
-    model.fit(images, np.ones((4, 5)), epochs=2, verbose=0)
-    changed = {w.path for w in model.weights if (ops.convert_to_numpy(w) != old[w.path]).any()}
-    trainable_paths = {w.path for w in model.trainable_weights}
-    # A first factor whose ReLU is off has no gradient.
-    assert {path for path in trainable_paths if not path.endswith("lora_kernel_a")} <= changed <= trainable_paths
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert {w.path for w in again.trainable_weights} == trainable_paths
-    for same in (again, merge_lora(model)):
-        np.testing.assert_allclose(*(ops.convert_to_numpy(m(images)) for m in (same, model)), rtol=1e-4, atol=1e-4)
 
 
 def test_lora_invalid_arguments_are_refused():
