@@ -213,15 +213,12 @@ def test_alpha_1_needs_no_labels_or_loss():
 
 
 def test_mixed_float16_scales_loss_and_keeps_pixels():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with tiny.dtype_policy("mixed_float16"):
         student = deit(include_preprocessing=True)
         assert isinstance(compiled(student).optimizer, keras.optimizers.LossScaleOptimizer)
         # Keras' first scale is so large that it skips the first steps.
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
         distiller = compiled(student, optimizer=optimizer)
-    finally:
-        keras.config.set_dtype_policy("float32")
     # A cast to float16 before the normalization would round these pixels.
     images = np.full((2, 6, 6, 3), 127.53, "float32")
     np.testing.assert_array_equal(numpy(distiller(images)), numpy(student(images)))

@@ -2,7 +2,6 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
 from keras_vit.pretraining.encoder import Encoder
 from tests import tiny
 
@@ -77,6 +76,3 @@ def test_other_models_are_refused():
         Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match=r"Received: 'B/16'"):
         Encoder("B/16")
-    folded = keras_vit.fold_preprocessing(tiny.build(include_preprocessing=True))
-    with pytest.raises(ValueError, match="without folded preprocessing"):
-        Encoder(folded)

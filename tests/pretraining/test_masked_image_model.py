@@ -145,11 +145,8 @@ def test_saved_file_contains_only_the_backbone(tmp_path):
     [("masked_patch", "mixed_bfloat16", 4), ("simmim", "mixed_float16", 1), ("mae", "mixed_bfloat16", 1)],
 )
 def test_mixed_precision_with_other_channels(method, dtype, channels):
-    keras.config.set_dtype_policy(dtype)
-    try:
+    with tiny.dtype_policy(dtype):
         model = build(method, image_size=(12, 16), in_channels=channels)
-    finally:
-        keras.config.set_dtype_policy("float32")
     assert model.dtype_policy.name == dtype
     images = raw_images(4, 12, 16, channels)
     assert keras.backend.standardize_dtype(model(images)["prediction"].dtype) == "float32"
