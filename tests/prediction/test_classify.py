@@ -1,7 +1,6 @@
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 
 import keras_vit
 from keras_vit.prediction.classify import classify, read_image, table
@@ -24,20 +23,6 @@ def test_read_image_without_crop_resizes_the_whole(photo):
     assert image.shape == (10, 15, 3) and image.dtype == "float32"
     # Bilinear resizing to half the size without antialiasing averages two columns.
     np.testing.assert_allclose(image[3, :, 0], COLUMNS.reshape(15, 2).mean(axis=1), atol=1e-3)
-
-
-def test_read_image_with_crop_cuts_the_centre(photo):
-    image = read_image(photo, build(image_size=10, preprocessing={"crop_fraction": 0.5}))
-    # The shorter side becomes 20, so nothing is resized.
-    np.testing.assert_allclose(image[5, :, 0], COLUMNS[10:20], atol=1e-3)
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos3", "area"])
-@pytest.mark.parametrize("fraction", [0.875, 0.9, 1.0])
-def test_every_crop_has_the_models_image_size(photo, interpolation, fraction):
-    model = build(image_size=(24, 16), preprocessing={"interpolation": interpolation, "crop_fraction": fraction})
-    image = read_image(photo, model)
-    assert image.shape == (24, 16, 3) and 0 <= image.min() <= image.max() <= 255
 
 
 def test_read_image_for_any_size_and_other_channels(photo):
@@ -132,10 +117,3 @@ def test_table_has_one_line_per_class():
         ["25.0%", "dog"],
         ["long", "name.png", "100.0%", "dog"],
     ]
-
-
-def test_16_bit_grey_image_keeps_the_upper_byte(tmp_path):
-    values = np.arange(0, 256 * 256, 64, "uint16").reshape(32, 32)
-    Image.fromarray(values).save(tmp_path / "grey.png")
-    image = read_image(tmp_path / "grey.png", build(image_size=(None, None), in_channels=1))
-    np.testing.assert_array_equal(image[..., 0], values >> 8)
