@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit.config import ModelConfig
 from keras_vit.models import builders
 from keras_vit.models.vit.config import ViTFields
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.tiny import TINY, build
 
 TINY_CONFIG = keras_vit.ViTConfig.from_variant(

@@ -8,20 +8,6 @@ import keras_vit
 from keras_vit.training import enable_lora
 from tests.tiny import build
 
-IMAGES = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
-
-
-def lora(model):
-    enable_lora(model, 2, alpha=3.0)
-    for layer in model.layers:
-        for weight in layer.weights:
-            if "lora_kernel_b" in weight.path:
-                weight.assign(0.1 * np.ones(weight.shape, "float32"))
-
-
-def own_head(model):
-    return keras.Model(model.input, keras.layers.Dense(3, name="mine")(model.output))
-
 
 def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
     model = build(num_classes=0, norm_after_pooling=True)
@@ -38,9 +24,14 @@ def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
 @pytest.mark.backends("tensorflow")
 def test_saved_model_with_lora_gives_the_same_outputs(tmp_path):
     tf = pytest.importorskip("tensorflow")
-    model = own_head(build(num_classes=0))
-    lora(model)
+    backbone = build(num_classes=0)
+    model = keras.Model(backbone.input, keras.layers.Dense(3, name="mine")(backbone.output))
+    enable_lora(model, 2, alpha=3.0)
+    for weight in model.weights:
+        if "lora_kernel_b" in weight.path:
+            weight.assign(0.1 * np.ones(weight.shape, "float32"))
     keras_vit.export.saved_model(model, tmp_path / "1")
     served = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
-    outputs = served(images=tf.constant(IMAGES))["outputs"].numpy()
-    np.testing.assert_allclose(outputs, keras.ops.convert_to_numpy(model(IMAGES)), atol=1e-5)
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    outputs = served(images=tf.constant(images))["outputs"].numpy()
+    np.testing.assert_allclose(outputs, keras.ops.convert_to_numpy(model(images)), atol=1e-5)

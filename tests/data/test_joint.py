@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_vit import data
 from tests.data.images import batches, equal, write_classes
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 
 IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
 

@@ -4,7 +4,7 @@ import pytest
 
 from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
 from tests import tiny
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.pictures import logged
 
 pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")

@@ -11,7 +11,7 @@ from keras_vit.inspection import (
     token_attention_maps,
 )
 from tests import tiny
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.models.vt_resnet.test_model import build
 
 X = np.random.default_rng(0).normal(size=(3, 32, 41, 3)).astype("float32")

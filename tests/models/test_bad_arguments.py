@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from tests.errors import not_found, refuses
 from tests.models.test_every_family import BUILDERS
 
 # The error names each of these arguments.
@@ -31,8 +32,7 @@ RELATIVE, ROTARY = {"position_embedding": "relative"}, {"rotary_embedding": "eva
 
 @pytest.mark.parametrize("family, name", [(family, name) for family in NAMED for name in NAMED[family]])
 def test_bad_argument_is_named(family, name):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        BUILDERS[family][0](**{name: NAMED[family][name]})
+    refuses(f"`{name}`", BUILDERS[family][0], **{name: NAMED[family][name]})
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,9 @@ def test_bad_argument_is_named(family, name):
     ],
 )
 def test_bad_argument_is_explained(family, changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        BUILDERS[family][0](**changes)
+    refuses(re.escape(message), BUILDERS[family][0], **changes)
 
 
 def test_missing_weights_file_is_named():
     for family in ("vit", "bit"):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
-            BUILDERS[family][0](weights="nowhere.npz")
+        not_found("nowhere", BUILDERS[family][0], weights="nowhere.npz")

@@ -11,6 +11,7 @@ from keras_vit import inspection, pretraining
 from keras_vit.training import enable_lora, merge_lora
 from tests import tiny
 from tests.contract import check_model, check_nan, randomize
+from tests.errors import refuses
 from tests.models.bit import test_model as bit
 from tests.models.coatnet import test_model as coatnet
 from tests.models.efficientnet import test_model as efficientnet
@@ -111,8 +112,7 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
     assert pickle.loads(pickle.dumps(builder)) is builder
     # TensorFlow's name scopes allow neither "+" nor "/" in a model's name.
     assert builder(**{"stages": (1,), "width_factor": 0.5, **sizes}).name in ("vit_R50_B16", "bit_R50x3")
-    with pytest.raises(ValueError, match=f"argument of keras_vit.{name}. Received: variant='R101x1'"):
-        builder(variant="R101x1")
+    refuses(f"argument of keras_vit.{name}. Received: variant='R101x1'", builder, variant="R101x1")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,7 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
 @pytest.mark.parametrize("family", ["coatnet", "efficientnet", "vt_resnet"])
 def test_functions_that_need_tokens_refuse_other_families(family, function, expected):
     model = BUILDERS[family][0](num_classes=0, include_preprocessing=True)
-    with pytest.raises(ValueError, match=f"Expected {expected}"):
-        function(model, images(1, *model.input_shape[1:]))
+    refuses(f"Expected {expected}", function, model, images(1, *model.input_shape[1:]))
 
 
 @pytest.mark.parametrize(
@@ -242,8 +241,7 @@ def test_int8_model_survives_its_file(builder, changes, tmp_path):
 )
 def test_unknown_variants_are_refused(builder, message, variants):
     for variant in variants:
-        with pytest.raises(ValueError, match=f"`variant`{message}.*Received"):
-            builder(variant)
+        refuses(f"`variant`{message}.*Received", builder, variant)
 
 
 @pytest.mark.long

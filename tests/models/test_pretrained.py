@@ -11,6 +11,7 @@ from keras_vit.models.vit import variants as vit_config
 from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
+from tests.errors import not_found, refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
@@ -199,11 +200,9 @@ def test_bare_state_dict_needs_heads_and_preprocessing(tmp_path):
     model = randomize(build(hidden_dim=128, num_heads=8, activation="gelu"))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
-        keras_vit.from_pretrained(path)
+    refuses(r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: ", keras_vit.from_pretrained, path)
     constants = {"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.9}
-    with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
-        keras_vit.from_pretrained(path, preprocessing=constants)
+    refuses("Pass num_heads= to from_pretrained", keras_vit.from_pretrained, path, preprocessing=constants)
     with pytest.raises(ValueError, match="Pass preprocessing= to from_pretrained"):
         keras_vit.from_pretrained(path, num_heads=8, preprocessing={"mean": 0.5})
     loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
@@ -248,8 +247,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
 def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
     monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 4)
     path = GOLDEN_FOLDER / name / "model.safetensors"
-    with pytest.raises(ValueError, match=f"Pass {asked} to"):
-        keras_vit.from_pretrained(path)
+    refuses(f"Pass {asked} to", keras_vit.from_pretrained, path)
     assert keras_vit.from_pretrained(path, num_heads=4, activation="silu").config.activation == "silu"
 
 
@@ -257,8 +255,7 @@ def test_own_file_holds_the_config(tmp_path):
     changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": "none"}
     model = randomize(build(**changes, class_names=list("abcde"), classifier_activation="softmax"))
     model.get_layer("normalization").task = "multi_label"
-    with pytest.raises(ValueError, match='pooling="none"'):
-        keras_vit.save_weights(model, tmp_path / "model.npz")
+    refuses('pooling="none"', keras_vit.save_weights, model, tmp_path / "model.npz")
     model = randomize(build(**{**changes, "pooling": "gap"}, class_names=list("abcde"), num_heads=3))
     model.get_layer("normalization").task = "multi_label"
     keras_vit.save_weights(model, tmp_path / "model.npz")
@@ -291,8 +288,7 @@ def test_weights_are_rounded_to_the_variables_dtype(tmp_path, dtype):
     ],
 )
 def test_missing_path_names_similar_names(path, message):
-    with pytest.raises(FileNotFoundError, match=f"hf://owner/name, or the name of .* Received: '{path}', .*{message}"):
-        keras_vit.from_pretrained(path)
+    not_found(f"hf://owner/name, or the name of .* Received: '{path}', .*{message}", keras_vit.from_pretrained, path)
 
 
 def test_unknown_builder_argument_is_named():
@@ -334,8 +330,7 @@ def test_source_sets_the_preprocessing(tmp_path, name):
 
 def test_model_type_without_fixed_preprocessing_needs_it(tmp_path):
     folder = changed(tmp_path, "hf_vit", model_type="vit_msn")
-    with pytest.raises(ValueError, match="(?s)Pass preprocessing=.*vit_msn models differ in it"):
-        keras_vit.from_pretrained(folder)
+    refuses("(?s)Pass preprocessing=.*vit_msn models differ in it", keras_vit.from_pretrained, folder)
     found = keras_vit.from_pretrained(changed(tmp_path, "hf_vit", model_type="vit_mae")).preprocessing
     assert (found.mean, found.resize_mode) == (IMAGENET.mean, "squash")
 
@@ -368,8 +363,7 @@ def _without_facts(path):
     ],
 )
 def test_unsupported_config_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", **changes))
+    refuses(message, keras_vit.from_pretrained, changed(tmp_path, "hf_vit", **changes))
 
 
 @pytest.mark.parametrize(
@@ -398,8 +392,7 @@ def test_image_size_beyond_the_arrays_is_refused(tmp_path, method):
         check_positions(file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
     check_positions(file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
     file.weights.clear()
-    with pytest.raises(ValueError, match="Received: 0"):
-        check_positions(file, stated)
+    refuses("Received: 0", check_positions, file, stated)
 
 
 def test_config_with_unsquare_image_size(tmp_path):
@@ -430,8 +423,7 @@ def test_timm_folder_sets_pooling_and_model_args(tmp_path, global_pool, expected
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     if expected is None:
-        with pytest.raises(ValueError, match="global_pool='max'"):
-            keras_vit.from_pretrained(tmp_path)
+        refuses("global_pool='max'", keras_vit.from_pretrained, tmp_path)
         return
     model = keras_vit.from_pretrained(tmp_path)
     assert model.get_layer("pooling").method == expected and model.get_layer("block_00").attention.num_heads == 4
@@ -443,15 +435,13 @@ def test_timm_folder_of_unknown_name_needs_arguments(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_new", "pretrained_cfg": {}}))
     told = {"num_heads": 4, "activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token"}
     told |= {"rotary_embedding": None, "rotary_grid": None}
-    with pytest.raises(ValueError, match=f"Pass {'=, '.join(told)}= to"):
-        keras_vit.from_pretrained(tmp_path)
+    refuses(f"Pass {'=, '.join(told)}= to", keras_vit.from_pretrained, tmp_path)
     close(keras_vit.from_pretrained(tmp_path, **told), golden("timm_vit.safetensors")[1], "timm")
 
 
 def test_key_bias_in_the_file_is_required():
     model = keras_vit.ViT("B/16", image_size=32, num_classes=10, **{**SIZES, **EXACT, "key_bias": False})
-    with pytest.raises(ValueError, match="key_bias=True"):
-        keras_vit.load_weights(model, GOLDEN_FOLDER / "timm_vit.safetensors")
+    refuses("key_bias=True", keras_vit.load_weights, model, GOLDEN_FOLDER / "timm_vit.safetensors")
 
 
 def test_any_size_model_keeps_the_files_position_table(tmp_path):
@@ -507,13 +497,10 @@ def test_run_keras_file_and_checkpoint_give_the_model(tmp_path):
 def test_path_without_model_is_named(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"a run that has ended.*model\.keras"):
-        keras_vit.from_pretrained(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match=r"none\.keras"):
-        keras_vit.from_pretrained(tmp_path / "none.keras")
+    not_found(r"a run that has ended.*model\.keras", keras_vit.from_pretrained, tmp_path / "run")
+    not_found(r"none\.keras", keras_vit.from_pretrained, tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no model")
-    with pytest.raises(ValueError, match=r"text\.keras.*damaged"):
-        keras_vit.from_pretrained(tmp_path / "text.keras")
+    refuses(r"text\.keras.*damaged", keras_vit.from_pretrained, tmp_path / "text.keras")
     with pytest.raises(ValueError, match="no skip with .*text.keras', a whole model"):
         keras_vit.from_pretrained(tmp_path / "text.keras", skip="head")
 
@@ -535,5 +522,4 @@ def test_damaged_config_of_keras_file_is_named(old, new, tmp_path):
             data = good.read(name)
             assert name != "config.json" or old in data
             bad.writestr(name, data.replace(old, new) if name == "config.json" else data)
-    with pytest.raises(ValueError, match=r"Cannot read .*bad\.keras"):
-        keras_vit.from_pretrained(tmp_path / "bad.keras")
+    refuses(r"Cannot read .*bad\.keras", keras_vit.from_pretrained, tmp_path / "bad.keras")

@@ -7,7 +7,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.models.profile import PAPER, paper_table, profile
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import build, dtype_policy
 

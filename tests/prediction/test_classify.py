@@ -4,6 +4,7 @@ import pytest
 
 import keras_vit
 from keras_vit.prediction.classify import classify, read_image, table
+from tests.errors import not_found, refuses
 from tests.models.small import answers
 from tests.tiny import build, randomize
 
@@ -28,8 +29,7 @@ def test_read_image_without_crop_resizes_the_whole(photo):
 def test_read_image_for_any_size_and_other_channels(photo):
     assert read_image(photo, build(image_size=(None, None))).shape == (20, 30, 3)
     assert read_image(photo, build(in_channels=1)).shape == (16, 16, 1)
-    with pytest.raises(ValueError, match="1, 3 or 4 channels"):
-        read_image(photo, build(in_channels=5))
+    refuses("1, 3 or 4 channels", read_image, photo, build(in_channels=5))
 
 
 def test_classify_returns_the_softmax_of_the_logits(photo):
@@ -61,19 +61,14 @@ def test_real_checkpoint_classifies_the_cats(shared):
 def test_classify_bad_input_is_named(photo, tmp_path):
     model = build()
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"text\.png.*no image that Pillow knows"):
-        classify(model, [tmp_path / "text.png"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        classify(model, [tmp_path / "nowhere.png"])
-    with pytest.raises(ValueError, match="`top` between 1 and 5"):
-        classify(model, [photo], top=6)
+    refuses(r"text\.png.*no image that Pillow knows", classify, model, [tmp_path / "text.png"])
+    not_found("nowhere", classify, model, [tmp_path / "nowhere.png"])
+    refuses("`top` between 1 and 5", classify, model, [photo], top=6)
     two = [keras.Input((8, 8, 3)), keras.Input((4,))]
     with pytest.raises(ValueError, match=r"a model of images, .* Received: inputs \(None, 8, 8, 3\), \(None, 4\)"):
         read_image(photo, keras.Model(two, two[0]))
-    with pytest.raises(ValueError, match="Expected a model with a head"):
-        classify(build(num_classes=0), [photo])
-    with pytest.raises(ValueError, match="one output"):
-        classify(build(distillation_token=True, return_both_heads=True), [photo])
+    refuses("Expected a model with a head", classify, build(num_classes=0), [photo])
+    refuses("one output", classify, build(distillation_token=True, return_both_heads=True), [photo])
 
 
 def test_classify_with_own_head_uses_its_class_names(photo):
@@ -106,8 +101,7 @@ def test_classify_skips_broken_image_and_logs_it(photo, tmp_path, caplog):
     assert [len(classes) for classes in found] == [5, 0, 5]
     assert "1 of 3 images" in caplog.text and "text.png" in caplog.text
     assert "could not be read" in table(["a", "b", "c"], found).splitlines()[5]
-    with pytest.raises(ValueError, match=r"text\.png"):
-        classify(model, [tmp_path / "text.png"], broken="skip")
+    refuses(r"text\.png", classify, model, [tmp_path / "text.png"], broken="skip")
 
 
 def test_table_has_one_line_per_class():

@@ -4,6 +4,7 @@ import pytest
 
 from keras_vit.pretraining.encoder import Encoder
 from tests import tiny
+from tests.errors import refuses
 
 RNG = np.random.default_rng(0)
 BACKBONES = {
@@ -67,12 +68,9 @@ def test_patch_size_is_in_image_pixels():
     ],
 )
 def test_unsupported_backbones(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Encoder(tiny.build(**changes))
+    refuses(message, Encoder, tiny.build(**changes))
 
 
 def test_other_models_are_refused():
-    with pytest.raises(ValueError, match="ViT of this package's builders"):
-        Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match=r"Received: 'B/16'"):
-        Encoder("B/16")
+    refuses("ViT of this package's builders", Encoder, keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    refuses(r"Received: 'B/16'", Encoder, "B/16")

@@ -5,6 +5,7 @@ import pytest
 from keras_vit.images.figures import displayable
 from keras_vit.pretraining import Reconstruction, SimMIM, TensorBoardReconstructions, plot_reconstructions
 from tests import tiny
+from tests.errors import refuses
 from tests.pictures import logged
 from tests.pretraining.images import raw_images
 
@@ -38,12 +39,9 @@ def test_displayable_images_are_uint8():
 def test_bad_arguments(tmp_path):
     images = np.zeros((2, 4, 4, 3))
     for wrong in ((images, images), (images, images, images[:1]), (images[0],) * 3, (images[:0],) * 3):
-        with pytest.raises(ValueError, match="three arrays of one shape"):
-            plot_reconstructions(wrong)
-    with pytest.raises(ValueError, match=r"Expected a \.png file"):
-        plot_reconstructions((images,) * 3, tmp_path / "pictures.jpg")
-    with pytest.raises(ValueError, match="`every`"):
-        TensorBoardReconstructions("logs", np.zeros((1, 16, 16, 3)), every=0)
+        refuses("three arrays of one shape", plot_reconstructions, wrong)
+    refuses(r"Expected a \.png file", plot_reconstructions, (images,) * 3, tmp_path / "pictures.jpg")
+    refuses("`every`", TensorBoardReconstructions, "logs", np.zeros((1, 16, 16, 3)), every=0)
 
 
 def test_tensorboard_gets_every_second_and_the_last_epoch(tmp_path):

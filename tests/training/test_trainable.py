@@ -11,6 +11,7 @@ from keras_vit.training import trainable
 from keras_vit.training.optimizers import AdamW, is_decayed
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests import tiny
+from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.training.test_optimizers import MODELS
 
@@ -92,13 +93,10 @@ def test_freeze_trains_a_custom_head(around):
 
 def test_freeze_with_nothing_left_to_train_is_refused():
     model = tiny.build(num_classes=0)
-    with pytest.raises(ValueError, match="something left to train. Received: model 'vit_B16'"):
-        freeze(model)
-    with pytest.raises(ValueError, match="something left to train"):
-        freeze(keras.Sequential([model, keras.layers.Dropout(0.1)]))
+    refuses("something left to train. Received: model 'vit_B16'", freeze, model)
+    refuses("something left to train", freeze, keras.Sequential([model, keras.layers.Dropout(0.1)]))
     body = keras.Model(model.input, model.get_layer("block_01").output)
-    with pytest.raises(ValueError, match="freeze fewer blocks"):
-        freeze(body, blocks=2)
+    refuses("freeze fewer blocks", freeze, body, blocks=2)
     assert not model.non_trainable_weights and freeze(model, blocks=2).trainable == 2 * 12
     # This head has no weights until it is built.
     assert freeze(keras.Sequential([keras.layers.Rescaling(1.0), model, keras.layers.Dense(2)])).trainable == 0
@@ -147,8 +145,7 @@ def test_reloaded_block_keeps_frozen_parts(tmp_path):
 @pytest.mark.parametrize("blocks, message", [(3, "at most 2, the model's depth. Received: 3"), (-1, "at least 0")])
 def test_freeze_invalid_blocks_are_refused(blocks, message):
     model = tiny.build()
-    with pytest.raises(ValueError, match=f"`blocks`.*{message}"):
-        freeze(model, blocks)
+    refuses(f"`blocks`.*{message}", freeze, model, blocks)
     assert not model.non_trainable_weights
 
 
@@ -255,10 +252,8 @@ def test_quantized_layers_are_not_trained():
     model = tiny.build(num_layers=1)
     model.quantize("int8")
     for train in (freeze, lambda model: enable_lora(model, rank=2)):
-        with pytest.raises(ValueError, match="layers to train that are not quantized: .* with quantized head"):
-            train(model)
-    with pytest.raises(ValueError, match="with quantized head, block_00/attention/qkv, .*, block_00/mlp/dense_2"):
-        freeze(model, blocks=0)
+        refuses("layers to train that are not quantized: .* with quantized head", train, model)
+    refuses("with quantized head, block_00/attention/qkv, .*, block_00/mlp/dense_2", freeze, model, blocks=0)
     assert not trainable.has_lora(model)
     enable_lora(model, rank=2, train_head=False)
     # Kernels in float8 have a gradient.
@@ -293,8 +288,7 @@ def test_reloaded_lora_is_identical(name, tmp_path):
     for each in (reloaded, clone, keras.models.load_model(tmp_path / "again.keras")):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(each(IMAGES)), expected)
     if name.startswith("int8"):
-        with pytest.raises(ValueError, match="not quantized"):
-            merge_lora(reloaded)
+        refuses("not quantized", merge_lora, reloaded)
         return
     for value, merged in zip(merge_lora(reloaded).get_weights(), merge_lora(model).get_weights(), strict=True):
         np.testing.assert_array_equal(value, merged)
@@ -311,17 +305,12 @@ def test_merge_lora_mixed_precision_keeps_float32():
 
 def test_lora_invalid_arguments_are_refused():
     model = tiny.build()
-    with pytest.raises(ValueError, match="Expected a model with LoRA"):
-        merge_lora(model)
-    with pytest.raises(ValueError, match="`rank`.*at least 1"):
-        enable_lora(model, rank=0)
-    with pytest.raises(ValueError, match="`alpha`.*above 0"):
-        enable_lora(model, rank=2, alpha=0)
-    with pytest.raises(ValueError, match="with transformer blocks.*stage_1_unit_01"):
-        enable_lora(MODELS["bit"](), rank=2)
+    refuses("Expected a model with LoRA", merge_lora, model)
+    refuses("`rank`.*at least 1", enable_lora, model, rank=0)
+    refuses("`alpha`.*above 0", enable_lora, model, rank=2, alpha=0)
+    refuses("with transformer blocks.*stage_1_unit_01", enable_lora, MODELS["bit"](), rank=2)
     assert not trainable.has_lora(model)
     counts = enable_lora(model, rank=2)
     for train in (freeze, lambda model: enable_lora(model, rank=2)):
-        with pytest.raises(ValueError, match="Expected a model without LoRA"):
-            train(model)
+        refuses("Expected a model without LoRA", train, model)
     assert trainable.count_parameters(model) == counts

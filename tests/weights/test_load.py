@@ -231,14 +231,6 @@ def test_builder_takes_activation_and_grid_of_file(tiny, tiny_file):
     np.testing.assert_allclose(outputs(model, images(other)), outputs(other), atol=1e-5)
 
 
-def test_more_channels_are_tiled_and_reported(tiny_file):
-    model = build(in_channels=5)
-    report = keras_vit.load_weights(model, tiny_file)
-    assert report.adapted == {"patch_embedding/kernel": "3 -> 5 channels (tiled, times 3/5)"}
-    expected = np.tile(np.load(tiny_file)["embedding/kernel"], (1, 1, 2, 1))[:, :, :5] * (3 / 5)
-    np.testing.assert_allclose(model.get_layer("patch_embedding").get_weights()[0], expected, atol=1e-6)
-
-
 def test_stacked_blocks_and_siglip_towers_load_the_same(tmp_path):
     arrays = dict(np.load(GOLDEN_FOLDER / "bigvision_tok.npz"))
     block = "params/Transformer/encoderblock_{}/"

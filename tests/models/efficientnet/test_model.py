@@ -7,6 +7,7 @@ from keras import ops
 import keras_vit
 from keras_vit.training.layer_decay import layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze
+from tests.errors import refuses
 from tests.models.small import images
 
 # The counts of timm, without the norms' statistics. The paper's table 2 rounds them to millions.
@@ -96,8 +97,7 @@ def test_efficientnet_preprocessing_of_any_size_and_advprop():
 def test_efficientnet_dropout_is_the_papers():
     rates = [keras_vit.EfficientNet(v, image_size=32, repeats=(1,) * 7, widths=WIDTHS) for v in ("B1", "B2", "L2")]
     assert [model.get_layer("dropout").rate for model in rates] == [0.2, 0.3, 0.5]
-    with pytest.raises(ValueError, match="`dropout_rate`"):
-        build(dropout_rate=1)
+    refuses("`dropout_rate`", build, dropout_rate=1)
 
 
 def test_efficientnet_layers_are_flat_and_named():
@@ -131,8 +131,7 @@ def test_efficientnet_layer_decay_and_freezing():
     model.train_on_batch(images(2, 33, 48, 3), np.zeros((2, 5)))
     after = [ops.convert_to_numpy(x) for x in statistics]
     assert not any(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
-    with pytest.raises(ValueError, match="Expected a model of this package's builders, with transformer blocks"):
-        enable_lora(model, 2)
+    refuses("Expected a model of this package's builders, with transformer blocks", enable_lora, model, 2)
     freeze(model)
     assert {w.path.split("/")[0] for w in model.trainable_variables} == {"head"}
     # Frozen norms keep their statistics in training.

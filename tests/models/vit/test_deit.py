@@ -10,12 +10,8 @@ SIZES = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
 
-def distilled(**arguments):
-    return build(distillation_token=True, **arguments)
-
-
 def test_distilled_features_are_the_mean_of_both_tokens():
-    model = randomize(distilled(num_classes=0))
+    model = randomize(build(distillation_token=True, num_classes=0))
     tapped = keras.Model(model.input, [model.get_layer("norm").output, model.output])
     tokens, features = answers(tapped, images(1, 16, 16, 3))
     np.testing.assert_allclose(features, tokens[:, :2].mean(axis=1), atol=1e-5)

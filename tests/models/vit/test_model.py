@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_vit
 from tests.contract import check_model
+from tests.errors import refuses
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
 
@@ -102,8 +103,7 @@ def test_vit_of_random_sizes(height, width, patch, channels, depth, heads, pooli
         return build(image_size=image_size, pooling=pooling, position_embedding=position, **sizes)
 
     if height < patch[0] or width < patch[1]:
-        with pytest.raises(ValueError, match="at least one patch"):
-            model((height, width))
+        refuses("at least one patch", model, (height, width))
         return
     built = model((None, None) if any_size else (height, width))
     tokens = (height // patch[0]) * (width // patch[1]) + (pooling in ("token", None)) + registers
@@ -119,8 +119,7 @@ def test_class_names_must_fit_the_classes():
     names = ["rose", "iris", "daisy", "tulip", "lily"]
     assert build(class_names=names).get_layer("normalization").class_names == names
     for wrong, received in ((names[:2], "2 names"), ([*names[:4], 3], "5 names, .*3"), ("irises", "'irises'")):
-        with pytest.raises(ValueError, match=f"`class_names`. Expected 5 strings, one per class. Received: {received}"):
-            build(class_names=wrong)
+        refuses(f"`class_names`. Expected 5 strings, one per class. Received: {received}", build, class_names=wrong)
 
 
 def test_default_model_name_is_the_variant():

@@ -5,7 +5,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.vit.variants import SIZES, STEMS, architecture_of, decode_variant, name_of, num_heads_of
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
 # Our name: timm's name and the number of parameters.
