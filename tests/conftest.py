@@ -42,9 +42,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import hypothesis
 import keras
+import numpy as np
 import pytest
 
+import keras_vit
 from tests import contract
+from tests.tiny import build, randomize
 
 # The backend that runs each folder's tests. PyTorch compiles nothing, so it is fastest with small models; the pipelines
 # and exporters need TensorFlow in any case. `every_backend` marks the tests that all three run, `backends` names them.
@@ -163,3 +166,29 @@ def count_params():
     yield count
     # The variables still wait for their values, which the end of any other scope would bring.
     keras.utils.clear_session(free_memory=False)
+
+
+@pytest.fixture
+def tiny():
+    return randomize(build())
+
+
+@pytest.fixture(scope="session")
+def tiny_bytes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
+    keras_vit.save_weights(randomize(build()), path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def tiny_file(tiny_bytes, tmp_path):
+    """A file with the weights of `tiny`."""
+    path = tmp_path / "tiny.npz"
+    path.write_bytes(tiny_bytes)
+    return path
+
+
+@pytest.fixture
+def tiny_arrays(tiny_file):
+    with np.load(tiny_file) as file:
+        return dict(file)
