@@ -26,9 +26,9 @@ def _list(args):
 
 
 def _show(args):
-    from keras_vit.models.checkpoint import Checkpoint, describe
+    from keras_vit.models.checkpoint import describe
 
-    print(describe(Checkpoint(args.path, args.source)))
+    print(describe(args.path, args.source))
 
 
 def _convert(args):

@@ -42,9 +42,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import hypothesis
 import keras
+import numpy as np
 import pytest
 
+import keras_vit
 from tests import contract
+from tests.tiny import build, randomize
 
 # The backend that runs each folder's tests. PyTorch compiles nothing, so it is fastest with small models; the pipelines
 # and exporters need TensorFlow in any case. `every_backend` marks the tests that all three run, `backends` names them.
@@ -67,7 +70,7 @@ def backends_of(item):
     """Returns the backends that run a test."""
     if mark := item.get_closest_marker("backends"):
         return mark.args
-    if EVERYWHERE or item.get_closest_marker("every_backend"):
+    if EVERYWHERE or item.get_closest_marker("every_backend") or item.get_closest_marker("long_elsewhere"):
         return BACKENDS
     return (backend_of_folder(item.path),)
 
@@ -83,7 +86,7 @@ def pytest_ignore_collect(collection_path, config):
         return None
     text = collection_path.read_text(encoding="utf-8")
     here = keras.backend.backend() == backend_of_folder(collection_path)
-    if not here and "mark.every_backend" not in text and "mark.backends" not in text:
+    if not here and not any(f"mark.{name}" in text for name in ("every_backend", "backends", "long_elsewhere")):
         return True
     if config.option.markexpr == "long" and not any(sign in text for sign in SIGNS_OF_LONG_TESTS):
         return True
@@ -98,6 +101,10 @@ def pytest_collection_modifyitems(config, items):
             if getattr(item.obj, "is_hypothesis_test", False) or item.originalname.startswith("test_contract"):
                 item.add_marker(pytest.mark.long)
     backend = keras.backend.backend()
+    for item in items:
+        is_elsewhere = item.get_closest_marker("long_elsewhere") and backend != backend_of_folder(item.path)
+        if is_elsewhere and not EVERYWHERE and not item.get_closest_marker("every_backend"):
+            item.add_marker(pytest.mark.long)
     others = [item for item in items if backend not in backends_of(item)]
     if others:
         config.hook.pytest_deselected(items=others)
@@ -159,3 +166,29 @@ def count_params():
     yield count
     # The variables still wait for their values, which the end of any other scope would bring.
     keras.utils.clear_session(free_memory=False)
+
+
+@pytest.fixture
+def tiny():
+    return randomize(build())
+
+
+@pytest.fixture(scope="session")
+def tiny_bytes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
+    keras_vit.save_weights(randomize(build()), path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def tiny_file(tiny_bytes, tmp_path):
+    """A file with the weights of `tiny`."""
+    path = tmp_path / "tiny.npz"
+    path.write_bytes(tiny_bytes)
+    return path
+
+
+@pytest.fixture
+def tiny_arrays(tiny_file):
+    with np.load(tiny_file) as file:
+        return dict(file)

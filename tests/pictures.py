@@ -1,4 +1,4 @@
-"""Photograph-like JPEGs of odd sizes."""
+"""Photograph-like JPEGs of odd sizes, and the pictures in TensorBoard's logs."""
 
 import numpy as np
 from PIL import Image
@@ -15,3 +15,18 @@ def write_jpegs(folder, count=20):
         pixels = np.clip(np.asarray(coarse) + grain, 0, 255).astype("uint8")
         Image.fromarray(pixels).save(paths[-1], quality=92)
     return paths
+
+
+def logged(folder, tag):
+    """Returns {step: pictures} of the logs in a folder, which must all have this tag."""
+    import tensorflow as tf
+
+    pictures = {}
+    for file in folder.iterdir():
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.tag == tag
+                _, _, *encoded = tf.make_ndarray(value.tensor)
+                pictures[event.step] = np.stack([tf.io.decode_png(image).numpy() for image in encoded])
+    return pictures

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit import arguments
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 
 NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
 

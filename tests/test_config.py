@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit.config import ModelConfig
 from keras_vit.models import builders
 from keras_vit.models.vit.config import ViTFields
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.tiny import TINY, build
 
 TINY_CONFIG = keras_vit.ViTConfig.from_variant(
@@ -88,7 +88,7 @@ def test_config_keeps_a_users_own_activation():
         ({"preprocessing": {"mean": 1e30}}, "`mean`"),
         ({"num_heads": 5}, "Expected head_dim=2, "),
         ({"head_dim": 7}, "Expected head_dim=4, .* head_dim=7"),
-        ({"image_size": 3}, "at least one patch, 4 x 4 pixels"),
+        ({"image_size": 3}, "at least one patch, 4 x 4 pixels. Received: images of 3 x 3"),
         ({"grid_size": (4, 4)}, "grid_size=None with images of a known size"),
         ({"class_token": False}, "Expected a class token"),
         ({"qk_norm": 1}, "`qk_norm`. Expected a bool. Received: 1"),
@@ -100,8 +100,8 @@ def test_config_keeps_a_users_own_activation():
         ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
         ({"activation": 3}, "`activation`"),
         ({"position_interpolation": "cubic"}, "`position_interpolation`"),
-        ({"stages": 3}, "`stages`"),
-        ({"width_factor": 2.0}, "width_factor=1 without a ResNet"),
+        ({"stages": 3}, "`stages`. Expected the number of units of each stage, as in .3, 4, 9.. Received: 3"),
+        ({"width_factor": 2.0}, "width_factor=1 without a ResNet. Received: width_factor=2.0"),
         ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
         ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
         ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),

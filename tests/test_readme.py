@@ -43,9 +43,10 @@ def test_readme_links_lead_to_files():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_readme_commands_parse():
-    lines = [line for line in README.splitlines() if line.startswith("keras-vit ")]
-    assert len(lines) >= 3
+def test_commands_of_readme_and_site_parse():
+    pages = [README, *(page.read_text(encoding="utf-8") for page in (ROOT / "examples" / "site" / "docs").glob("*.md"))]
+    lines = [line for page in pages for line in page.splitlines() if line.startswith("keras-vit ")]
+    assert len(lines) >= 7
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
 

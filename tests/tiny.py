@@ -1,5 +1,7 @@
 """A ViT small enough to build in every test, and what interrupts its training."""
 
+import contextlib
+
 import keras
 import numpy as np
 
@@ -28,6 +30,17 @@ def randomize(model, seed=0, scale=1):
     rng = np.random.default_rng(seed)
     model.set_weights([rng.normal(scale=scale, size=w.shape).astype("float32") for w in model.get_weights()])
     return model
+
+
+@contextlib.contextmanager
+def dtype_policy(name):
+    """Sets Keras' global dtype policy, and the former one at the end."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 class Losses(keras.callbacks.Callback):

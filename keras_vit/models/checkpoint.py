@@ -1,4 +1,4 @@
-"""Opens a checkpoint: its arrays, and the config of its model."""
+"""Opens and describes files of weights."""
 
 import dataclasses
 import math
@@ -20,21 +20,13 @@ def open_file(path, sha256=None):
     return file
 
 
-class Checkpoint:
-    """An open checkpoint, before its arrays are read; the arguments are those of `load_weights`."""
-
-    def __init__(self, path, source=None, grid_size=None, sha256=None):
-        self.family, self.file = catalog.identify(open_file(path, sha256), source)
-        self.found = catalog.read_config(self.file, grid_size)
-        self.source, self.weights = self.file.source, self.file.weights
-
-
-def describe(checkpoint):
+def describe(path, source=None):
     """Describes a checkpoint: path, source, sizes, settings, preprocessing and arrays, one per line."""
-    file, found = checkpoint.file, checkpoint.found
+    family, file = catalog.identify(open_file(path), source)
+    found = catalog.read_config(file, None)
     count = sum(math.prod(shape) for shape in file.shapes.values())
     unknown = [key for key in file.shapes if file.source.weight_of(key) is None]
-    names = [name for name in catalog.CHECKPOINTS[checkpoint.family].SETTINGS if name in found.values]
+    names = [name for name in catalog.CHECKPOINTS[family].SETTINGS if name in found.values]
     rows = {
         "file": file.path,
         "source": file.source.name,

@@ -1,10 +1,10 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_vit.data import POLICIES, Policy, RandAugment, from_directory
 from tests.data.images import batches, picture, write_classes
+from tests.tiny import dtype_policy
 
 
 def test_augreg_policies_match_paper():
@@ -72,11 +72,8 @@ def test_batches_are_float32_under_mixed_bfloat16(tmp_path):
         return batches(from_directory(tmp_path, image_size=16, batch_size=6, policy=policy))[0]
 
     expected = first()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         found = first()
-    finally:
-        keras.config.set_dtype_policy("float32")
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)

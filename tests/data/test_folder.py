@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_vit.data import from_directory, load
 from tests.data.images import HUGE_PNG, batches, equal, jpeg, picture, write_classes
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 
 
 @pytest.fixture(scope="module")
@@ -240,5 +240,4 @@ def test_error_without_tensorflow_names_package(folder, monkeypatch):
     # An import of a module that is None fails.
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     for make in (lambda: from_directory(folder), lambda: load("cifar10", "train")):
-        with pytest.raises(ImportError, match="needs TensorFlow, .* on every backend: pip install tensorflow"):
-            make()
+        refuses("needs TensorFlow, .* on every backend: pip install tensorflow", make, error=ImportError)

@@ -5,7 +5,7 @@ import pytest
 
 from keras_vit.data import Policy, from_dataframe
 from tests.data.images import batches, equal, write_classes
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import data
-from tests.data.images import batches, equal, jpeg, write_classes
-from tests.evaluation.errors import refuses
+from tests.data.images import batches, equal, write_classes
+from tests.errors import refuses
 
 IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
 
@@ -91,13 +91,3 @@ def test_joint_datasets_refuse_other_batches():
         lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, label_smoothing=1),
     ):
         refuses("`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`", bad)
-
-
-def test_pseudo_labels_refuse_broken_image(tmp_path):
-    from keras_vit.semi_supervised import pseudo_labels
-    from tests import tiny
-
-    for path in write_classes(tmp_path, 4, num_classes=1)[2:3]:
-        path.write_bytes(jpeg(0)[:100])
-    everything = data.from_directory(tmp_path, labels="none", image_size=16)
-    refuses(r"`images`.*each of the 4 images; broken: .*002\.jpg.*Received: 3", pseudo_labels, tiny.build(), everything)

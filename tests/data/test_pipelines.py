@@ -10,7 +10,7 @@ from keras_vit import Preprocessing
 from keras_vit.data import Policy, from_dataframe, from_directory
 from tests import tiny
 from tests.data.images import batches, equal, write_classes
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 
 ERASING = Policy(erasing=0.5, label_smoothing=0.1)
 

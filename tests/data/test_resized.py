@@ -7,6 +7,7 @@ from PIL import Image
 from keras_vit import data
 from keras_vit.images.files import read_pixels
 from tests.data.images import HUGE_PNG
+from tests.errors import not_found, refuses
 
 
 def gradient(height, width):
@@ -58,10 +59,8 @@ def test_resize_folder_refuses_invalid_arguments(folder, tmp_path):
     for name, value in (("shorter_side", 0), ("quality", 0), ("quality", 101)):
         with pytest.raises(ValueError, match=f"`{name}`. Expected an integer .*Received: {value}"):
             data.resize_folder(folder, tmp_path / "small", **{name: value})
-    with pytest.raises(FileNotFoundError, match="Expected `path` to be a folder of images"):
-        data.resize_folder(tmp_path / "nothing", tmp_path / "small")
-    with pytest.raises(ValueError, match="`out`. Expected a folder outside"):
-        data.resize_folder(folder, folder / "small")
+    not_found("Expected `path` to be a folder of images", data.resize_folder, tmp_path / "nothing", tmp_path / "small")
+    refuses("`out`. Expected a folder outside", data.resize_folder, folder, folder / "small")
     # Two files would have the same name.
     Image.fromarray(gradient(9, 9)).save(folder / "cat" / "0.png.jpg")
     with pytest.raises(ValueError, match=r"Expected no files whose names are others' with .jpg.*0\.png\.jpg"):

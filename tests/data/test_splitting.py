@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 
 
 def fill(folder, count, value):

@@ -6,6 +6,7 @@ import keras_vit
 from keras_vit.distillation.teacher import FrozenTeacher, raw_images
 from tests import tiny
 from tests.distillation.models import IMAGES, assert_equal, conv_teacher, linear_student, numpy, weights
+from tests.errors import refuses
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 RAW = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3)).astype("float32")
@@ -22,8 +23,7 @@ def test_raw_images_undo_preprocess_input(convert):
     assert isinstance(back, np.ndarray) == (convert is np.asarray)
     np.testing.assert_allclose(numpy(back), RAW, atol=1e-4)
     np.testing.assert_array_equal(numpy(raw_images(convert(RAW), vit(include_preprocessing=True))), RAW)
-    with pytest.raises(ValueError, match="Expected a model with a `normalization` layer"):
-        raw_images(RAW, linear_student())
+    refuses("Expected a model with a `normalization` layer", raw_images, RAW, linear_student())
 
 
 @pytest.mark.parametrize("teacher_takes_raw", [False, True])
@@ -83,8 +83,7 @@ class Careless(keras.Model):
 
 def test_logits_never_change_the_teacher():
     teacher = Careless()
-    with pytest.raises(ValueError, match="`teacher`. Expected a built keras.Model"):
-        FrozenTeacher(teacher, linear_student())
+    refuses("`teacher`. Expected a built keras.Model", FrozenTeacher, teacher, linear_student())
     teacher(IMAGES)
     before = weights(teacher)
     frozen = FrozenTeacher(teacher, linear_student())
@@ -113,5 +112,4 @@ def test_unsuitable_teachers():
         (vit(distillation_token=True, return_both_heads=True), "`teacher` to have one output. Received: 2"),
         ("BiT", "`teacher`. Expected a built keras.Model"),
     ):
-        with pytest.raises(ValueError, match=message):
-            FrozenTeacher(teacher, linear_student())
+        refuses(message, FrozenTeacher, teacher, linear_student())

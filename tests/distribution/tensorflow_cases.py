@@ -180,16 +180,6 @@ def run(folder, name, distribution, kill=None):
     }
 
 
-def refused_run(folder):
-    """The error of a batch that two devices cannot share."""
-    logical_devices()
-    recipe = training.RECIPES["finetune_pets"].replace({"batch_size": 5, "steps": 1})
-    images = data.splits(Path(folder) / "images", holdout=0.3)
-    # The weights do not exist, so the error must come before the model is built.
-    options = {"weights": "none.npz", "distribution": "data", "verbose": 0}
-    return message(lambda: training.run(recipe, images, Path(folder) / "refused", **options))
-
-
 def jobs(folder):
     """Returns lists of functions with their arguments, by name of the case, in the order in which they run."""
     return {
@@ -197,7 +187,6 @@ def jobs(folder):
         "masks": [(masks,)],
         "loaded": [(loaded, folder)],
         "refusals": [(refusals,)],
-        "refused_run": [(refused_run, folder)],
         "float16": [(float16, False), (float16, True)],
         "run": [(run, folder, "alone", None), (run, folder, "run", None, 4), (run, folder, "run", "data")],
     }

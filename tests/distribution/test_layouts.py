@@ -5,6 +5,7 @@ import pytest
 from keras_vit import distribution
 from keras_vit.distribution.description import collectives
 from tests.distribution import children, jax_cases
+from tests.errors import refuses
 from tests.tiny import build
 
 jax_only = pytest.mark.backends("jax")
@@ -161,7 +162,5 @@ def test_describe_leaves_metrics_unchanged():
 
 def test_other_backends_have_no_layouts():
     for call in (distribution.device_mesh, distribution.data_parallel, distribution.fsdp):
-        with pytest.raises(RuntimeError, match="Expected the JAX backend.*Received: torch"):
-            call()
-    with pytest.raises(RuntimeError, match="Expected the JAX backend.*Received: torch"):
-        distribution.describe(build())
+        refuses("Expected the JAX backend.*Received: torch", call, error=RuntimeError)
+    refuses("Expected the JAX backend.*Received: torch", distribution.describe, build(), error=RuntimeError)

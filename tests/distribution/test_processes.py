@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.distribution import device_mesh, initialize, layout_map, processes
+from tests.errors import refuses
 from tests.tiny import build
 
 jax_only = pytest.mark.backends("jax")
@@ -38,12 +39,10 @@ def test_single_process_shares_nothing():
 @jax_only
 @pytest.mark.parametrize("model", [0, -1, 1.5, 1000])
 def test_device_mesh_invalid_number_is_refused(model):
-    with pytest.raises(ValueError, match="`model`"):
-        device_mesh(model)
+    refuses("`model`", device_mesh, model)
 
 
 @jax_only
 def test_layout_map_needs_a_mesh_with_two_axes():
     mesh = keras.distribution.DeviceMesh((1,), ["batch"], keras.distribution.list_devices()[:1])
-    with pytest.raises(ValueError, match="`mesh`. Expected a mesh with the axes 'data' and 'model'"):
-        layout_map(mesh)
+    refuses("`mesh`. Expected a mesh with the axes 'data' and 'model'", layout_map, mesh)

@@ -71,11 +71,6 @@ def test_run_of_one_device_resumes_on_two(found):
     assert two["test"] == pytest.approx(one["test"], rel=1e-4)
 
 
-def test_run_batch_not_divisible_by_devices_is_refused(found):
-    (refused,) = found["refused_run"]
-    assert refused.startswith("ValueError: Expected a `batch_size` that the 2 devices") and refused.endswith(": 5")
-
-
 def test_initialize_on_tensorflow_is_refused():
     with pytest.raises(RuntimeError, match="JAX or PyTorch backend for several processes.*MultiWorkerMirroredStrategy"):
         distribution.initialize("localhost:1234", num_processes=2, process_id=0)

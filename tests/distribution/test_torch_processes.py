@@ -9,6 +9,7 @@ import pytest
 from keras_vit.distribution import torch_processes
 from keras_vit.distribution.synchronization import check_synchronized
 from tests.distribution import children, torch_cases
+from tests.errors import refuses
 from tests.tiny import build
 
 # Each process draws other masks in these cases.
@@ -108,8 +109,7 @@ def test_check_synchronized_detects_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     check_synchronized(model)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="4 PyTorch processes"):
-        check_synchronized(model)
+    refuses("4 PyTorch processes", check_synchronized, model, error=RuntimeError)
 
 
 def test_synchronize_needs_a_compiled_and_built_model():
@@ -121,8 +121,7 @@ def test_synchronize_needs_a_compiled_and_built_model():
         torch_processes.synchronize(model)
     model = build()
     model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(ValueError, match="jit_compile=False. Received: .*with True"):
-        torch_processes.synchronize(model)
+    refuses("jit_compile=False. Received: .*with True", torch_processes.synchronize, model)
 
 
 @pytest.mark.backends("jax")

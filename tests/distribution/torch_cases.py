@@ -18,7 +18,7 @@ from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.pretraining import MAE, SimMIM
 from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora
 from tests.distribution.children import message
-from tests.tiny import build, randomize
+from tests.tiny import build, dtype_policy, randomize
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
@@ -93,12 +93,9 @@ def ema_of_accumulated():
 
 
 def float16():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with dtype_policy("mixed_float16"):
         # With this scale, all gradients of finite images are finite.
         return compiled(build(), keras.optimizers.LossScaleOptimizer(optimizer(), initial_scale=1024.0))
-    finally:
-        keras.config.set_dtype_policy("float32")
 
 
 def dropout():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import accuracy, imagenet_real_accuracy, read_real_labels, real_accuracy, top_k_accuracy
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)

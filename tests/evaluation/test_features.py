@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import extract_features
+from tests.errors import refuses
 from tests.evaluation.arrays import forms
-from tests.evaluation.errors import refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)

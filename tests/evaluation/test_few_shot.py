@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import extract_features, few_shot_accuracy, few_shot_from_features
+from tests.errors import refuses
 from tests.evaluation.arrays import blobs
-from tests.evaluation.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import knn, knn_accuracy, knn_from_features
+from tests.errors import refuses
 from tests.evaluation.arrays import blobs
-from tests.evaluation.errors import refuses
 from tests.tiny import build
 
 TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)

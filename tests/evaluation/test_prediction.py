@@ -4,8 +4,8 @@ import pytest
 
 import keras_vit
 from keras_vit.evaluation import ensemble, predict
+from tests.errors import refuses
 from tests.evaluation.arrays import forms
-from tests.evaluation.errors import refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import pytest
 
 import keras_vit.data
 from keras_vit.evaluation import ResultsTable, vtab_mean
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 
 
 def example():

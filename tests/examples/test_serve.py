@@ -18,6 +18,7 @@ from keras import ops
 
 from keras_vit import export, preprocess_input
 from keras_vit.prediction.classify import read_image
+from tests.errors import refuses
 from tests.examples import scripts
 from tests.export.bodies import encoded
 from tests.tiny import build
@@ -85,10 +86,8 @@ def test_python_client_prints_class_or_status(model, url, files, capsys):
 
 def test_python_client_shows_error_of_server(url):
     client = scripts.load("serve/client.py")
-    with pytest.raises(SystemExit, match="at most 128 rows. Received: 129"):
-        client.predict(url, [b""] * 129)
-    with pytest.raises(SystemExit, match="No server answers"):
-        client.predict("http://127.0.0.1:9/v1/models/vit", [b""])
+    refuses("at most 128 rows. Received: 129", client.predict, url, [b""] * 129, error=SystemExit)
+    refuses("No server answers", client.predict, "http://127.0.0.1:9/v1/models/vit", [b""], error=SystemExit)
 
 
 def run_shell_client(*arguments):
@@ -114,8 +113,7 @@ def test_curl_client_returns_outputs_of_model(model, url, files):
 
 def test_busy_port_and_missing_folder_are_named(url, tmp_path, monkeypatch, capsys):
     serve = scripts.load("serve/server.py")
-    with pytest.raises(SystemExit, match="There is no folder .*nowhere"):
-        serve.main([str(tmp_path / "nowhere")])
+    refuses("There is no folder .*nowhere", serve.main, [str(tmp_path / "nowhere")], error=SystemExit)
     monkeypatch.setattr(serve, "Model", lambda folder: None)
     port = re.search(r":(\d+)/", url)[1]
     with pytest.raises(SystemExit, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use"):

@@ -2,14 +2,12 @@
 
 import importlib
 import re
-import shlex
 import sys
 
 import keras
 import pytest
 
 import keras_vit
-from keras_vit import cli
 from keras_vit.models import builders
 from tests.examples import scripts
 
@@ -129,10 +127,3 @@ def test_first_page_code_trains_model(tmp_path, monkeypatch):
     exec(blocks_of_first_page("python")[1], namespace)
     assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
     assert keras.saving.load_model("digits.keras").config == namespace["model"].config
-
-
-def test_commands_of_pages_can_be_parsed():
-    lines = [line for text in PAGES.values() for line in text.splitlines() if line.startswith("keras-vit ")]
-    assert len(lines) >= 4
-    for line in lines:
-        assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)

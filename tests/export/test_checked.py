@@ -9,6 +9,7 @@ from keras_vit.export import ParityError, parity
 from keras_vit.export.checked import Format, write_checked
 from keras_vit.export.precision import PRECISIONS
 from tests import tiny
+from tests.errors import refuses
 
 
 def write_weights(model, path, precision):
@@ -80,11 +81,9 @@ def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
     path = tmp_path / "model.x"
     side = tmp_path / "model.data"
     side.write_text("of another")
-    with pytest.raises(FileExistsError, match=r"model\.data"):
-        check(model, path, exact(model))
+    refuses(r"model\.data", check, model, path, exact(model), error=FileExistsError)
     path.write_text("old")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        check(model, path, exact(model))
+    refuses("overwrite=True", check, model, path, exact(model), error=FileExistsError)
     with pytest.raises(ParityError):
         check(model, path, lambda images: exact(model)(images) + 1, overwrite=True)
     assert (path.read_text(), side.read_text()) == ("old", "of another")
@@ -102,8 +101,7 @@ def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
     ],
 )
 def test_invalid_argument_is_named(model, tmp_path, path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        check(model, tmp_path / path, None, **arguments)
+    refuses(message, check, model, tmp_path / path, None, **arguments)
 
 
 def test_missing_packages_are_listed_for_pip(model, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from keras_vit import export
 from keras_vit.export.child import custom_objects, run_in_child
+from tests.errors import refuses
 from tests.export.jobs import shapes
 from tests.tiny import build
 
@@ -84,8 +85,7 @@ def test_custom_module_defines_layers_in_child(tmp_path):
     backbone = build(num_classes=0, num_layers=1)
     model = keras.Model(backbone.input, namespace["Head"]()(backbone.output))
     backend = keras.backend.backend()
-    with pytest.raises(ValueError, match="Received: 'Head'.*custom_module"):
-        run_in_child(shapes, model, backend=backend)
+    refuses("Received: 'Head'.*custom_module", run_in_child, shapes, model, backend=backend)
     arguments = {"backend": backend, "custom_module": tmp_path / "my_layers.py"}
     assert run_in_child(shapes, model, **arguments)[:2] == [[None, 12], backend]
     (tmp_path / "ends.py").write_text("import sys; print('the reason', file=sys.stderr); sys.exit(3)")
@@ -125,5 +125,4 @@ def test_onnx_export_in_child_matches_model(tmp_path):
 
 
 def test_torch_module_on_other_backends_raises():
-    with pytest.raises(ValueError, match="Expected a model built on PyTorch.*torch_export"):
-        export.torch_module(build())
+    refuses("Expected a model built on PyTorch.*torch_export", export.torch_module, build())

@@ -5,6 +5,7 @@ import pytest
 from keras_vit.export import precision
 from keras_vit.training import enable_lora
 from tests import tiny
+from tests.errors import refuses
 
 needs_weight_only_int8 = pytest.mark.skipif(
     not hasattr(keras.quantizers, "Int8QuantizationConfig"), reason="this version of Keras quantizes activations too"
@@ -56,8 +57,7 @@ def test_weights_that_overflow_raise():
     model = tiny.build(num_layers=1)
     assert precision.with_precision(model, "float32") is model
     model.set_weights([w + 1e5 for w in model.get_weights()])
-    with pytest.raises(ValueError, match="float16 can hold"):
-        precision.with_precision(model, "float16")
+    refuses("float16 can hold", precision.with_precision, model, "float16")
 
 
 def test_stored_returns_none_for_inexact_or_small_arrays():
@@ -76,5 +76,4 @@ def test_accuracy_change_counts_top1_and_accuracy():
     assert change.mean == pytest.approx(1 / 3)
     assert (change.before, change.after) == (pytest.approx(2 / 3), 1.0)
     assert precision.accuracy_change(before, after).before is None
-    with pytest.raises(ValueError, match="`labels`"):
-        precision.accuracy_change(before, after, labels=[1])
+    refuses("`labels`", precision.accuracy_change, before, after, labels=[1])

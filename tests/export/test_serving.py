@@ -16,6 +16,7 @@ import keras_vit
 from keras_vit import export
 from keras_vit.export import saved_files, serving
 from keras_vit.prediction.classify import read_images
+from tests.errors import refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
 from tests.tiny import build
@@ -62,8 +63,7 @@ def batch(count, size=(16, 16, 3)):
 
 def check_not_exported(message, model, path, error=ValueError, **options):
     """Checks that an export raises an error with this message and leaves no file."""
-    with pytest.raises(error, match=message):
-        export.saved_model(model, path, **options)
+    refuses(message, export.saved_model, model, path, **options, error=error)
     assert not any(path.parent.iterdir())
 
 
@@ -198,8 +198,7 @@ def test_read_labels_from_list_and_file(tmp_path):
 
 @pytest.mark.parametrize("labels", [["a", ""], ["a", "b\rc"], ["a\n", "b"]])
 def test_read_labels_other_than_one_line_raises(labels):
-    with pytest.raises(ValueError, match="labels.*one line"):
-        serving.read_labels(labels, 2)
+    refuses("labels.*one line", serving.read_labels, labels, 2)
 
 
 @pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])
@@ -220,8 +219,7 @@ def test_full_disk_error_names_version_and_leaves_no_file(model, tmp_path):
 
 def test_existing_version_is_refused_and_unchanged(model, folder):
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(FileExistsError, match="overwrite"):
-        export.saved_model(model, folder)
+    refuses("overwrite", export.saved_model, model, folder, error=FileExistsError)
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     assert [path.name for path in folder.parent.iterdir()] == ["1"]
 

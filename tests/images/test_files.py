@@ -8,7 +8,7 @@ from PIL import Image
 from keras_vit.images import files as image_files
 from keras_vit.images.files import num_scans, read_pixels
 from tests import hostile_images
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.pictures import write_jpegs
 
 pytestmark = pytest.mark.backends("tensorflow")

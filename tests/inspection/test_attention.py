@@ -6,7 +6,7 @@ from keras import ops
 import keras_vit
 from keras_vit.inspection import attention_distance, attention_maps, attention_rollout, gradient_rollout
 from keras_vit.inspection.attention import discard_smallest
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.inspection import reference
 
 

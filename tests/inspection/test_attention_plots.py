@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keras_vit.inspection import attention_overlay, plot_attention_distance, plot_attention_maps, plot_attention_rollout
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import pytest
 from keras import ops
 
 from keras_vit.inspection import gradient_rollout
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.inspection import reference
 
 STEP = 1e-5

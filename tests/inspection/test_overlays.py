@@ -4,22 +4,10 @@ import pytest
 
 from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
 from tests import tiny
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
+from tests.pictures import logged
 
-tf = pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
-
-
-def pictures_in(folder):
-    """Returns the pictures of each step."""
-    pictures = {}
-    for file in folder.iterdir():
-        for record in tf.data.TFRecordDataset(str(file)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                assert value.tag == "attention"
-                _, _, *encoded = tf.make_ndarray(value.tensor)
-                pictures[event.step] = np.stack([tf.io.decode_png(image).numpy() for image in encoded])
-    return pictures
+pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -33,7 +21,7 @@ def test_tensorboard_pictures_every_2_epochs_and_at_end(nested, tmp_path):
     # The other call of `fit` stops in its third epoch, since no loss falls that much.
     stopping = [] if nested else [keras.callbacks.EarlyStopping("loss", min_delta=1e6, patience=2)]
     model.fit(images, labels, epochs=3 if nested else 50, verbose=0, callbacks=[callback, *stopping])
-    pictures = pictures_in(tmp_path / "logs")
+    pictures = logged(tmp_path / "logs", "attention")
     assert sorted(pictures) == [1, 2] and pictures[2].shape == (2, 16, 24, 3)
     # The last pictures show the trained model.
     expected = attention_overlay(images[:2], attention_rollout(model, images[:2]))

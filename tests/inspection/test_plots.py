@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.inspection import plot_history, plot_predictions
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
@@ -105,8 +105,7 @@ def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", half_written)
-    with pytest.raises(OSError, match="No space left"):
-        plot_history(HISTORY, path)
+    refuses("No space left", plot_history, HISTORY, path, error=OSError)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old picture"]
     refuses(r"`path`. Expected a .png file. Received: .*history.pdf", plot_history, HISTORY, tmp_path / "history.pdf")
 
@@ -130,5 +129,4 @@ def test_predictions_plot_refuses_invalid_arrays(change, message):
 
 def test_error_without_matplotlib_names_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        plot_history(HISTORY)
+    refuses("pip install matplotlib", plot_history, HISTORY, error=ImportError)

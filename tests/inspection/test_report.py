@@ -13,7 +13,7 @@ import pytest
 import keras_vit
 from keras_vit import cli
 from keras_vit.inspection import write_report
-from tests.evaluation.errors import not_found
+from tests.errors import not_found, refuses
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -124,8 +124,7 @@ def test_failed_report_keeps_old_file(images, tmp_path, monkeypatch):
     path = tmp_path / "out" / "report.html"
     path.write_text("the old page")
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", mock.Mock(side_effect=OSError("No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        write_report(model, images, path)
+    refuses("No space left", write_report, model, images, path, error=OSError)
     assert [file.read_text() for file in path.parent.iterdir()] == ["the old page"]
 
 
@@ -133,8 +132,7 @@ def test_report_refuses_invalid_path_images_or_model(images, tmp_path):
     model, _ = reference.build()
     with pytest.raises(ValueError, match=r"`path`. Expected a .html file. Received: .*report.pdf"):
         write_report(model, images, tmp_path / "report.pdf")
-    with pytest.raises(ValueError, match="at least one path"):
-        write_report(model, [], tmp_path / "report.html")
+    refuses("at least one path", write_report, model, [], tmp_path / "report.html")
     not_found("there is no folder", write_report, model, images, tmp_path / "nowhere" / "report.html")
     not_found(r"nowhere.png", write_report, model, [tmp_path / "nowhere.png"], tmp_path / "report.html")
     with pytest.raises(ValueError, match="holds a ViT"):

@@ -5,18 +5,13 @@ from keras import ops
 from scipy.special import softmax
 
 from keras_vit.inspection import (
-    attention_distance,
-    attention_maps,
     attention_overlay,
-    attention_rollout,
     embedding_filters,
-    patch_layout,
     plot_token_attention,
-    position_similarity,
     token_attention_maps,
 )
 from tests import tiny
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.models.vt_resnet.test_model import build
 
 X = np.random.default_rng(0).normal(size=(3, 32, 41, 3)).astype("float32")
@@ -67,16 +62,10 @@ def test_token_attention_refuses_invalid_model_or_modules(plain):
         token_attention_maps(tiny.build(), X)
     for modules in (2, -3, [0, 2], True, 0.5):
         refuses("`modules`. Expected None, or integers below 2", token_attention_maps, plain, X, modules=modules)
+    refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
     inputs = [keras.Input((32, 41, 3)) for _ in range(2)]
     with pytest.raises(ValueError, match="blocks that run once. Received: 'vt_1' run again"):
         token_attention_maps(keras.Model(inputs, plain(inputs[0]) + plain(inputs[1])), [X, X])
-
-
-def test_inspection_of_patches_refuses_vt_resnet(plain):
-    for function in (attention_maps, attention_rollout, attention_distance, patch_layout):
-        refuses("Expected a model that holds a ViT.* Received: model 'vt_resnet_R18'", function, plain, X)
-    refuses("Expected a model with position embeddings", position_similarity, plain)
-    refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
 
 
 def test_token_attention_plot_has_panel_per_token(plain, tmp_path):

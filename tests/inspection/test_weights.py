@@ -8,7 +8,7 @@ from keras_vit.inspection import (
     plot_position_similarity,
     position_similarity,
 )
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_vit.layers import MultiHeadSelfAttention
 from tests.contract import check_layer, randomize
+from tests.errors import refuses
 
 
 def softmax(x):
@@ -155,8 +156,7 @@ def test_num_queries_keeps_leading_queries(num_queries):
         np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-6)
     spec = layer(keras.Input((5, 8)), num_queries=num_queries, **options)
     assert [s.shape[1:] for s in spec] == [tuple(actual.shape[1:]) for actual in few]
-    with pytest.raises(ValueError, match="`num_queries`. Expected an integer of at least 1. Received: -1"):
-        layer(x, num_queries=-1)
+    refuses("`num_queries`. Expected an integer of at least 1. Received: -1", layer, x, num_queries=-1)
 
 
 @pytest.mark.parametrize(
@@ -299,5 +299,4 @@ def test_initial_weights():
 def test_unfitting_input_is_refused():
     with pytest.raises(ValueError, match="Expected at least as many channels as heads. Received: 4 channels, 8 heads."):
         MultiHeadSelfAttention(8)(np.zeros((1, 3, 4)))
-    with pytest.raises(ValueError, match="expected ndim=3, found ndim=4"):
-        MultiHeadSelfAttention(2)(np.zeros((1, 3, 3, 4)))
+    refuses("expected ndim=3, found ndim=4", MultiHeadSelfAttention(2), np.zeros((1, 3, 3, 4)))

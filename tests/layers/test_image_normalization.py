@@ -6,6 +6,7 @@ from keras import ops
 from keras_vit import Preprocessing
 from keras_vit.layers import ImageNormalization
 from tests.contract import check_layer
+from tests.tiny import dtype_policy
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -73,32 +74,14 @@ def test_passes_images_through_by_default(dtype):
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
 def test_stays_float32_under_a_global_policy(policy):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
+    with dtype_policy(policy):
         inputs = keras.Input((16, 16, 1), dtype="float32")
         model = keras.Model(inputs, ImageNormalization(apply=True)(inputs))
-    finally:
-        keras.config.set_dtype_policy(before)
     x = np.arange(256).astype("float32").reshape(1, 16, 16, 1)
     y = ops.convert_to_numpy(model(x))
     assert y.dtype == "float32"
     # bfloat16 has 8 bits and would merge pixel values.
     assert len(np.unique(y)) == 256
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"mean": "half"}, "`mean`. Expected a number up to .*, or one per channel. Received: 'half'"),
-        ({"std": 0}, "`std`. Expected positive numbers of .*. Received: 0"),
-        ({"interpolation": "cubic"}, "`interpolation`. Expected one of 'bilinear', .* Received: 'cubic'"),
-        ({"crop_fraction": 0}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 0"),
-    ],
-)
-def test_bad_argument_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ImageNormalization(arguments)
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit.layers import PatchEmbedding, Patches
 from tests.contract import check_layer
+from tests.errors import refuses
 
 SIZES = st.tuples(st.integers(1, 24), st.integers(1, 24))
 PATCH_SIZES = st.tuples(st.integers(1, 8), st.integers(1, 8))
@@ -52,8 +53,7 @@ def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels
     images = rng.normal(size=(2, *size, channels)).astype("float32")
     if size[0] < patch_size[0] or size[1] < patch_size[1]:
         for layer in (conv, unfold, Patches(patch_size)):
-            with pytest.raises(ValueError, match="Expected images of at least one patch, .* Received: images of"):
-                layer(images)
+            refuses("Expected images of at least one patch, .* Received: images of", layer, images)
         return
     patches = cut(images, patch_size)
     np.testing.assert_array_equal(ops.convert_to_numpy(Patches(patch_size)(images)), patches)
@@ -79,8 +79,7 @@ def test_remainder_is_dropped(size, patch, grid):
 def test_image_below_patch_size_at_run_time_is_refused(method):
     inputs = keras.Input((None, None, 3))
     model = keras.Model(inputs, PatchEmbedding(8, 8, method=method)(inputs))
-    with pytest.raises(ValueError, match="Expected images of at least one patch, 8 x 8 pixels."):
-        model(np.zeros((1, 16, 7, 3), "float32"))
+    refuses("Expected images of at least one patch, 8 x 8 pixels.", model, np.zeros((1, 16, 7, 3), "float32"))
 
 
 def test_initial_weights():
@@ -97,7 +96,5 @@ def test_unsuitable_images_are_refused():
         PatchEmbedding(8, 4)(keras.Input((8, 8, None)))
     layer = PatchEmbedding(8, 4)
     layer(np.zeros((1, 8, 8, 3)))
-    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 3"):
-        layer(np.zeros((1, 8, 8, 1)))
-    with pytest.raises(ValueError, match="expected ndim=4, found ndim=3"):
-        layer(np.zeros((8, 8, 3)))
+    refuses("expected axis -1 of input shape to have value 3", layer, np.zeros((1, 8, 8, 1)))
+    refuses("expected ndim=4, found ndim=3", layer, np.zeros((8, 8, 3)))

@@ -5,7 +5,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
-from tests.tiny import build
+from tests.tiny import build, dtype_policy
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
 LABELS = np.arange(4)
@@ -87,12 +87,8 @@ def test_remat_recomputes_only_in_training(monkeypatch, tmp_path, again):
 
 
 def test_remat_in_mixed_precision_has_finite_losses():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         losses, _ = trained(True, dropout_rate=0.1, token_merging=2)
-    finally:
-        keras.config.set_dtype_policy(before)
     assert np.isfinite(losses).all()
 
 

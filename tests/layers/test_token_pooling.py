@@ -4,6 +4,7 @@ from keras import ops
 
 from keras_vit.layers import TokenPooling
 from tests.contract import check_layer
+from tests.errors import refuses
 
 
 @pytest.mark.every_backend
@@ -28,10 +29,7 @@ def test_token_and_mean_of_the_patches():
     expected = np.concatenate([x[:, 0], x[:, 2:].mean(1)], axis=-1)
     np.testing.assert_allclose(ops.convert_to_numpy(TokenPooling(**arguments)(x)), expected, rtol=1e-5, atol=1e-6)
     for method in ("token", "token_gap"):
-        with pytest.raises(
-            ValueError, match=f"at least 1 prefix token for method='{method}'. Received: num_prefix_tokens=0"
-        ):
-            TokenPooling(method)
+        refuses(f"at least 1 prefix token for method='{method}'. Received: num_prefix_tokens=0", TokenPooling, method)
 
 
 def test_mean_of_merged_tokens_is_weighted_by_size():

@@ -3,6 +3,7 @@ import pytest
 
 from keras_vit.models.backbone import HEADS, head_inputs, parts_of
 from tests import tiny
+from tests.errors import refuses
 from tests.training.test_optimizers import MODELS
 
 Dense = keras.layers.Dense
@@ -57,12 +58,10 @@ def test_parts_of_nested_model_and_layers_around_it():
 
 def test_parts_of_refuses_other_models():
     dense = keras.Sequential([keras.Input((2,)), Dense(2, name="alone")], name="other")
-    with pytest.raises(ValueError, match="Expected a model of this package's builders.*'other' with layers alone"):
-        parts_of(dense)
+    refuses("Expected a model of this package's builders.*'other' with layers alone", parts_of, dense)
     inputs = keras.Input((16, 16, 3))
     twins = [tiny.build(num_classes=0, name=name)(inputs) for name in ("a", "b")]
-    with pytest.raises(ValueError, match="holds it as a layer.*with 2 such models in it"):
-        parts_of(keras.Model(inputs, keras.layers.Add()(twins)))
+    refuses("holds it as a layer.*with 2 such models in it", parts_of, keras.Model(inputs, keras.layers.Add()(twins)))
     assert head_inputs(dense) == []
 
 

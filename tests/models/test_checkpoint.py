@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.checkpoint import Checkpoint
 from tests.tiny import build, randomize
-from tests.weights.helpers import check_refused
+from tests.weights.helpers import check_refused, read
 
 torch = pytest.importorskip("torch", reason="it writes the .pth files")
 IMAGES = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
@@ -66,13 +65,13 @@ def test_average_wrapped_with_its_decay_is_read(weights, model, tmp_path):
 @pytest.mark.parametrize("keys", [("model",), ("model", "model_ema")])
 def test_average_has_the_source_of_its_model(keys, weights, tmp_path):
     torch.save(dict.fromkeys(keys, weights), tmp_path / "w.pth")
-    assert Checkpoint(tmp_path / "w.pth").source.name == "deit"
+    assert read(tmp_path / "w.pth")[0].source.name == "deit"
 
 
 def test_ignored_keys_below_a_prefix_keep_their_names(weights, tmp_path):
     torch.save(prefixed({**weights, "mask_token": torch.zeros(1, 1, 12)}, "model."), tmp_path / "w.pth")
-    checkpoint = Checkpoint(tmp_path / "w.pth", source="mae").file
-    assert checkpoint.ignored == ["model.mask_token"] and not checkpoint.outside
+    file, _ = read(tmp_path / "w.pth", source="mae")
+    assert file.ignored == ["model.mask_token"] and not file.outside
 
 
 def test_counter_and_keys_outside_the_model_are_reported(weights, model, tmp_path, caplog):

@@ -8,8 +8,10 @@ import pytest
 
 import keras_vit
 from keras_vit import inspection, pretraining
+from keras_vit.training import enable_lora, merge_lora
 from tests import tiny
 from tests.contract import check_model, check_nan, randomize
+from tests.errors import refuses
 from tests.models.bit import test_model as bit
 from tests.models.coatnet import test_model as coatnet
 from tests.models.efficientnet import test_model as efficientnet
@@ -55,7 +57,9 @@ BUILDERS = {
 each_builder = pytest.mark.parametrize("family", BUILDERS)
 
 
-def check_contract(kind):
+@pytest.mark.long_elsewhere
+@pytest.mark.parametrize("kind", CONTRACTS)
+def test_model_contract(kind):
     builder, changes = CONTRACTS[kind]
     model = builder(**changes)
     # The norms deep in the small EfficientNet see two pixels of each image. VT-ResNet has no norms above its ResNet, so
@@ -63,18 +67,6 @@ def check_contract(kind):
     count, scale = (4, 1) if "efficientnet" in kind else (2, 0.1) if "vt" in kind else (2, 1)
     # A bias that all keys share does not change the softmax.
     check_model(model, scale * images(count, *model.input_shape[1:]), no_gradient=("position_bias_2",))
-
-
-@pytest.mark.parametrize("kind", CONTRACTS)
-def test_model_contract(kind):
-    check_contract(kind)
-
-
-@pytest.mark.long
-@pytest.mark.backends("tensorflow", "jax")
-@pytest.mark.parametrize("kind", CONTRACTS)
-def test_model_contract_on_other_backends(kind):
-    check_contract(kind)
 
 
 @each_builder
@@ -120,14 +112,14 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
     assert pickle.loads(pickle.dumps(builder)) is builder
     # TensorFlow's name scopes allow neither "+" nor "/" in a model's name.
     assert builder(**{"stages": (1,), "width_factor": 0.5, **sizes}).name in ("vit_R50_B16", "bit_R50x3")
-    with pytest.raises(ValueError, match=f"argument of keras_vit.{name}. Received: variant='R101x1'"):
-        builder(variant="R101x1")
+    refuses(f"argument of keras_vit.{name}. Received: variant='R101x1'", builder, variant="R101x1")
 
 
 @pytest.mark.parametrize(
     "function, expected",
     [
         (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
+        (lambda model, x: inspection.patch_layout(model, x), "a model that holds a ViT"),
         (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
         (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT of this package's builders"),
         (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT of this package's builders"),
@@ -136,8 +128,7 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
 @pytest.mark.parametrize("family", ["coatnet", "efficientnet", "vt_resnet"])
 def test_functions_that_need_tokens_refuse_other_families(family, function, expected):
     model = BUILDERS[family][0](num_classes=0, include_preprocessing=True)
-    with pytest.raises(ValueError, match=f"Expected {expected}"):
-        function(model, images(1, *model.input_shape[1:]))
+    refuses(f"Expected {expected}", function, model, images(1, *model.input_shape[1:]))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +186,35 @@ def test_config_survives_files_clones_and_new_heads(family, tmp_path):
         assert found == config and found.class_names == tuple("abcde") and found.preprocessing == model.preprocessing
 
 
+@pytest.mark.parametrize(
+    "family, changes, adapted",
+    [
+        ("coatnet", {"depths": (1, 1, 1, 1)}, {f"stage_{i}_block_01" for i in (1, 2, 3, 4)}),
+        ("vt_resnet", {}, {"vt_1", "vt_2"}),
+    ],
+)
+def test_lora_trains_its_updates_and_the_head(family, changes, adapted, tmp_path):
+    model = BUILDERS[family][0](**changes)
+    randomize(model, np.random.default_rng(0))
+    x = images(4, *model.input_shape[1:])
+    before = answers(model, x)
+    enable_lora(model, rank=2)
+    np.testing.assert_allclose(answers(model, x), before, rtol=1e-4, atol=1e-5)
+    trainable = {w.path for w in model.trainable_weights}
+    assert {path.split("/")[0] for path in trainable} == adapted | {"head"}
+    old = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
+    model.compile("sgd", "mse")
+    model.fit(x, np.ones((4, 5)), epochs=2, verbose=0)
+    changed = {w.path for w in model.weights if (keras.ops.convert_to_numpy(w) != old[w.path]).any()}
+    # A first factor whose ReLU is off has no gradient. The statistics of batch normalization stay too.
+    assert {path for path in trainable if not path.endswith("lora_kernel_a")} <= changed <= trainable
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert {w.path for w in again.trainable_weights} == trainable
+    for same in (again, merge_lora(model)):
+        np.testing.assert_allclose(answers(same, x), answers(model, x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 @pytest.mark.parametrize("builder, changes", [(coatnet.build, SHALLOW), (efficientnet.build, {})])
@@ -221,8 +241,7 @@ def test_int8_model_survives_its_file(builder, changes, tmp_path):
 )
 def test_unknown_variants_are_refused(builder, message, variants):
     for variant in variants:
-        with pytest.raises(ValueError, match=f"`variant`{message}.*Received"):
-            builder(variant)
+        refuses(f"`variant`{message}.*Received", builder, variant)
 
 
 @pytest.mark.long

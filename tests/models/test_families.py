@@ -52,26 +52,16 @@ def random(family, **changes):
     return model
 
 
-def check_contract(family, folder):
+@each
+@pytest.mark.long_elsewhere
+def test_family_contract(family, tmp_path):
     model = build(family)
     check_model(model, images(3, 16, 16, 3))
-    model.save(folder / "model.keras")
-    for again in (keras.saving.load_model(folder / "model.keras"), keras.models.clone_model(model)):
+    model.save(tmp_path / "model.keras")
+    for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
         assert again.config == model.config
     costs = keras_vit.profile(model)
     assert costs.parameters == model.count_params() and costs.not_counted == []
-
-
-@each
-def test_family_contract(family, tmp_path):
-    check_contract(family, tmp_path)
-
-
-@each
-@pytest.mark.long
-@pytest.mark.backends("tensorflow", "jax")
-def test_family_contract_on_other_backends(family, tmp_path):
-    check_contract(family, tmp_path)
 
 
 def test_siglip_so400m_drops_the_remainder_at_384():

@@ -9,6 +9,7 @@ import keras_vit
 from keras_vit import Preprocessing
 from keras_vit.models.family import FamilyModel, changed, cut_from
 from keras_vit.training import SAM
+from tests.errors import refuses
 from tests.tiny import build
 
 
@@ -45,8 +46,7 @@ def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
     before = keras.config.dtype_policy().name
     assert build(dtype="mixed_bfloat16").get_layer("block_00").mlp.dense_1.compute_dtype == "bfloat16"
     assert keras.config.dtype_policy().name == before
-    with pytest.raises(ValueError, match="pooling"):
-        build(dtype="mixed_bfloat16", pooling="mean")
+    refuses("pooling", build, dtype="mixed_bfloat16", pooling="mean")
     assert keras.config.dtype_policy().name == before
 
 
@@ -151,8 +151,7 @@ def test_dict_changes_single_fields_of_the_preprocessing():
     assert changed(pillow, {"interpolation": "bicubic"}).antialias
     for value in (pillow, None):
         assert changed(Preprocessing(), value) is value
-    with pytest.raises(ValueError, match="fields of a Preprocessing: .*Received: .*'median'"):
-        keras_vit.ViTTi16(preprocessing={"median": 0.5})
+    refuses("fields of a Preprocessing: .*Received: .*'median'", keras_vit.ViTTi16, preprocessing={"median": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,7 @@ def test_dict_changes_single_fields_of_the_preprocessing():
     ],
 )
 def test_argument_of_other_libraries_is_translated(name, value, hint):
-    with pytest.raises(ValueError, match=f"argument of keras_vit.ViTB16. Received: {name}=.*{hint}"):
-        keras_vit.ViTB16(**{name: value})
+    refuses(f"argument of keras_vit.ViTB16. Received: {name}=.*{hint}", keras_vit.ViTB16, **{name: value})
 
 
 def test_changed_preprocessing_keeps_the_builders_constants():
@@ -199,8 +197,7 @@ def test_translation_names_no_argument_that_the_family_lacks(name):
 
 @pytest.mark.parametrize("pooling, hint", [("avg", 'Did you mean "gap"'), ("max", "No layer .* pools the maximum")])
 def test_pooling_of_other_libraries_is_translated(pooling, hint):
-    with pytest.raises(ValueError, match=f"`pooling`.*Received: '{pooling}'. {hint}"):
-        keras_vit.ViTB16(pooling=pooling)
+    refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
 
 
 def test_class_names_of_version_0_2_are_known():

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.training import enable_lora
+from tests.errors import refuses
 from tests.models.small import answers
 from tests.tiny import build, randomize
 
@@ -117,8 +118,7 @@ def with_another_reader():
     ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
 )
 def test_folding_refuses_models_it_would_change(make, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        keras_vit.fold_preprocessing(make())
+    refuses(re.escape(message), keras_vit.fold_preprocessing, make())
 
 
 def test_functions_of_weights_refuse_a_folded_model(tmp_path):
@@ -129,7 +129,5 @@ def test_functions_of_weights_refuse_a_folded_model(tmp_path):
         keras_vit.save_weights(folded, tmp_path / "folded.npz")
     with pytest.raises(ValueError, match="is not folded into its weights. Received: model 'raw'"):
         keras_vit.load_weights(folded, tmp_path / "weights.npz")
-    with pytest.raises(ValueError, match="not folded into its filters. Received: model 'raw'"):
-        keras_vit.inspection.embedding_filters(folded)
-    with pytest.raises(ValueError, match="without folded preprocessing.*Received: model 'raw'"):
-        keras_vit.pretraining.SimMIM(folded)
+    refuses("not folded into its filters. Received: model 'raw'", keras_vit.inspection.embedding_filters, folded)
+    refuses("without folded preprocessing.*Received: model 'raw'", keras_vit.pretraining.SimMIM, folded)

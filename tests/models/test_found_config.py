@@ -1,52 +1,40 @@
 """Facts of folders that are unknown or not understood: refused by name, or set by an argument."""
 
-import json
-import shutil
-
 import pytest
 
 import keras_vit
-from keras_vit.models.checkpoint import Checkpoint
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.helpers import check_refused
+from tests.weights.helpers import changed, check_refused, read
 
 FLOWERS = tuple(f"flower {i}" for i in range(10))
 
 
-def changed(tmp_path, name, file="config.json", **changes):
-    """Copies a golden folder and changes one of its JSON files; a value of ... removes the key."""
-    copy = shutil.copytree(GOLDEN_FOLDER / name, tmp_path / "copy", dirs_exist_ok=True)
-    path = copy / file
-    content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
-    return copy
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bit", "hf_dinov3_gated"])
+def test_unknown_key_of_config_is_refused_by_name(tmp_path, name):
+    folder = changed(tmp_path, name, use_parallel_blocks=True)
+    check_refused("its config.json has keys that this package does not know: use_parallel_blocks=True", folder)
+    # Empty values switch nothing on.
+    read(changed(tmp_path, name, use_parallel_blocks=None))
 
 
 @pytest.mark.parametrize(
-    "name, key",
-    [("hf_vit", "use_parallel_blocks"), ("hf_bit", "use_parallel_blocks"), ("hf_dinov3_gated", "use_parallel_blocks")],
+    "changes, message",
+    [
+        ({"do_flip_channel_order": True}, "Received: .*do_flip_channel_order"),
+        ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of"),
+    ],
 )
-def test_unknown_key_of_config_is_refused_by_name(tmp_path, name, key):
-    folder = changed(tmp_path, name, **{key: True})
-    check_refused(f"its config.json has keys that this package does not know: {key}=True", folder)
-    # Empty values switch nothing on.
-    Checkpoint(changed(tmp_path, name, **{key: None}))
-
-
-def test_unknown_key_of_processor_is_named_and_overridden(tmp_path):
-    folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", do_flip_channel_order=True)
-    check_refused("(?s)Pass preprocessing= to .*Received: .*do_flip_channel_order", folder)
+def test_unknown_processor_is_named_and_overridden(tmp_path, changes, message):
+    folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **changes)
+    check_refused(f"(?s)Pass preprocessing= to .*{message}", folder)
     given = keras_vit.Preprocessing(mean=0.4)
     assert keras_vit.from_pretrained(folder, preprocessing=given).preprocessing == given
 
 
-def test_unknown_image_processor_is_overridden(tmp_path):
-    folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", image_processor_type="LevitImageProcessor")
-    check_refused("(?s)Pass preprocessing= to .*image_processor_type as one of", folder)
-    assert keras_vit.from_pretrained(folder, preprocessing=keras_vit.Preprocessing()).config.hidden_dim == 64
+GAPS, NUMBERS = dict.fromkeys(map(str, range(0, 20, 2)), "a"), {str(i): i for i in range(10)}
 
 
-@pytest.mark.parametrize("labels", [{"0": "a"}, {"0": "a", "2": "b"}, ["a"] * 10])
+@pytest.mark.parametrize("labels", [{"0": "a"}, GAPS, NUMBERS, ["a"] * 10])
 def test_bad_labels_are_overridden_by_class_names(tmp_path, labels):
     folder = changed(tmp_path, "hf_vit", id2label=labels)
     check_refused(r"(?s)Pass class_names= to .*config\.json\. Expected .* Received: ", folder)
@@ -77,9 +65,9 @@ def test_other_kind_of_rotary_positions_is_refused(tmp_path):
 
 
 def test_each_value_has_an_origin():
-    values = Checkpoint(GOLDEN_FOLDER / "hf_vit").found.values
+    values = read(GOLDEN_FOLDER / "hf_vit")[1].values
     assert values["num_heads"].origin == "stated in the file" and values["hidden_dim"].origin == "stated in the file"
     assert values["preprocessing"].origin == "default of transformers"
-    values = Checkpoint(GOLDEN_FOLDER / "timm_deit_distilled.safetensors").found.values
+    values = read(GOLDEN_FOLDER / "timm_deit_distilled.safetensors")[1].values
     assert values["activation"].origin == "default of timm" and values["activation"].certain
     assert not values["pooling"].certain

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.models.checkpoint import Checkpoint
 from keras_vit.models.vit import variants as vit_config
 from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
+from tests.errors import not_found, refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
+from tests.weights.helpers import changed, read
 
 # For each file, the arguments of `from_pretrained` and those of the builder that the file does not determine.
 SIZES = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
@@ -192,13 +193,6 @@ def test_golden_file_at_another_or_any_size(name):
         np.testing.assert_allclose(answers(model, io["images"]), io["features"], atol=1e-4)
 
 
-def test_real_checkpoint_variant_follows_from_its_sizes(shared):
-    model = keras_vit.from_pretrained(shared / "weights" / "ViT-B_16-224.npz", num_classes=0, image_size=384)
-    assert model.name == "vit_B16" and model.input_shape == (None, 384, 384, 3)
-    assert model.get_layer("position_embedding").grid_size == (24, 24)
-    assert model.get_layer("block_11").attention.num_heads == 12
-
-
 # Settings that files do not determine ---------------------------------------------------------------------------------
 
 
@@ -206,11 +200,9 @@ def test_bare_state_dict_needs_heads_and_preprocessing(tmp_path):
     model = randomize(build(hidden_dim=128, num_heads=8, activation="gelu"))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: "):
-        keras_vit.from_pretrained(path)
+    refuses(r"(?s)Pass .*num_heads= to .*\n  preprocessing: .*\n  num_heads: ", keras_vit.from_pretrained, path)
     constants = {"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.9}
-    with pytest.raises(ValueError, match="Pass num_heads= to from_pretrained"):
-        keras_vit.from_pretrained(path, preprocessing=constants)
+    refuses("Pass num_heads= to from_pretrained", keras_vit.from_pretrained, path, preprocessing=constants)
     with pytest.raises(ValueError, match="Pass preprocessing= to from_pretrained"):
         keras_vit.from_pretrained(path, num_heads=8, preprocessing={"mean": 0.5})
     loaded = keras_vit.from_pretrained(path, num_heads=8, preprocessing=keras_vit.Preprocessing())
@@ -243,7 +235,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
-    assert set(Checkpoint(path).found.unknown) == {*unknown, "preprocessing"}
+    assert set(read(path)[1].unknown) == {*unknown, "preprocessing"}
     told = {name: getattr(model.config, name) for name in unknown}
     again = keras_vit.from_pretrained(path, image_size=16, **told, **BARE)
     assert again.config == model.config
@@ -255,8 +247,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
 def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
     monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 4)
     path = GOLDEN_FOLDER / name / "model.safetensors"
-    with pytest.raises(ValueError, match=f"Pass {asked} to"):
-        keras_vit.from_pretrained(path)
+    refuses(f"Pass {asked} to", keras_vit.from_pretrained, path)
     assert keras_vit.from_pretrained(path, num_heads=4, activation="silu").config.activation == "silu"
 
 
@@ -264,8 +255,7 @@ def test_own_file_holds_the_config(tmp_path):
     changes = {"image_size": (None, None), "grid_size": (3, 5), "position_interpolation": "bicubic", "pooling": "none"}
     model = randomize(build(**changes, class_names=list("abcde"), classifier_activation="softmax"))
     model.get_layer("normalization").task = "multi_label"
-    with pytest.raises(ValueError, match='pooling="none"'):
-        keras_vit.save_weights(model, tmp_path / "model.npz")
+    refuses('pooling="none"', keras_vit.save_weights, model, tmp_path / "model.npz")
     model = randomize(build(**{**changes, "pooling": "gap"}, class_names=list("abcde"), num_heads=3))
     model.get_layer("normalization").task = "multi_label"
     keras_vit.save_weights(model, tmp_path / "model.npz")
@@ -288,12 +278,6 @@ def test_weights_are_rounded_to_the_variables_dtype(tmp_path, dtype):
     assert ("bfloat16" in kinds) == (dtype == "bfloat16")
 
 
-def test_unsquare_position_table_needs_its_grid():
-    path = GOLDEN_FOLDER / "vit_nonsquare.npz"
-    with pytest.raises(ValueError, match=r"pass grid_size=\(rows, columns\)"):
-        keras_vit.from_pretrained(path)
-
-
 @pytest.mark.parametrize(
     "path, message",
     [
@@ -304,8 +288,7 @@ def test_unsquare_position_table_needs_its_grid():
     ],
 )
 def test_missing_path_names_similar_names(path, message):
-    with pytest.raises(FileNotFoundError, match=f"hf://owner/name, or the name of .* Received: '{path}', .*{message}"):
-        keras_vit.from_pretrained(path)
+    not_found(f"hf://owner/name, or the name of .* Received: '{path}', .*{message}", keras_vit.from_pretrained, path)
 
 
 def test_unknown_builder_argument_is_named():
@@ -346,10 +329,9 @@ def test_source_sets_the_preprocessing(tmp_path, name):
 
 
 def test_model_type_without_fixed_preprocessing_needs_it(tmp_path):
-    folder = changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_msn")
-    with pytest.raises(ValueError, match="(?s)Pass preprocessing=.*vit_msn models differ in it"):
-        keras_vit.from_pretrained(folder)
-    found = keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, model_type="vit_mae")).preprocessing
+    folder = changed(tmp_path, "hf_vit", model_type="vit_msn")
+    refuses("(?s)Pass preprocessing=.*vit_msn models differ in it", keras_vit.from_pretrained, folder)
+    found = keras_vit.from_pretrained(changed(tmp_path, "hf_vit", model_type="vit_mae")).preprocessing
     assert (found.mean, found.resize_mode) == (IMAGENET.mean, "squash")
 
 
@@ -361,14 +343,6 @@ def _without_facts(path):
 
 
 # Settings in configs --------------------------------------------------------------------------------------------------
-
-
-def changed(folder, tmp_path, name="config.json", **changes):
-    """Copies a Hugging Face folder and changes settings of one of its JSON files."""
-    copy = shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
-    path = copy / name
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **changes}))
-    return copy
 
 
 @pytest.mark.parametrize(
@@ -389,8 +363,7 @@ def changed(folder, tmp_path, name="config.json", **changes):
     ],
 )
 def test_unsupported_config_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, **changes))
+    refuses(message, keras_vit.from_pretrained, changed(tmp_path, "hf_vit", **changes))
 
 
 @pytest.mark.parametrize(
@@ -406,21 +379,20 @@ def test_unsupported_config_is_refused(tmp_path, changes, message):
 )
 def test_invalid_preprocessor_config_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=f"Cannot load '.*'.*{message}"):
-        keras_vit.from_pretrained(changed(GOLDEN_FOLDER / "hf_vit", tmp_path, "preprocessor_config.json", **changes))
+        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", **changes))
 
 
 @pytest.mark.parametrize("method", ["learned", "learned2d", "relative"])
 def test_image_size_beyond_the_arrays_is_refused(tmp_path, method):
     keras_vit.save_weights(build(), tmp_path / "model.npz")
-    checkpoint = Checkpoint(tmp_path / "model.npz")
-    stated = checkpoint.found.resolve({})
-    check_positions(checkpoint.file, stated)
+    file, found = read(tmp_path / "model.npz")
+    stated = found.resolve({})
+    check_positions(file, stated)
     with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of its model"):
-        check_positions(checkpoint.file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
-    check_positions(checkpoint.file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
-    checkpoint.weights.clear()
-    with pytest.raises(ValueError, match="Received: 0"):
-        check_positions(checkpoint.file, stated)
+        check_positions(file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
+    check_positions(file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
+    file.weights.clear()
+    refuses("Received: 0", check_positions, file, stated)
 
 
 def test_config_with_unsquare_image_size(tmp_path):
@@ -434,12 +406,11 @@ def test_config_with_unsquare_image_size(tmp_path):
 
 
 def test_preprocessor_do_normalize_and_rescale_factor(tmp_path):
-    folder = GOLDEN_FOLDER / "hf_vit"
-    plain = changed(folder, tmp_path, "preprocessor_config.json", do_normalize=False)
+    plain = changed(tmp_path, "hf_vit", "preprocessor_config.json", do_normalize=False)
     found = keras_vit.from_pretrained(plain).preprocessing
     assert (found.mean, found.std) == ((0.0,), (1.0,))
     with pytest.raises(ValueError, match="does not scale images by 1/255"):
-        keras_vit.from_pretrained(changed(folder, tmp_path, "preprocessor_config.json", rescale_factor=1.0))
+        keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", rescale_factor=1.0))
 
 
 @pytest.mark.parametrize("global_pool, expected", [("token", "token"), ("avg", "gap"), ("max", None)])
@@ -452,8 +423,7 @@ def test_timm_folder_sets_pooling_and_model_args(tmp_path, global_pool, expected
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     if expected is None:
-        with pytest.raises(ValueError, match="global_pool='max'"):
-            keras_vit.from_pretrained(tmp_path)
+        refuses("global_pool='max'", keras_vit.from_pretrained, tmp_path)
         return
     model = keras_vit.from_pretrained(tmp_path)
     assert model.get_layer("pooling").method == expected and model.get_layer("block_00").attention.num_heads == 4
@@ -465,15 +435,13 @@ def test_timm_folder_of_unknown_name_needs_arguments(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_new", "pretrained_cfg": {}}))
     told = {"num_heads": 4, "activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token"}
     told |= {"rotary_embedding": None, "rotary_grid": None}
-    with pytest.raises(ValueError, match=f"Pass {'=, '.join(told)}= to"):
-        keras_vit.from_pretrained(tmp_path)
+    refuses(f"Pass {'=, '.join(told)}= to", keras_vit.from_pretrained, tmp_path)
     close(keras_vit.from_pretrained(tmp_path, **told), golden("timm_vit.safetensors")[1], "timm")
 
 
 def test_key_bias_in_the_file_is_required():
     model = keras_vit.ViT("B/16", image_size=32, num_classes=10, **{**SIZES, **EXACT, "key_bias": False})
-    with pytest.raises(ValueError, match="key_bias=True"):
-        keras_vit.load_weights(model, GOLDEN_FOLDER / "timm_vit.safetensors")
+    refuses("key_bias=True", keras_vit.load_weights, model, GOLDEN_FOLDER / "timm_vit.safetensors")
 
 
 def test_any_size_model_keeps_the_files_position_table(tmp_path):
@@ -535,13 +503,10 @@ def test_run_keras_file_and_checkpoint_give_the_model(tmp_path):
 def test_path_without_model_is_named(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"a run that has ended.*model\.keras"):
-        keras_vit.from_pretrained(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match=r"none\.keras"):
-        keras_vit.from_pretrained(tmp_path / "none.keras")
+    not_found(r"a run that has ended.*model\.keras", keras_vit.from_pretrained, tmp_path / "run")
+    not_found(r"none\.keras", keras_vit.from_pretrained, tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no model")
-    with pytest.raises(ValueError, match=r"text\.keras.*damaged"):
-        keras_vit.from_pretrained(tmp_path / "text.keras")
+    refuses(r"text\.keras.*damaged", keras_vit.from_pretrained, tmp_path / "text.keras")
     with pytest.raises(ValueError, match="no skip with .*text.keras', a whole model"):
         keras_vit.from_pretrained(tmp_path / "text.keras", skip="head")
 
@@ -563,5 +528,4 @@ def test_damaged_config_of_keras_file_is_named(old, new, tmp_path):
             data = good.read(name)
             assert name != "config.json" or old in data
             bad.writestr(name, data.replace(old, new) if name == "config.json" else data)
-    with pytest.raises(ValueError, match=r"Cannot read .*bad\.keras"):
-        keras_vit.from_pretrained(tmp_path / "bad.keras")
+    refuses(r"Cannot read .*bad\.keras", keras_vit.from_pretrained, tmp_path / "bad.keras")

@@ -16,6 +16,7 @@ import keras_vit
 from keras_vit.models import catalog as names
 from keras_vit.models import zoo
 from keras_vit.weights.download import DownloadError
+from tests.errors import not_found, refuses
 from tests.weights.helpers import shapes_of
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
@@ -84,8 +85,7 @@ def put(path, content=None):
 
 def check_not_fetched(message, row, error=ValueError):
     """Checks that the file of a published checkpoint is refused with this message."""
-    with pytest.raises(error, match=message):
-        zoo.fetch(row)
+    refuses(message, zoo.fetch, row, error=error)
 
 
 def check_row(row):
@@ -175,8 +175,7 @@ def test_row_has_published_address(name, url):
 def test_list_weights_filters_and_returns_copies():
     assert {row.architecture for row in zoo.list_weights("ViTB16")} == {"ViTB16"}
     assert sum(len(zoo.list_weights(name)) for name in {row.architecture for row in ROWS}) == len(ROWS)
-    with pytest.raises(ValueError, match="`architecture`. Expected one of 'ViTB8', .*Received: 'B/16'"):
-        zoo.list_weights("B/16")
+    refuses("`architecture`. Expected one of 'ViTB8', .*Received: 'B/16'", zoo.list_weights, "B/16")
     zoo.list_weights().clear()
     assert len(zoo.list_weights()) == len(ROWS)
     # Google has not published these files.
@@ -196,8 +195,7 @@ def test_table_is_aligned_and_columns_are_chosen():
     assert zoo.containing("") == ROWS
     row = zoo.find("DeiTB16.imagenet2012")
     assert zoo.table([row], ("params", "sha256")).splitlines()[1].split() == ["87M", "b5f2ef4d"]
-    with pytest.raises(ValueError, match="`columns`. Expected one of 'name', .*'url'. Received: 'size'"):
-        zoo.table([row], ("size",))
+    refuses("`columns`. Expected one of 'name', .*'url'. Received: 'size'", zoo.table, [row], ("size",))
 
 
 def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
@@ -207,12 +205,10 @@ def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
         ("DeiTB16", 5, "'imagenet2012', 'imagenet2012_384'"),
     ):
         expected = f"`weights`. Expected the path of a file, or a tag of {architecture}: {tags}. Received: {tag!r}"
-        with pytest.raises(ValueError, match=re.escape(expected)):
-            zoo.resolve(architecture, tag)
+        refuses(re.escape(expected), zoo.resolve, architecture, tag)
     monkeypatch.chdir(tmp_path)
     message = "file or folder of weights. Received: 'a.npz', which does not exist in"
-    with pytest.raises(FileNotFoundError, match=message):
-        zoo.local_path("a.npz", "ViTB16")
+    not_found(message, zoo.local_path, "a.npz", "ViTB16")
     with pytest.raises(ValueError, match="Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'"):
         zoo.local_path("ViTB16.imagenet21k", "ViTB16")
     with pytest.raises(ValueError, match=r"Received: 'imagenet'. Did you mean 'imagenet2012'\?"):

@@ -11,6 +11,7 @@ from keras_vit.prediction.classes import (
     outputs_named,
     prediction_activation,
 )
+from tests.errors import refuses
 from tests.models.bit import test_model as bit
 from tests.tiny import build
 
@@ -32,17 +33,14 @@ def test_decode_predictions_best_first():
 
 def test_decode_predictions_refuses_logits():
     for bad in (np.random.default_rng(0).normal(size=(1, 1000)), np.zeros((1, 1000)), np.full((1, 1000), np.nan)):
-        with pytest.raises(ValueError, match="softmax"):
-            keras_vit.decode_predictions(bad)
+        refuses("softmax", keras_vit.decode_predictions, bad)
 
 
 def test_decode_predictions_refuses_other_shapes_and_top():
     for shape in ((1000,), (1, 999), (1, 1, 1000)):
-        with pytest.raises(ValueError, match=r"shape \(batch, 1000\)"):
-            keras_vit.decode_predictions(np.full(shape, 0.001))
+        refuses(r"shape \(batch, 1000\)", keras_vit.decode_predictions, np.full(shape, 0.001))
     for top in (0, 1001):
-        with pytest.raises(ValueError, match="`top`"):
-            keras_vit.decode_predictions(np.eye(1000)[:1], top=top)
+        refuses("`top`", keras_vit.decode_predictions, np.eye(1000)[:1], top=top)
 
 
 def test_decode_predictions_uses_the_models_class_names(caplog):
@@ -58,22 +56,16 @@ def test_decode_predictions_uses_the_models_class_names(caplog):
     other = keras.Model(named.input, keras.layers.Dense(2)(features.output))
     assert [name for _, name, _ in keras_vit.decode_predictions([[0.6, 0.4]], other)[0]] == ["0", "1"]
     assert "3 class names and 2 outputs" in caplog.text
-    with pytest.raises(ValueError, match="outputs features"):
-        keras_vit.decode_predictions(np.eye(12)[:1], features)
+    refuses("outputs features", keras_vit.decode_predictions, np.eye(12)[:1], features)
 
 
 def test_decode_predictions_refuses_other_class_counts():
     model = build(num_classes=3, class_names=["ant", "bee", "cat"])
-    with pytest.raises(ValueError, match=r"shape \(batch, 3\)"):
-        keras_vit.decode_predictions([[0.5, 0.5]], model)
-    with pytest.raises(ValueError, match="`top` between 1 and 3"):
-        keras_vit.decode_predictions(np.eye(3), model, top=4)
-    with pytest.raises(ValueError, match="`top` between 1 and 3. Received: top='2'"):
-        keras_vit.decode_predictions(np.eye(3), model, top="2")
-    with pytest.raises(ValueError, match="`model`.*top="):
-        keras_vit.decode_predictions(np.eye(1000)[:1], 5)
-    with pytest.raises(ValueError, match="softmax"):
-        keras_vit.decode_predictions([[0.9, 0.8, 0.1]], model)
+    refuses(r"shape \(batch, 3\)", keras_vit.decode_predictions, [[0.5, 0.5]], model)
+    refuses("`top` between 1 and 3", keras_vit.decode_predictions, np.eye(3), model, top=4)
+    refuses("`top` between 1 and 3. Received: top='2'", keras_vit.decode_predictions, np.eye(3), model, top="2")
+    refuses("`model`.*top=", keras_vit.decode_predictions, np.eye(1000)[:1], 5)
+    refuses("softmax", keras_vit.decode_predictions, [[0.9, 0.8, 0.1]], model)
     many = build(num_classes=3, classifier_activation="sigmoid")
     assert keras_vit.decode_predictions([[0.9, 0.8, 0.1]], many, top=1) == [[("0", "0", 0.9)]]
 
@@ -113,13 +105,11 @@ def test_regression_model_has_no_classes(tmp_path):
     model.save(tmp_path / "model.keras")
     for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
         assert activation_of(copy) is None and outputs_named(copy) == [("0", "age")]
-        with pytest.raises(ValueError, match="task='regression'"):
-            keras_vit.decode_predictions([[0.5]], copy)
+        refuses("task='regression'", keras_vit.decode_predictions, [[0.5]], copy)
     keras_vit.save_weights(model, tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.task == "regression"
     assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3, num_classes=2).config.task == "single_label"
-    with pytest.raises(ValueError, match="`task`. Expected one of 'single_label', 'multi_label', 'regression'"):
-        build(task="classes")
+    refuses("`task`. Expected one of 'single_label', 'multi_label', 'regression'", build, task="classes")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +124,7 @@ def test_regression_model_has_no_classes(tmp_path):
 def test_prediction_activation_must_fit_the_loss(loss, setting):
     model = build()
     model.compile("sgd", loss)
-    with pytest.raises(ValueError, match=f"task={setting!r}"):
-        prediction_activation(model)
+    refuses(f"task={setting!r}", prediction_activation, model)
     told = build(task=setting)
     told.compile("sgd", loss)
     assert prediction_activation(told) == {"regression": None, "multi_label": "sigmoid"}[setting]
@@ -193,5 +182,4 @@ def test_activation_of_distilled_model_and_of_other_heads():
     assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
     assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
     for model in (build(pooling="none"), build(distillation_token=True, return_both_heads=True)):
-        with pytest.raises(ValueError, match="one output"):
-            activation_of(model, "classify")
+        refuses("one output", activation_of, model, "classify")

@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import build, randomize
 
@@ -56,19 +57,14 @@ def test_features_of_clones_and_models_with_own_head(kind, tmp_path):
 
 
 def test_features_bad_argument_is_named():
-    with pytest.raises(ValueError, match="Received: blocks="):
-        keras_vit.features(build(), blocks=(0, 2))
-    with pytest.raises(ValueError, match="`format`"):
-        keras_vit.features(build(), blocks=(0,), format="image")
+    refuses("Received: blocks=", keras_vit.features, build(), blocks=(0, 2))
+    refuses("`format`", keras_vit.features, build(), blocks=(0,), format="image")
     inputs = keras.Input((16, 16, 3))
-    with pytest.raises(ValueError, match="pass that"):
-        keras_vit.features(keras.Model(inputs, build()(inputs)), blocks=(0,))
+    refuses("pass that", keras_vit.features, keras.Model(inputs, build()(inputs)), blocks=(0,))
     with pytest.raises(ValueError, match="Expected a model of this package's builders"):
         keras_vit.features(keras.Model(inputs, keras.layers.Flatten()(inputs)), blocks=(0,))
-    with pytest.raises(ValueError, match="patch_dropout_rate=0"):
-        keras_vit.features(build(patch_dropout_rate=0.5), blocks=(0,), format="map")
-    with pytest.raises(ValueError, match="token_merging=0"):
-        keras_vit.features(build(token_merging=(1, 0)), blocks=(0,), format="map")
+    refuses("patch_dropout_rate=0", keras_vit.features, build(patch_dropout_rate=0.5), blocks=(0,), format="map")
+    refuses("token_merging=0", keras_vit.features, build(token_merging=(1, 0)), blocks=(0,), format="map")
 
 
 def test_feature_maps_need_all_tokens_of_a_block():
@@ -80,8 +76,7 @@ def test_feature_maps_need_all_tokens_of_a_block():
 
     few = keras.models.clone_model(model, clone_function=clone)
     assert keras_vit.features(few, blocks=(0,), format="map").output_shape == (None, 4, 4, 12)
-    with pytest.raises(ValueError, match="without `num_outputs` of its blocks"):
-        keras_vit.features(few, blocks=(0, -1), format="map")
+    refuses("without `num_outputs` of its blocks", keras_vit.features, few, blocks=(0, -1), format="map")
 
 
 def test_features_of_last_and_merging_blocks():
@@ -115,5 +110,4 @@ def test_features_of_vt_resnet_units_and_modules():
     with pytest.raises(ValueError, match="blocks of a feature map, or VT modules before the last as `blocks`.*'vt_2'"):
         keras_vit.features(model, (3,), format="map")
     assert [y.shape for y in keras_vit.features(model)(x)] == [(2, 8, 11, 4), (2, 4, 6, 8)]
-    with pytest.raises(ValueError, match="below 4, the model's depth"):
-        keras_vit.features(model, (4,))
+    refuses("below 4, the model's depth", keras_vit.features, model, (4,))

@@ -9,7 +9,7 @@ import keras_vit
 from keras_vit.evaluation import ensemble, predict
 from keras_vit.prediction.classify import classify
 from keras_vit.prediction.files import as_json, find_images, predict_images, write_csv
-from tests.evaluation.errors import not_found, refuses
+from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]

@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from tests.errors import refuses
 from tests.models.small import answers
 from tests.tiny import build, randomize
 
@@ -71,14 +72,12 @@ def test_preprocess_input_in_tf_data():
 
 @pytest.mark.parametrize("bad", [256.0, -1.0, np.nan])
 def test_images_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match=r"Expected images of 0\.\.255"):
-        keras_vit.preprocess_input(np.full((1, 2, 2, 3), bad))
+    refuses(r"Expected images of 0\.\.255", keras_vit.preprocess_input, np.full((1, 2, 2, 3), bad))
 
 
 def test_preprocess_input_needs_a_normalization_layer():
     inputs = keras.Input((4,))
-    with pytest.raises(ValueError, match="normalization"):
-        keras_vit.preprocess_input(raw(), keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+    refuses("normalization", keras_vit.preprocess_input, raw(), keras.Model(inputs, keras.layers.Dense(2)(inputs)))
 
 
 @pytest.mark.parametrize("model", [None, {}, {"include_preprocessing": True}])
@@ -92,5 +91,4 @@ def test_images_scaled_to_0_to_1_are_refused(model):
 
 def test_preprocess_input_of_a_path_is_refused():
     message = "`x`. Expected an array of images, as keras_vit.read_image.*Received: 'cat.jpg'"
-    with pytest.raises(ValueError, match=message):
-        keras_vit.preprocess_input("cat.jpg")
+    refuses(message, keras_vit.preprocess_input, "cat.jpg")

@@ -15,6 +15,7 @@ from keras_vit.inspection import (
     position_similarity,
 )
 from keras_vit.prediction.watch import Watch, scores_of
+from tests.errors import refuses
 from tests.inspection import reference
 
 
@@ -161,20 +162,17 @@ def test_inspection_refuses_other_models():
     vit, images = reference.build()
     with pytest.raises(ValueError, match="holds a ViT of this package"):
         attention_maps(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), np.zeros((1, 4)))
-    with pytest.raises(ValueError, match="Expected a Keras model. Received: 'B/16'"):
-        attention_maps("B/16", images)
+    refuses("Expected a Keras model. Received: 'B/16'", attention_maps, "B/16", images)
     inputs = keras.Input((8, 12, 3))
     two = keras.Model(inputs, keras.layers.Add()([vit(inputs), reference.build(name="other")[0](inputs)]))
     for function in (attention_rollout, lambda model, images: position_similarity(model)):
-        with pytest.raises(ValueError, match=r"with 2. If the model holds several ViTs, pass one"):
-            function(two, images)
+        refuses(r"with 2. If the model holds several ViTs, pass one", function, two, images)
 
 
 def test_inspection_refuses_token_merging():
     model, images = reference.build(token_merging=(0, 1))
     for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
-        with pytest.raises(ValueError, match="without token merging.*Build it with token_merging=0"):
-            function(model, images)
+        refuses("without token merging.*Build it with token_merging=0", function, model, images)
     # Functions that read only weights work.
     assert embedding_filters(model, number=2).shape == (2, 4, 4, 3)
     assert position_similarity(model).shape == (2, 3, 2, 3)

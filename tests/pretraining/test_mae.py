@@ -5,6 +5,7 @@ import pytest
 from keras_vit.layers import PositionEmbedding
 from keras_vit.pretraining import MAE
 from tests import tiny
+from tests.errors import refuses
 from tests.pretraining.images import numpy_patches, raw_images
 
 RNG = np.random.default_rng(0)
@@ -107,9 +108,6 @@ def test_decoder_size_follows_the_encoder_by_default():
 
 def test_unsupported_backbones_and_ratios():
     for changes in ({"position_embedding": "relative"}, {"rotary_embedding": "axial"}):
-        with pytest.raises(ValueError, match="without relative or rotary positions"):
-            MAE(tiny.build(**changes))
-    with pytest.raises(ValueError, match="without a ResNet below"):
-        MAE(tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
-    with pytest.raises(ValueError, match="at least one visible patch of 16. Received: 0.95"):
-        MAE(tiny.build(), mask_ratio=0.95)
+        refuses("without relative or rotary positions", MAE, tiny.build(**changes))
+    refuses("without a ResNet below", MAE, tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
+    refuses("at least one visible patch of 16. Received: 0.95", MAE, tiny.build(), mask_ratio=0.95)

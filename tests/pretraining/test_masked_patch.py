@@ -5,6 +5,7 @@ import pytest
 import keras_vit
 from keras_vit.pretraining import MaskedPatchPrediction, masking
 from tests import tiny
+from tests.errors import refuses
 from tests.pretraining.images import numpy_patches, raw_images
 
 RNG = np.random.default_rng(0)
@@ -97,7 +98,5 @@ def test_reconstruction_shows_the_predicted_colours():
 def test_bad_arguments():
     shares = {"masked_share": 0.8, "swapped_share": 0.3}
     for arguments in ({"mask_ratio": 0}, {"mask_ratio": 1}, {"masked_share": -0.1}, shares):
-        with pytest.raises(ValueError, match="Expected"):
-            MaskedPatchPrediction(tiny.build(), **arguments)
-    with pytest.raises(ValueError, match="at least 2 patches"):
-        MaskedPatchPrediction(tiny.build(image_size=4))
+        refuses("Expected", MaskedPatchPrediction, tiny.build(), **arguments)
+    refuses("at least 2 patches", MaskedPatchPrediction, tiny.build(image_size=4))

@@ -8,6 +8,7 @@ from keras_vit.semi_supervised import MetaPseudoLabels
 from keras_vit.training import SGD, AdamW, Resume
 from tests import tiny
 from tests.distillation.models import assert_equal, numpy
+from tests.errors import refuses
 
 # TensorFlow takes longer to compile a step than to run it.
 JIT = keras.backend.backend() == "jax"
@@ -220,22 +221,18 @@ def test_vit_is_trained_and_evaluated():
     ids=str,
 )
 def test_bad_arguments(changes, message):
-    with pytest.raises(ValueError, match=message):
-        MetaPseudoLabels(linear(), linear(), **changes)
+    refuses(message, MetaPseudoLabels, linear(), linear(), **changes)
 
 
 def test_mismatched_models_batches_and_optimizers():
     model = linear()
-    with pytest.raises(ValueError, match="`student`.*another model"):
-        MetaPseudoLabels(model, model)
+    refuses("`student`.*another model", MetaPseudoLabels, model, model)
     with pytest.raises(ValueError, match="`student`.*of its 3 classes"):
         MetaPseudoLabels(model, keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     with pytest.raises(ValueError, match="`teacher`.*gives the logits"):
         MetaPseudoLabels(keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")]), model)
     trainer = trainer_of(model, linear(seed=1))
     for x, y in ((X, Y), ((X, X), Y), ((X, X, X), ONE_HOT)):
-        with pytest.raises(ValueError, match=r"\(\(images, unlabelled, augmented\), labels\)"):
-            trainer.train_on_batch(x, y)
+        refuses(r"\(\(images, unlabelled, augmented\), labels\)", trainer.train_on_batch, x, y)
     optimizer = keras.optimizers.SGD()
-    with pytest.raises(ValueError, match="`teacher_optimizer`.*another optimizer"):
-        trainer.compile(optimizer, optimizer)
+    refuses("`teacher_optimizer`.*another optimizer", trainer.compile, optimizer, optimizer)

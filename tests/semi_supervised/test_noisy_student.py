@@ -9,6 +9,7 @@ from keras_vit.semi_supervised import noisy_student, pseudo_labels
 from keras_vit.training import Resume, fit
 from tests import tiny
 from tests.distillation.models import assert_equal, weights
+from tests.errors import refuses
 
 tf = pytest.importorskip("tensorflow", reason="the batches are tf.data")
 
@@ -129,12 +130,8 @@ def test_seed_determines_each_new_student(tmp_path):
 
 def test_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path, lambda *_: None, rounds=1)
-    with pytest.raises(ValueError, match="with another per_class.*another `folder`"):
-        run(tmp_path, rounds=1, per_class=3)
-    with pytest.raises(ValueError, match="with another kind"):
-        run(tmp_path, rounds=1, kind="hard")
-    with pytest.raises(ValueError, match="with another sha256"):
-        run(tmp_path, rounds=1, teacher=linear())
+    refuses("with another per_class.*another `folder`", run, tmp_path, rounds=1, per_class=3)
+    refuses("with another kind", run, tmp_path, rounds=1, kind="hard")
+    refuses("with another sha256", run, tmp_path, rounds=1, teacher=linear())
     (tmp_path / "round_1" / "pseudo_labels.npz").write_bytes(b"")
-    with pytest.raises(ValueError, match="Cannot read the pseudo labels"):
-        run(tmp_path, rounds=1)
+    refuses("Cannot read the pseudo labels", run, tmp_path, rounds=1)

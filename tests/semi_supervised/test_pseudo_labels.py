@@ -5,6 +5,7 @@ import pytest
 from keras_vit.semi_supervised import PseudoLabels, pseudo_labels
 from keras_vit.semi_supervised.pseudo_labels import described
 from tests import tiny
+from tests.errors import not_found, refuses
 
 IMAGES = np.random.default_rng(0).normal(size=(12, 16, 16, 3)).astype("float32")
 
@@ -36,8 +37,7 @@ def test_threshold_keeps_equal_confidences():
     labels = of(PROBABILITIES, threshold=0)
     assert labels.indices.tolist() == [0, 1, 2, 3, 4, 5] and len(labels) == 6
     np.testing.assert_allclose(labels.confidences, np.max(PROBABILITIES, axis=1), atol=1e-4)
-    with pytest.raises(ValueError, match=r"`threshold`.*at most the largest confidence, 0\.9"):
-        of(PROBABILITIES, threshold=0.95)
+    refuses(r"`threshold`.*at most the largest confidence, 0\.9", of, PROBABILITIES, threshold=0.95)
 
 
 def test_per_class_balances_classes():
@@ -120,8 +120,7 @@ def test_datasets_and_lists_give_the_labels_of_arrays(teacher):
         np.testing.assert_array_equal(labels.indices, expected.indices)
         np.testing.assert_allclose(labels.labels, expected.labels, atol=1e-6)
     incomplete = Incomplete([IMAGES[:7]])
-    with pytest.raises(ValueError, match=r"`images`.*each of the 8 images; broken: \[3\]"):
-        pseudo_labels(teacher, incomplete, threshold=0.25)
+    refuses(r"`images`.*each of the 8 images; broken: \[3\]", pseudo_labels, teacher, incomplete, threshold=0.25)
     with pytest.raises(ValueError, match="`images`.*a dataset that ends"):
         pseudo_labels(teacher, tf.data.Dataset.from_tensor_slices(IMAGES).batch(9).repeat())
 
@@ -142,10 +141,8 @@ def test_labels_reload_and_damaged_files_are_refused(tmp_path, kind, teacher):
     flipped, newer = content[:200] + b"\xff" + content[201:], content.replace(b"version 1", b"version 9")
     for damaged in (content[:-40], flipped, b"", newer):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="Cannot read the pseudo labels"):
-            PseudoLabels.load(path)
-    with pytest.raises(FileNotFoundError, match="`path`"):
-        PseudoLabels.load(tmp_path / "none.npz")
+        refuses("Cannot read the pseudo labels", PseudoLabels.load, path)
+    not_found("`path`", PseudoLabels.load, tmp_path / "none.npz")
 
 
 def test_sha256_changes_with_the_teachers_weights():
@@ -172,12 +169,9 @@ def test_sha256_changes_with_the_teachers_weights():
 )
 def test_bad_arguments(changes, message):
     options = {"teacher": table_teacher(), "images": np.zeros((2, 1, 1, 3)), **changes}
-    with pytest.raises(ValueError, match=message):
-        pseudo_labels(**options)
+    refuses(message, pseudo_labels, **options)
 
 
 def test_unsuitable_teachers():
-    with pytest.raises(ValueError, match="`teacher`.*sum to 1.*Received: 1.5"):
-        pseudo_labels(table_teacher("sigmoid"), np.zeros((2, 1, 1, 3)))
-    with pytest.raises(ValueError, match="`teacher`.*two or more classes"):
-        pseudo_labels(tiny.build(num_classes=1), IMAGES)
+    refuses("`teacher`.*sum to 1.*Received: 1.5", pseudo_labels, table_teacher("sigmoid"), np.zeros((2, 1, 1, 3)))
+    refuses("`teacher`.*two or more classes", pseudo_labels, tiny.build(num_classes=1), IMAGES)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit.training import SAM, LayerDecay, batches, freeze, preflight
+from tests.errors import refuses
 from tests.tiny import build
 
 RNG = np.random.default_rng(0)
@@ -63,11 +64,9 @@ def test_preflight_accepts_all_data_of_fit(model):
     found = look(model, dataset, epochs=2)
     assert found.steps == 6 and found.num_images is None and not found.counted_all
     assert found.images_per_class == (2, 2, 2, 1, 1)
-    with pytest.raises(ValueError, match="`steps_per_epoch` for data that never ends"):
-        look(model, dataset.repeat())
+    refuses("`steps_per_epoch` for data that never ends", look, model, dataset.repeat())
     assert look(model, dataset.repeat(), steps_per_epoch=7).steps == 7
-    with pytest.raises(ValueError, match="can be read again. Received: generator"):
-        look(model, (batch for batch in Batches()))
+    refuses("can be read again. Received: generator", look, model, (batch for batch in Batches()))
 
 
 @pytest.mark.parametrize(
@@ -89,14 +88,12 @@ def test_preflight_accepts_all_data_of_fit(model):
     ],
 )
 def test_preflight_labels_that_do_not_fit_the_loss(model, labels, loss, message):
-    with pytest.raises(ValueError, match=message):
-        look(model, (IMAGES, labels), loss)
+    refuses(message, look, model, (IMAGES, labels), loss)
 
 
 def test_preflight_loss_of_logits_of_a_softmax_model():
     model = build(classifier_activation="softmax")
-    with pytest.raises(ValueError, match="from_logits=False, since the model gives probabilities"):
-        look(model, (IMAGES, LABELS))
+    refuses("from_logits=False, since the model gives probabilities", look, model, (IMAGES, LABELS))
     assert look(model, (IMAGES, LABELS), "sparse_categorical_crossentropy").steps == 3
     # If the last operation is unknown, the values of the outputs decide.
     own = keras.layers.Activation(lambda x: keras.ops.exp(x) / keras.ops.sum(keras.ops.exp(x), -1, keepdims=True))
@@ -130,18 +127,15 @@ def test_preflight_labels_that_fit_the_loss(model):
     ],
 )
 def test_preflight_images_that_do_not_fit_the_model(model, images, message):
-    with pytest.raises(ValueError, match=message):
-        look(model, (images, LABELS))
-    with pytest.raises(ValueError, match=f"In `validation_data`: .*{message}"):
-        look(model, (IMAGES, LABELS), validation_data=(images, LABELS))
+    refuses(message, look, model, (images, LABELS))
+    refuses(f"In `validation_data`: .*{message}", look, model, (IMAGES, LABELS), validation_data=(images, LABELS))
 
 
 def test_preflight_scaled_images_of_a_scaling_model():
     model = build(include_preprocessing=True)
     assert look(SAM(model), (RAW, LABELS)).expected_values == (0, 255)
     for images in (IMAGES, RAW / 255):
-        with pytest.raises(ValueError, match="include_preprocessing=True and scales"):
-            look(SAM(model), (images, LABELS))
+        refuses("include_preprocessing=True and scales", look, SAM(model), (images, LABELS))
 
 
 def test_preflight_names_all_problems_at_once(model, tmp_path):
@@ -179,8 +173,7 @@ def test_preflight_warns_of_float16_without_loss_scaling():
 def test_preflight_frozen_model_is_refused():
     model = build()
     model.trainable = False
-    with pytest.raises(ValueError, match="weights are all frozen"):
-        look(model, (IMAGES, LABELS))
+    refuses("weights are all frozen", look, model, (IMAGES, LABELS))
     model.trainable = True
     freeze(model)
     assert look(model, (IMAGES, LABELS)).trainable == 12 * 5 + 5
@@ -190,20 +183,17 @@ def test_preflight_other_class_order_is_refused():
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
     data.class_names = list("abcde")
     model = build(class_names=list("edcba"))
-    with pytest.raises(ValueError, match="the model's classes in their order.*layer 'normalization'"):
-        look(model, data)
+    refuses("the model's classes in their order.*layer 'normalization'", look, model, data)
     model.get_layer("normalization").class_names = list("abcde")
     assert look(model, data).class_names == tuple("abcde")
     data.num_classes = 6
-    with pytest.raises(ValueError, match="Expected a model of 6 outputs"):
-        look(model, data)
+    refuses("Expected a model of 6 outputs", look, model, data)
 
 
 def test_preflight_accepts_a_model_without_loss():
     found = preflight(build(), (IMAGES, LABELS), verbose=0)
     assert found.loss is None and found.initial_loss is None and found.seconds > 0
-    with pytest.raises(ValueError, match="counted from 1"):
-        preflight(build(), (IMAGES, LABELS + 1), verbose=0)
+    refuses("counted from 1", preflight, build(), (IMAGES, LABELS + 1), verbose=0)
 
 
 @pytest.mark.backends("jax")

@@ -8,6 +8,7 @@ from keras_vit import training
 from keras_vit.training import RECIPES, from_recipe
 from keras_vit.training.from_recipe import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
 from tests import tiny
+from tests.errors import refuses
 from tests.training.test_running import TINY
 
 
@@ -22,8 +23,7 @@ def test_optimizer_follows_the_recipe():
     recipe = training.RECIPES["finetune_pets"].replace({**TINY, "layer_decay": 0.5})
     layered = optimizer(recipe, build(recipe, 2), 100, 10)
     assert isinstance(layered, training.LayerDecay) and layered.multipliers["block_00"] == 0.5
-    with pytest.raises(ValueError, match="`warmup_steps`. Expected less than total_steps=50"):
-        optimizer(recipe, None, 50, 50)
+    refuses("`warmup_steps`. Expected less than total_steps=50", optimizer, recipe, None, 50, 50)
 
 
 def test_sigmoid_loss_is_summed_over_the_classes():
@@ -47,8 +47,7 @@ def test_kind_of_labels_follows_the_loss():
     assert kind_of_labels(sigmoid, (images, tf.TensorSpec((None, 3)))) == "multi_hot"
     with pytest.raises(ValueError, match="Expected loss='sigmoid' for images of several labels"):
         kind_of_labels(softmax, (images, tf.TensorSpec((None, 3))))
-    with pytest.raises(ValueError, match="images with labels"):
-        kind_of_labels(softmax, images)
+    refuses("images with labels", kind_of_labels, softmax, images)
 
 
 def test_metrics_of_several_labels_accept_logits():

@@ -7,6 +7,7 @@ import pytest
 from keras_vit.training import Resume, kept_callbacks
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.kept_callbacks import get_state, pack, set_state, unpack
+from tests.errors import refuses
 from tests.training.test_resume import InterruptAt
 
 X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
@@ -109,15 +110,11 @@ def test_checkpoint_without_callback_states_is_loaded(tmp_path, capsys):
 def test_resume_refuses_unsavable_callbacks(tmp_path):
     stopping = keras.callbacks.EarlyStopping("loss")
     for outer in ([stopping], [Lists(), stopping]):
-        with pytest.raises(ValueError, match=r"Expected EarlyStopping\('loss'\) to be given only to Resume"):
-            train(tmp_path, [stopping], outer)
+        refuses(r"Expected EarlyStopping\('loss'\) to be given only to Resume", train, tmp_path, [stopping], outer)
     resume = Resume(tmp_path, callbacks=[stopping])
-    with pytest.raises(ValueError, match="to be given only to Resume"):
-        train(tmp_path, [], [resume, stopping])
-    with pytest.raises(ValueError, match="no BackupAndRestore"):
-        Resume(tmp_path, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
-    with pytest.raises(ValueError, match="to be Keras callbacks. Received: 3"):
-        Resume(tmp_path, callbacks=[3])
+    refuses("to be given only to Resume", train, tmp_path, [], [resume, stopping])
+    refuses("no BackupAndRestore", Resume, tmp_path, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+    refuses("to be Keras callbacks. Received: 3", Resume, tmp_path, callbacks=[3])
 
     class Bad(Lists):
         def get_state(self):
@@ -126,8 +123,7 @@ def test_resume_refuses_unsavable_callbacks(tmp_path):
         def set_state(self, state):
             pass
 
-    with pytest.raises(TypeError, match=r"callback Bad cannot be saved.*Received: \{1, 2\}"):
-        train(tmp_path, [Bad()])
+    refuses(r"callback Bad cannot be saved.*Received: \{1, 2\}", train, tmp_path, [Bad()], error=TypeError)
 
 
 def test_interrupted_resume_leaves_a_usable_model(tmp_path):
@@ -263,5 +259,4 @@ def test_pack_unpack_round_trip():
 
 @pytest.mark.parametrize("bad", [{1: 2}, {"a": {3}}, {"a": object()}, {"a": np.array(["text"])}, {"a": 1j}])
 def test_pack_unsupported_value_is_refused(bad):
-    with pytest.raises(TypeError, match="Expected a state of dicts .* Received"):
-        pack(bad, {}, "x")
+    refuses("Expected a state of dicts .* Received", pack, bad, {}, "x", error=TypeError)

@@ -7,6 +7,7 @@ from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multi
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
+from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, built, fit, twins, values
 
@@ -120,15 +121,12 @@ def test_layer_decay_has_the_inner_learning_rate():
 def test_layer_decay_invalid_arguments_are_refused():
     model = tiny.build()
     for decay, message in ((0, "above 0"), (1.5, r"in \(0, 1\]")):
-        with pytest.raises(ValueError, match=f"`decay`.*{message}"):
-            LayerDecay.from_model("sgd", model, decay)
-    with pytest.raises(ValueError, match="`multipliers`. Expected a dict from layer names to factors.*Received: 0.75"):
-        LayerDecay("adamw", 0.75)
+        refuses(f"`decay`.*{message}", LayerDecay.from_model, "sgd", model, decay)
+    refuses("`multipliers`. Expected a dict from layer names to factors.*Received: 0.75", LayerDecay, "adamw", 0.75)
     assert isinstance(LayerDecay("adamw", {}).inner_optimizer, keras.optimizers.AdamW)
     with pytest.raises(ValueError, match="use_ema=False. Received: 'adamw' with use_ema=True"):
         LayerDecay.from_model(keras.optimizers.AdamW(use_ema=True, name="adamw"), model)
-    with pytest.raises(ValueError, match="`head`.*finite number"):
-        LayerDecay(keras.optimizers.SGD(0.1), {"head": "slow"})
+    refuses("`head`.*finite number", LayerDecay, keras.optimizers.SGD(0.1), {"head": "slow"})
     with pytest.raises(ValueError, match="Expected weights of the layers head. Received: 'patch_embedding/kernel'"):
         LayerDecay(keras.optimizers.SGD(0.1), {"head": 1}).build(model.trainable_variables)
 
@@ -174,8 +172,6 @@ def test_layer_depths_of_custom_heads_and_nested_models():
 
 def test_layer_depths_refuse_repeated_names_and_other_models():
     model = keras.Sequential([tiny.build(num_classes=0), keras.layers.Dense(2, name="norm")], name="mine")
-    with pytest.raises(ValueError, match="Expected names.*'mine' with two layers named 'norm'"):
-        layer_depths(model)
+    refuses("Expected names.*'mine' with two layers named 'norm'", layer_depths, model)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense")], name="mine")
-    with pytest.raises(ValueError, match="Expected a model of this package's builders.*'mine' with layers dense"):
-        layer_depths(model)
+    refuses("Expected a model of this package's builders.*'mine' with layers dense", layer_depths, model)

@@ -5,6 +5,7 @@ import pytest
 from keras import ops
 
 from keras_vit.training import Resume
+from tests.errors import refuses
 from tests.tiny import Kill
 from tests.training.killed import stateful
 
@@ -159,8 +160,7 @@ def test_resume_with_several_steps_per_execution(tmp_path):
     assert_equal(resumed, alone)
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(steps_per_execution=3), tmp_path / "other", Kill(2), every=3)
-    with pytest.raises(ValueError, match="`steps_per_execution` to divide 3"):
-        fit(make_model(steps_per_execution=2), tmp_path / "other")
+    refuses("`steps_per_execution` to divide 3", fit, make_model(steps_per_execution=2), tmp_path / "other")
 
 
 def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
@@ -195,12 +195,9 @@ def test_resume_non_finite_weight_stops_the_run(tmp_path, capsys):
 def test_resume_refuses_checkpoints_of_another_run(tmp_path):
     interrupted(tmp_path, 5)
     files = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"another model: it has .*\[8, 3\].* where this one has .*\[8, 5\]"):
-        fit(make_model(units=5), tmp_path)
-    with pytest.raises(ValueError, match=r"step_0+4.npz' is of another optimizer: it has adam_w"):
-        fit(make_model(optimizer="sgd"), tmp_path)
-    with pytest.raises(ValueError, match="another run: seed 0 and not 1"):
-        fit(make_model(), tmp_path, seed=1)
+    refuses(r"another model: it has .*\[8, 3\].* where this one has .*\[8, 5\]", fit, make_model(units=5), tmp_path)
+    refuses(r"step_0+4.npz' is of another optimizer: it has adam_w", fit, make_model(optimizer="sgd"), tmp_path)
+    refuses("another run: seed 0 and not 1", fit, make_model(), tmp_path, seed=1)
     with pytest.raises(ValueError, match="the 4 batches that"):
         make_model().fit(X[:8], Y[:8], batch_size=4, epochs=1, callbacks=[Resume(tmp_path, allow=["data"])], verbose=0)
     assert sorted(tmp_path.iterdir()) == files
@@ -212,8 +209,7 @@ def test_resume_unbuilt_model_is_refused(tmp_path):
     interrupted(tmp_path, 5)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a built model"):
-        fit(model, tmp_path)
+    refuses("a built model", fit, model, tmp_path)
 
 
 class Noise(keras.layers.Layer):
@@ -264,10 +260,8 @@ def test_resume_names_changed_settings_unless_allowed(tmp_path):
         assert len(fit_small(tmp_path, model, allow=[part]).epoch) == 1
         assert part != "learning_rate" or float(model.optimizer.learning_rate) == pytest.approx(0.2)
     for options in ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}):
-        with pytest.raises(ValueError, match=r"another run: data.*`allow=\('data',\)`"):
-            fit_small(tmp_path, small(), **options)
-    with pytest.raises(ValueError, match="`allow`.*'everything'"):
-        Resume(tmp_path, allow=["everything"])
+        refuses(r"another run: data.*`allow=\('data',\)`", fit_small, tmp_path, small(), **options)
+    refuses("`allow`.*'everything'", Resume, tmp_path, allow=["everything"])
     assert len(fit_small(tmp_path, small(), epochs=2).epoch) == 2
 
 
@@ -311,5 +305,4 @@ def test_resume_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypa
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"slots": 0}])
 def test_resume_invalid_arguments_are_refused(tmp_path, bad):
-    with pytest.raises(ValueError, match=f"`{next(iter(bad))}`"):
-        Resume(tmp_path, **bad)
+    refuses(f"`{next(iter(bad))}`", Resume, tmp_path, **bad)

@@ -146,14 +146,11 @@ def test_sam_mixed_precision_keeps_pixels_in_float32():
 
 
 def test_sam_loss_scaling_in_float16():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with tiny.dtype_policy("mixed_float16"):
         trainer = SAM(linear(), rho=0.5)
         start = [w.astype("float64") for w in trainer.model.get_weights()]
         trainer.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.3), initial_scale=8.0), "mse")
         trainer.fit(X, Y, batch_size=16, verbose=0)
-    finally:
-        keras.config.set_dtype_policy("float32")
     for found, weight in zip(trainer.model.get_weights(), numpy_sam(*start, 0.5, 0.3), strict=True):
         np.testing.assert_allclose(found, weight, atol=5e-3)
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.catalog import identify, read_config
+from keras_vit.models.checkpoint import open_file
 from keras_vit.models.model_settings import heads_of, sizes_of
 from keras_vit.weights.tokens import weights_of
 from tests.golden import GOLDEN_FOLDER
@@ -56,6 +58,21 @@ def shapes_of(model, source):
         row = source.find(weight)
         found |= zip(row.keys, row.codec.file_shapes(tuple(variable.shape), heads), strict=True)
     return found
+
+
+def read(path, source=None):
+    """Opens a checkpoint; returns its file and what is found of its config."""
+    _, file = identify(open_file(path), source)
+    return file, read_config(file, None)
+
+
+def changed(tmp_path, name, file="config.json", **changes):
+    """Copies a golden folder and changes one of its JSON files; a value of ... removes the key."""
+    copy = shutil.copytree(GOLDEN_FOLDER / name, tmp_path / "copy", dirs_exist_ok=True)
+    path = copy / file
+    content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+    return copy
 
 
 def timm_folder(path, arrays, **config):

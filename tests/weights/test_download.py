@@ -14,6 +14,7 @@ import pytest
 from keras_vit import console as progress
 from keras_vit.weights import download as module
 from keras_vit.weights.download import DownloadError, confirm
+from tests.errors import not_found, refuses
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
@@ -207,8 +208,7 @@ def test_redirect_is_followed_only_to_safe_schemes(server, path):
     path.unlink()
     for place in ("file:///etc/hostname", "ftp://127.0.0.1/weights.npz", "data:,weights"):
         server.answers = [Answer(status=302, headers={"Location": place})]
-        with pytest.raises(DownloadError, match=place):
-            download(server.url, path)
+        refuses(place, download, server.url, path, error=DownloadError)
         assert not path.exists()
     redirects = next(h for h in module._opener().handlers if isinstance(h, urllib.request.HTTPRedirectHandler))
     request = urllib.request.Request("https://example.com/a")
@@ -220,8 +220,7 @@ def test_redirect_is_followed_only_to_safe_schemes(server, path):
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/a", "weights.npz"])
 def test_other_schemes_and_missing_folder_are_refused(path, url):
     check_not_downloaded("`url`. Expected an http or https address. Received: ", url, path, ValueError)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        download("http://127.0.0.1:9/weights.npz", path.parent / "nowhere" / "weights.npz")
+    not_found("nowhere", download, "http://127.0.0.1:9/weights.npz", path.parent / "nowhere" / "weights.npz")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
@@ -258,8 +257,7 @@ def test_existing_file_is_pinned_and_checked(server, path):
     check_whole(server, path)
     download(server.url, path)
     path.write_bytes(flipped(server.body, 100, 0))
-    with pytest.raises(ValueError, match="is pinned in .*Delete it to download it again"):
-        download(server.url, path)
+    refuses("is pinned in .*Delete it to download it again", download, server.url, path)
     assert path.read_bytes() == flipped(server.body, 100, 0)
     assert not server.requests
 
@@ -288,15 +286,13 @@ def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
     confirm(path, pin=cache / "weights.npz.sha256")
     assert not pin_of(path).exists()
     path.write_bytes(flipped(server.body, 100, 0))
-    with pytest.raises(ValueError, match="cache"):
-        confirm(path, pin=cache / "weights.npz.sha256")
+    refuses("cache", confirm, path, pin=cache / "weights.npz.sha256")
 
 
 @pytest.mark.parametrize("text", ["", "abc  weights.npz\n", "g" * 64, "a" * 65])
 def test_invalid_pin_is_refused(server, path, text):
     pin_of(path).write_text(text)
-    with pytest.raises(ValueError, match="weights.npz.sha256'.*does not give one SHA-256"):
-        download(server.url, path)
+    refuses("weights.npz.sha256'.*does not give one SHA-256", download, server.url, path)
     assert not path.exists() and not server.requests
 
 

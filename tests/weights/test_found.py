@@ -1,6 +1,7 @@
 import pytest
 
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found
+from tests.errors import refuses
 
 
 @pytest.fixture
@@ -14,10 +15,8 @@ def found():
 
 def test_resolve_lists_every_unknown_field(found):
     message = r"(?s)'model.pth' does not state 3 .*Pass preprocessing=, num_heads=, activation= to .*\n  activation: s"
-    with pytest.raises(ValueError, match=message):
-        found.resolve({})
-    with pytest.raises(ValueError, match="does not state 1 .*Pass preprocessing= to"):
-        found.resolve({"activation": "gelu", "num_heads": None})
+    refuses(message, found.resolve, {})
+    refuses("does not state 1 .*Pass preprocessing= to", found.resolve, {"activation": "gelu", "num_heads": None})
 
 
 def test_given_values_override_the_file(found):

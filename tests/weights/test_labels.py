@@ -6,7 +6,6 @@ import pytest
 import keras_vit
 from keras_vit.prediction.classes import activation_of
 from tests.tiny import build
-from tests.weights.helpers import check_refused
 
 FLOWERS = ("daffodil", "sunflower", "tulip")
 
@@ -45,20 +44,6 @@ def test_id2label_gives_class_names(folder):
     assert load(path, num_classes=5).config.class_names is None
     # By default, the labels are placeholders.
     assert load(folder("huggingface")).config.class_names is None
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        *(
-            ({"id2label": labels}, r"config\.json\. Expected .* Received: ")
-            for labels in ({"0": "a", "2": "b", "3": "c"}, {"0": "a"}, ["a", "b", "c"], {"0": 1, "1": 2, "2": 3})
-        ),
-        ({"problem_type": "ranking"}, "Expected problem_type as one of .* Received: 'ranking'"),
-    ],
-)
-def test_invalid_labels_or_task_are_refused(folder, changes, message):
-    check_refused(message, folder("huggingface", **changes), preprocessing=keras_vit.Preprocessing())
 
 
 @pytest.mark.parametrize("changes", [{"label_names": FLOWERS}, {"pretrained_cfg": {"label_names": FLOWERS}}])

@@ -29,6 +29,7 @@ def said(caplog):
         ({"image_size": 32}, "WARNING", "resized  position_embedding/embeddings: 4 x 4 -> 8 x 8"),
         ({"patch_size": 8, "image_size": 32}, "WARNING", "resized  patch_embedding/kernel: patches of 4 x 4 -> 8 x 8"),
         ({"in_channels": 1}, "WARNING", "adapted  patch_embedding/kernel: 3 -> 1 channels (summed)"),
+        ({"in_channels": 5}, "WARNING", "adapted  patch_embedding/kernel: 3 -> 5 channels (tiled, times 3/5)"),
         ({"num_classes": 7}, "WARNING", "kept     head/kernel: zero"),
         ({"num_classes": 0}, "WARNING", "skipped  head/kernel: 5 classes in the file, none in the model"),
     ],

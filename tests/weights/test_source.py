@@ -1,13 +1,11 @@
 import functools
 
-import keras
 import pytest
 
 import keras_vit
 from keras_vit.models import catalog as names
 from keras_vit.weights.read.file import Entry
 from keras_vit.weights.tokens import weights_of
-from tests.models.coatnet import test_model as coatnet
 from tests.models.efficientnet import test_model as efficientnet
 from tests.tiny import build
 
@@ -111,15 +109,6 @@ def test_numbered_modules_of_bit_are_canonical():
     assert list(canonical) == ["block2/unit03/b/standardized_conv2d/kernel"]
 
 
-def test_keras_keys_follow_order_of_variables():
-    for arguments in MODELS["keras"]:
-        for layer in build(**arguments)._flatten_layers(include_self=False):
-            own = [v for v in layer._trainable_variables if v.path.rpartition("/")[0].endswith(layer.name)]
-            if isinstance(layer, keras.layers.Layer) and own:
-                numbers = [names.KERAS.find(f"{layer.name}/{v.path.rpartition('/')[2]}").keys[0] for v in own]
-                assert numbers == [f"{layer.name}/{i}" for i in range(len(own))]
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -133,17 +122,6 @@ def test_keras_keys_follow_order_of_variables():
 def test_keys_of_other_models_have_no_source(keys):
     assert names.recognise(keys, "safetensors", {}) is None and names.recognise(keys, "npz", {}) is None
     assert names.OFFICIAL.weight_of("encoder.weight") is None and names.OFFICIAL.find("block_00/nothing") is None
-
-
-@pytest.mark.parametrize(
-    "variant, changes", [("0", {}), ("bn_0_rw", {"layer_scale_init": 0.1}), ("rmlp_1_rw", {"conv_depths": (1,) * 4})]
-)
-def test_each_weight_of_coatnet_has_its_own_key(variant, changes):
-    model = coatnet.build(variant, **changes)
-    source = names.TIMM_COATNET.spelled_for(model.config)
-    keys = {key: weight for weight in weights_of(model) for key in source.find(weight).keys}
-    assert len(keys) == len(model.weights)
-    assert all(source.layer_of(key) == weight.split("/")[0] for key, weight in keys.items())
 
 
 def test_deit_is_recognised_by_wrapper():

@@ -39,24 +39,6 @@ def test_definition(pre_activation, strides, channels, num_weights):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "pre_activation, epsilons, conventions",
-    [
-        (False, "official", ("same", 1e-5, "std", 1e-6)),
-        (True, "official", ("symmetric", 1e-10, "variance", 1e-5)),
-        (False, "timm", ("same", 1e-8, "variance", 1e-5)),
-        (True, "timm", ("symmetric", 1e-8, "variance", 1e-5)),
-    ],
-)
-def test_conventions(pre_activation, epsilons, conventions):
-    layer = Bottleneck(32, 2, pre_activation, epsilons)
-    layer.build((None, 8, 8, 64))
-    convs = (layer.conv_1, layer.conv_2, layer.conv_3, layer.conv_proj)
-    norms = [n for n in (layer.norm_1, layer.norm_2, layer.norm_3, layer.norm_proj) if n is not None]
-    assert {(c.padding, c.epsilon, c.epsilon_added_to) for c in convs} == {conventions[:3]}
-    assert {n.epsilon for n in norms} == {conventions[3]} and {n.groups for n in norms} == {32}
-
-
 @pytest.mark.parametrize("pre_activation", [False, True])
 def test_initial_weights(pre_activation):
     layer = Bottleneck(64, 2, pre_activation)

@@ -5,7 +5,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
-from keras_vit.training import enable_lora, freeze, merge_lora
+from keras_vit.training import freeze
 from keras_vit.training.layer_decay import layer_multipliers
 from tests.contract import randomize
 from tests.models.small import images
@@ -90,13 +90,6 @@ def test_coatnet_stages_halve_the_image():
     assert [model.config.grid(stage) for stage in (1, 2, 3, 4)] == [shape[:2] for shape in shapes]
 
 
-def test_coatnet_variants_of_paper_and_timm_differ():
-    paper, timm = keras_vit.CoAtNetConfig.from_variant("5"), keras_vit.CoAtNetConfig.from_variant("coatnet_5")
-    fields = ("downsampling", "pool_type", "padding", "head_dim", "position_interpolation")
-    assert [getattr(paper, name) for name in fields] == ["expansion", "max2", "same", 64, "bilinear"]
-    assert [getattr(timm, name) for name in fields] == ["depthwise", "avg2", "symmetric", 32, "geometric"]
-
-
 def test_conv_depths_mix_block_kinds_in_a_stage():
     model = build("nano_cc", depths=(1, 1, 2, 2), conv_depths=(1, 1, 1, 1))
     kinds = [type(model.get_layer(name)).__name__ for name in model.config.block_names]
@@ -139,23 +132,7 @@ def test_coatnet_features_are_the_stages():
     np.testing.assert_array_equal(last, maps[-1])
 
 
-def test_coatnet_lora_and_freezing(tmp_path):
-    model = build(depths=(1, 1, 1, 1))
-    randomize(model, np.random.default_rng(0))
-    x = images(4, *model.input_shape[1:])
-    before = model.predict_on_batch(x)
-    enable_lora(model, 2)
-    np.testing.assert_allclose(model.predict_on_batch(x), before, rtol=1e-4, atol=1e-5)
-    model.save(tmp_path / "lora.keras")
-    for each in (model, keras.saving.load_model(tmp_path / "lora.keras")):
-        state = {w.path: ops.convert_to_numpy(w) for w in each.weights}
-        each.compile("sgd", "mse")
-        each.train_on_batch(x, np.ones((4, 5)))
-        moved = {w.path.split("/", 1)[-1] for w in each.weights if (ops.convert_to_numpy(w) != state[w.path]).any()}
-        # The statistics of batch normalization stay too.
-        assert moved and all("lora_kernel" in path or path in ("kernel", "bias") for path in moved)
-    y = model.predict_on_batch(x)
-    np.testing.assert_allclose(merge_lora(model).predict_on_batch(x), y, rtol=1e-4, atol=1e-5)
+def test_coatnet_freezing_and_layer_decay():
     frozen = build(depths=(1, 1, 1, 1))
     freeze(frozen, blocks=2)
     assert [frozen.get_layer(name).trainable for name in frozen.config.block_names] == [False, False, True, True]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
+from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from tests.contract import check_layer, randomize
 
 SIZES = {"num_heads": 2, "head_dim": 3, "units": 8, "grid_size": (3, 2)}
@@ -45,11 +45,6 @@ def test_pooling_precedes_attention_in_both_branches(pool_type, combine):
     shortcut = layer.shortcut(pool(x)) + layer.layer_scale_1(layer.attention(pool(layer.norm_1(x))))
     expected = shortcut + layer.layer_scale_2(layer.mlp(layer.norm_2(shortcut)))
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), ops.convert_to_numpy(expected), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["batch", "layer"])
-def test_norm_layer_uses_epsilon(kind):
-    assert norm_layer(kind, 0.25, "norm").epsilon == 0.25
 
 
 def test_equal_channels_are_not_projected():

@@ -7,6 +7,7 @@ from keras import ops
 import keras_vit
 from keras_vit.training.layer_decay import layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze
+from tests.errors import refuses
 from tests.models.small import images
 
 # The counts of timm, without the norms' statistics. The paper's table 2 rounds them to millions.
@@ -96,8 +97,7 @@ def test_efficientnet_preprocessing_of_any_size_and_advprop():
 def test_efficientnet_dropout_is_the_papers():
     rates = [keras_vit.EfficientNet(v, image_size=32, repeats=(1,) * 7, widths=WIDTHS) for v in ("B1", "B2", "L2")]
     assert [model.get_layer("dropout").rate for model in rates] == [0.2, 0.3, 0.5]
-    with pytest.raises(ValueError, match="`dropout_rate`"):
-        build(dropout_rate=1)
+    refuses("`dropout_rate`", build, dropout_rate=1)
 
 
 def test_efficientnet_layers_are_flat_and_named():
@@ -116,14 +116,6 @@ def test_efficientnet_features_are_the_stages():
     assert [y.shape[1:] for y in taps.outputs] == [(*side, w) for side, w in zip(sides, WIDTHS[1:-1], strict=True)]
 
 
-def test_efficientnet_config_and_epsilon_reach_the_layers():
-    model = build(padding="symmetric", batch_norm_epsilon=1e-5)
-    config = model.config
-    assert (config.widths, config.repeats, config.padding) == (WIDTHS, REPEATS, "symmetric")
-    assert {model.get_layer(n).epsilon for n in ("stem_norm", "stage_4_block_01", "top_norm")} == {1e-5}
-    assert type(model) is keras_vit.models.FamilyModel
-
-
 def test_efficientnet_layer_decay_and_freezing():
     model = build()
     factors = layer_multipliers(model, 0.5)
@@ -139,8 +131,7 @@ def test_efficientnet_layer_decay_and_freezing():
     model.train_on_batch(images(2, 33, 48, 3), np.zeros((2, 5)))
     after = [ops.convert_to_numpy(x) for x in statistics]
     assert not any(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
-    with pytest.raises(ValueError, match="Expected a model of this package's builders, with transformer blocks"):
-        enable_lora(model, 2)
+    refuses("Expected a model of this package's builders, with transformer blocks", enable_lora, model, 2)
     freeze(model)
     assert {w.path.split("/")[0] for w in model.trainable_variables} == {"head"}
     # Frozen norms keep their statistics in training.

@@ -10,31 +10,8 @@ SIZES = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
 
-def distilled(**arguments):
-    return build(distillation_token=True, **arguments)
-
-
-def test_distilled_output_is_the_mean_of_both_heads():
-    model = randomize(distilled())
-    both = distilled(return_both_heads=True)
-    both.set_weights(model.get_weights())
-    x = images(2, 16, 16, 3)
-    token, distillation = answers(both, x)
-    assert not np.allclose(token, distillation)
-    np.testing.assert_allclose(answers(model, x), (token + distillation) / 2, atol=1e-6)
-
-
-def test_each_head_reads_its_own_token():
-    model = randomize(distilled())
-    tapped = keras.Model(model.input, [model.get_layer(name).output for name in ("norm", "head", "head_dist")])
-    tokens, *logits = answers(tapped, images(1, 16, 16, 3))
-    for i, (name, y) in enumerate(zip(("head", "head_dist"), logits, strict=True)):
-        kernel, bias = model.get_layer(name).get_weights()
-        np.testing.assert_allclose(y, tokens[:, i] @ kernel + bias, atol=1e-4)
-
-
 def test_distilled_features_are_the_mean_of_both_tokens():
-    model = randomize(distilled(num_classes=0))
+    model = randomize(build(distillation_token=True, num_classes=0))
     tapped = keras.Model(model.input, [model.get_layer("norm").output, model.output])
     tokens, features = answers(tapped, images(1, 16, 16, 3))
     np.testing.assert_allclose(features, tokens[:, :2].mean(axis=1), atol=1e-5)

@@ -37,17 +37,6 @@ def test_hybrid_layers_are_flat_and_named():
     assert names[:10] == ["images", "normalization", *root, *units, "patch_embedding"]
 
 
-def test_hybrid_epsilons_and_paddings():
-    model = build()
-    assert model.get_layer("root_norm").epsilon == 1e-6
-    root = model.get_layer("root_conv")
-    assert (root.padding, root.epsilon, root.epsilon_added_to) == ("same", 1e-5, "std")
-    assert not model.get_layer("stage_2_unit_01").pre_activation
-    timm = build(resnet_epsilons="timm")
-    epsilons = [timm.get_layer(name).epsilon for name in ("root_conv", "root_norm")]
-    assert epsilons == [1e-8, 1e-5] and timm.get_layer("stage_2_unit_01").epsilons == "timm"
-
-
 @pytest.mark.parametrize("variant, grid", [("R50+B/16", 14), ("R50+B/32", 7), ("R26+S/32", 7), ("R+Ti/16", 7)])
 def test_hybrid_position_grid_fits_the_feature_map(variant, grid):
     sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 1, "mlp_dim": 8, "width_factor": 0.5}

@@ -7,10 +7,9 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models import catalog as names
-from keras_vit.models.checkpoint import Checkpoint
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
-from tests.weights.helpers import check_refused, check_same, outputs
+from tests.weights.helpers import check_refused, check_same, outputs, read
 
 MORE = np.ones(3, "float32")
 
@@ -55,7 +54,7 @@ def test_ijepa_training_file_gives_target_encoder(tmp_path):
     target = prefixed("module.", arrays("original_ijepa"))
     path = wrapped(tmp_path, encoder={key: array + 1 for key, array in target.items()}, target_encoder=target)
     model = keras_vit.from_pretrained(path, num_heads=2)
-    assert Checkpoint(path).source is not names.MAE and features(model, "original_ijepa") < 1e-4
+    assert read(path)[0].source is not names.MAE and features(model, "original_ijepa") < 1e-4
 
 
 @pytest.mark.parametrize("wrapper", ["model", "module"])
@@ -109,7 +108,7 @@ def test_mae_is_read_with_decoder_or_fine_tuned(tmp_path, arguments, more):
     path = wrapped(tmp_path, model=state_of(model, names.MAE, **more))
     again = keras_vit.from_pretrained(path, num_heads=3)
     check_same(model, again)
-    assert Checkpoint(path).source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
+    assert read(path)[0].source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
 
 
 def test_clip_without_openai_keys_needs_activation(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.vit.variants import SIZES, STEMS, architecture_of, decode_variant, name_of, num_heads_of
-from tests.evaluation.errors import refuses
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
 # Our name: timm's name and the number of parameters.
@@ -129,9 +129,3 @@ def test_wrong_variant_is_refused():
     hybrids = ("R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16")
     for variant in ("B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16, *hybrids):
         refuses(r"`variant`.*Received", decode_variant, variant)
-
-
-def test_named_builder_has_docstring_and_no_variant_argument():
-    assert "B/16" in keras_vit.ViTB16.__doc__
-    with pytest.raises(ValueError, match="argument of keras_vit.ViTB16. Received: variant='L/16'"):
-        keras_vit.ViTB16(variant="L/16")

@@ -38,38 +38,6 @@ def test_vt_modules_work_on_a_sixteenth_of_the_image():
     keras.utils.clear_session(free_memory=False)
 
 
-def test_vt_module_kinds_by_position():
-    modules = [build(num_modules=3).get_layer(f"vt_{i}") for i in (1, 2, 3)]
-    assert [type(module.tokenizer).__name__ for module in modules] == [
-        "FilterTokenizer",
-        "RecurrentTokenizer",
-        "RecurrentTokenizer",
-    ]
-    assert [module.projector is None for module in modules] == [False, False, True]
-
-
-def test_vt_resnet_head_reads_the_mean_of_the_tokens():
-    model = build()
-    x = images(2, 32, 41, 3)
-    tokens, y = (
-        ops.convert_to_numpy(y) for y in keras.Model(model.input, [model.get_layer("vt_2").output, model.output])(x)
-    )
-    kernel, bias = map(ops.convert_to_numpy, model.head.weights)
-    np.testing.assert_allclose(y, tokens.mean(axis=1) @ kernel + bias, rtol=1e-4, atol=1e-5)
-
-
-def test_vt_resnet_config_and_weights_file(tmp_path):
-    model = build(bottleneck=True, preprocessing={"mean": 0.4})
-    fields = {"family": "vt_resnet", "stages": [1, 1], "bottleneck": True, "num_modules": 2, "token_dim": 12}
-    assert fields.items() <= model.config.to_dict().items()
-    assert isinstance(model, keras_vit.models.FamilyModel)
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = build(bottleneck=True, preprocessing={"mean": 0.4})
-    other.load_weights(tmp_path / "model.weights.h5")
-    x = images(1, 32, 41, 3)
-    np.testing.assert_array_equal(*(ops.convert_to_numpy(each(x)) for each in (model, other)))
-
-
 def test_vt_resnet_trains_in_bfloat16():
     model = build(dtype="mixed_bfloat16", drop_path_rate=0.2)
     assert model.get_layer("vt_1").compute_dtype == "bfloat16"

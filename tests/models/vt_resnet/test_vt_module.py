@@ -6,6 +6,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.models.vt_resnet.vt_module import VTModule
 from tests.contract import check_layer, randomize
+from tests.errors import refuses
 
 SHAPES = [(2, 4, 5, 6), (2, 3, 8)]
 
@@ -72,9 +73,6 @@ def test_config_keeps_lora():
 
 def test_unfitting_tokens_are_refused():
     x, tokens = map(np.zeros, SHAPES)
-    with pytest.raises(ValueError, match="Expected `tokens` None with recurrent=False. Received: tokens of shape"):
-        VTModule(3)(x, tokens)
-    with pytest.raises(ValueError, match="Expected `tokens` of shape.*3, token_dim.* Received: tokens of shape None"):
-        VTModule(3, recurrent=True)(x)
-    with pytest.raises(ValueError, match="Expected `tokens` of shape.*4, token_dim"):
-        VTModule(4, recurrent=True)(x, tokens)
+    refuses("Expected `tokens` None with recurrent=False. Received: tokens of shape", VTModule(3), x, tokens)
+    refuses("Expected `tokens` of shape.*3, token_dim.* Received: tokens of shape None", VTModule(3, recurrent=True), x)
+    refuses("Expected `tokens` of shape.*4, token_dim", VTModule(4, recurrent=True), x, tokens)

@@ -13,6 +13,7 @@ from keras_vit.weights.read import check_sha256, open_checkpoint, sha256
 from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.write import write_safetensors
+from tests.errors import refuses
 from tests.weights.read.damage import check_unreadable, write_sidecar
 
 
@@ -47,8 +48,7 @@ def test_memory_and_disk_errors_are_raised_unchanged(tmp_path, error):
     ids=repr,
 )
 def test_error_of_damage_names_file(tmp_path, error):
-    with pytest.raises(ValueError, match=r"file\.npz.*it is truncated or damaged \(.*bad.*copy it again"):
-        read(tmp_path, error)
+    refuses(r"file\.npz.*it is truncated or damaged \(.*bad.*copy it again", read, tmp_path, error)
 
 
 def test_unparsable_npy_header_is_damage(tmp_path):
@@ -83,19 +83,16 @@ def path(tmp_path):
 
 
 def check_fails(message, path):
-    with pytest.raises(ValueError, match=message):
-        checked(path)
+    refuses(message, checked, path)
 
 
 def test_file_with_other_digest_is_refused(path):
     assert sha256(path) == DIGEST
     check_sha256(path, DIGEST)
     check_sha256(path, DIGEST.upper())
-    with pytest.raises(ValueError, match=f"file.npz.*is {DIGEST}, expected {'0' * 64}"):
-        check_sha256(path, "0" * 64)
+    refuses(f"file.npz.*is {DIGEST}, expected {'0' * 64}", check_sha256, path, "0" * 64)
     for invalid in ("", "abc", "g" * 64, DIGEST + "0", None):
-        with pytest.raises(ValueError, match="argument `sha256`"):
-            check_sha256(path, invalid)
+        refuses("argument `sha256`", check_sha256, path, invalid)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from safetensors.numpy import save_file
 
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
+from tests.errors import not_found, refuses
 from tests.weights.read.damage import check_unreadable, contents, flipped, write_sidecar
 
 FILES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -55,8 +56,7 @@ def test_index_that_contradicts_shards_is_refused(shards, tmp_path):
     check_unreadable("holds 'scale', and the index maps it to None", path)
     path = shards()
     (tmp_path / FILES[1]).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{FILES[1]}.*not beside"):
-        open_checkpoint(path)
+    not_found(f"{FILES[1]}.*not beside", open_checkpoint, path)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,7 @@ def test_damaged_shard_is_refused(shards, tmp_path, sidecar):
     shard.write_bytes(flipped(data, len(data) - 1, 3))
     if sidecar:
         check_unreadable(f"{FILES[1]}.*its SHA-256 is", path)
-    with pytest.raises(ValueError, match=FILES[1]):
-        contents(path)
+    refuses(FILES[1], contents, path)
 
 
 VIT = {"model_type": "vit", "hidden_size": 64}

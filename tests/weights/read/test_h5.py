@@ -7,7 +7,7 @@ import pytest
 
 from keras_vit.weights.read import open_checkpoint
 from tests.tiny import build, randomize
-from tests.weights.read.damage import check_damage, check_unreadable, contents, refusal, write_sidecar
+from tests.weights.read.damage import check_unreadable, contents, refusal
 
 
 @pytest.fixture
@@ -153,12 +153,6 @@ def test_keras_2_empty_and_whole_model_files_are_refused(path, tmp_path):
         for name in ("metadata.json", "config.json", "model.weights.h5"):
             archive.writestr(name, "{}")
     check_unreadable(r"keras.saving.load_model", path)
-
-
-def test_damage_is_refused_by_sidecar(path):
-    write(path)
-    write_sidecar(path)
-    check_damage(path, refused_at_least=80)
 
 
 @pytest.mark.parametrize("signature", [b"TREE", b"SNOD", b"HEAP", b"GCOL"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_vit.weights.read import open_checkpoint
-from tests.weights.read.damage import Bomb, check_damage, contents, refusal, write_sidecar
+from tests.weights.read.damage import Bomb, check_damage, contents, refusal
 
 torch = pytest.importorskip("torch")
 
@@ -139,12 +139,6 @@ def test_values_other_than_float_tensors_are_refused(path, save, value, expected
 def test_damaged_zip_format_is_refused_or_harmless(path, state):
     torch.save(state, path)
     check_damage(path, refused_at_least=60)
-
-
-def test_damaged_legacy_format_is_refused_by_sidecar(path, state):
-    torch.save(state, path, _use_new_zipfile_serialization=False)
-    write_sidecar(path)
-    check_damage(path, refused_at_least=80)
 
 
 def test_missing_torch_is_named(path, save, state, monkeypatch):

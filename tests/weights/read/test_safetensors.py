@@ -8,8 +8,9 @@ import safetensors.numpy
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
 from keras_vit.weights.write import write_safetensors
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped, write_sidecar
+from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped
 
 TWO = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
@@ -49,8 +50,7 @@ def test_arrays_of_each_float_type_are_read_as_float32(path, arrays, dtype, name
 def test_keys_are_read_in_requested_order(path, arrays):
     write_safetensors(path, arrays, {})
     assert [key for key, _ in open_checkpoint(path).read(["scale", "a/bias", "scale"])] == ["scale", "a/bias", "scale"]
-    with pytest.raises(KeyError, match="nothing"):
-        list(open_checkpoint(path).read(["nothing"]))
+    refuses("nothing", list, open_checkpoint(path).read(["nothing"]), error=KeyError)
 
 
 def test_files_of_safetensors_package_are_read(path, arrays):
@@ -72,8 +72,7 @@ def entry(**changes):
 def test_integers_are_listed_and_refused_when_read(path):
     file = SafetensorsFile(write(path, entry(dtype="I64", shape=[1]), 20))
     assert set(file.entries) == {"a", "b"} and dict(file.read(["b"]))
-    with pytest.raises(ValueError, match="'a' is of dtype I64, expected floats"):
-        dict(file.read(["a"]))
+    refuses("'a' is of dtype I64, expected floats", dict, file.read(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,7 @@ def test_header_longer_than_file_is_refused(path):
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}" + bytes(20))
     check_unreadable("header too large", path)
     path.write_bytes(b"1234")
-    with pytest.raises(ValueError, match="truncated"):
-        SafetensorsFile(path)
+    refuses("truncated", SafetensorsFile, path)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e300])
@@ -112,8 +110,7 @@ def test_array_with_nan_or_infinity_is_refused(path, arrays, wrong):
     arrays["c/kernel"] = arrays["c/kernel"].astype("float64" if wrong == 1e300 else "float32")
     arrays["c/kernel"][1, 1, 1, 1] = wrong
     write_safetensors(path, arrays, {})
-    with pytest.raises(ValueError, match="'c/kernel' holds 1 NaN or infinite"):
-        contents(path)
+    refuses("'c/kernel' holds 1 NaN or infinite", contents, path)
     assert len(dict(open_checkpoint(path).read(["a/bias"]))) == 1
 
 
@@ -122,27 +119,19 @@ def test_damage_to_own_file_is_refused(path, arrays):
     check_damage(path, refused_at_least=80)
 
 
-def test_damage_to_foreign_file_is_refused_by_sidecar(path, arrays):
-    write(path, TWO)
-    write_sidecar(path)
-    check_damage(path, refused_at_least=80)
-
-
 def test_bit_flip_in_own_header_is_refused(path, arrays):
     write_safetensors(path, arrays, {"grid": [4, 6]})
     data = path.read_bytes()
     for place in range(8 + int.from_bytes(data[:8], "little")):
         path.write_bytes(flipped(data, place, place % 8))
-        with pytest.raises(ValueError, match="file.safetensors"):
-            list(open_checkpoint(path).read(["a/bias"]))
+        refuses("file.safetensors", list, open_checkpoint(path).read(["a/bias"]))
 
 
 def test_damage_in_array_is_found_when_another_is_read(path, arrays):
     write_safetensors(path, arrays, {})
     data = path.read_bytes()
     path.write_bytes(flipped(data, len(data) - 1, 0))
-    with pytest.raises(ValueError, match="the SHA-256 of its contents is"):
-        next(open_checkpoint(path).read(["b/kernel"]))
+    refuses("the SHA-256 of its contents is", next, open_checkpoint(path).read(["b/kernel"]))
 
 
 def test_own_facts_without_digest_are_refused(path):
