@@ -163,7 +163,7 @@ class Family(NamedTuple):
         for name, value in given.items():
             if name not in fields and name not in options:
                 raise _unknown(name, value, function or self.builder, {*fields, *options})
-        if given.get("pooling") in _POOLINGS:
+        if isinstance(given.get("pooling"), str) and given["pooling"] in _POOLINGS:
             meant = _POOLINGS[given["pooling"]]
             hint = f'Did you mean "{meant}"?' if meant else "No layer of this package pools the maximum."
             raise ValueError(f"{arguments.invalid('pooling', 'a pooling of a ViT', given['pooling'])}. {hint}")

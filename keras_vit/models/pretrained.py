@@ -43,6 +43,7 @@ def from_pretrained(
 
     The sizes are those of the weights' shapes, the settings and the preprocessing those of the file. A .keras file and
     the folder of a training run give the saved model, at another `image_size` or with another `num_classes` if asked.
+    A changed model has the `dtype` and the dropout rates that are passed, not the saved ones, and trains all weights.
 
     Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. For
     a timm folder, they follow from its architecture's name and its `model_args`; unsupported ones are refused. The

@@ -200,6 +200,11 @@ def test_pooling_of_other_libraries_is_translated(pooling, hint):
     refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
 
 
+def test_pooling_that_is_no_string_is_refused():
+    with pytest.raises(ValueError, match=r"`pooling`. Expected one of 'token', .*Received: \['avg'\]"):
+        keras_vit.ViTB16(pooling=["avg"])
+
+
 def test_class_names_of_version_0_2_are_known():
     custom = keras.saving.get_custom_objects()
     old = ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel")
