@@ -38,7 +38,10 @@ def parse_arguments(argv=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--weights", help="a checkpoint or .keras file to look into, in place of the digits' model")
+    add(
+        "--weights",
+        help="a checkpoint, .keras file or folder of a run to look into, in place of the digits' model",
+    )
     add("--images", nargs="+", help="image files to look at, with --weights")
     add("--out", type=Path, default=Path("runs/inspect"), help="folder for the figures and report.html")
     add("--epochs", type=positive_int, default=10, help="passes over the digits")
@@ -91,8 +94,6 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.weights:
         model, paths = train(args)
-    elif args.weights.endswith(".keras"):
-        model, paths = keras.saving.load_model(args.weights, compile=False), args.images
     else:
         model, paths = keras_vit.from_pretrained(args.weights), args.images
     raw = np.stack([read_image(path, model) for path in paths])

@@ -123,9 +123,12 @@ def _rebuilt(model, given):
         wrong += [weight for weight in here if "attention/" in weight]
     if wrong:
         received = ", ".join(name for name in fields if name in given)
+        advice = "Build a new model and train it."
+        if any("/lora_" in weight for weight in wrong):
+            advice = "Read the file without these arguments, apply keras_vit.training.merge_lora, and save the result."
         raise ValueError(
             f"Expected changes that the weights of model {model.name!r} fit. Received: {received}, which need other "
-            f"weights: {', '.join(wrong[:10])}. Build a new model and train it."
+            f"weights: {', '.join(wrong[:10])}. {advice}"
         )
     for weight, value in values.items():
         here[weight].assign(value)

@@ -7,6 +7,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.family import cut_from
+from keras_vit.training import enable_lora, merge_lora
 from tests.models.coatnet import test_model as coatnet
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
@@ -63,6 +64,14 @@ def test_other_heads_of_the_same_width_are_refused(tmp_path):
     assert keras_vit.from_pretrained(path, num_heads=heads).config.num_heads == heads > 1
     with pytest.raises(ValueError, match="Received: num_heads, which need other weights: block_00/attention"):
         keras_vit.from_pretrained(path, num_heads=1)
+
+
+def test_file_with_lora_has_to_be_merged_first(tmp_path):
+    model = build()
+    enable_lora(model, 2)
+    with pytest.raises(ValueError, match="Received: image_size, .*lora_kernel_a.* apply keras_vit.training.merge_lora"):
+        keras_vit.from_pretrained(saved(model, tmp_path), image_size=24)
+    assert keras_vit.from_pretrained(saved(merge_lora(model), tmp_path), image_size=24).input_shape == (None, 24, 24, 3)
 
 
 def test_model_around_a_builder_cannot_be_changed(tmp_path):
