@@ -289,7 +289,7 @@ def test_keras_file_loads_into_other_models(tmp_path, arguments):
     assert report.source == "keras" and unchanged(again, model.get_weights())
     other = build(**arguments, num_classes=9)
     keras_vit.load_weights(other, tmp_path / "model.weights.h5")
-    assert unchanged(other.get_layer("norm"), model.get_layer("norm").get_weights())
+    assert unchanged(other.get_layer("block_01"), model.get_layer("block_01").get_weights())
 
 
 @pytest.mark.every_backend

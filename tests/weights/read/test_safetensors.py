@@ -124,14 +124,16 @@ def test_bit_flip_in_own_header_is_refused(path, arrays):
     data = path.read_bytes()
     for place in range(8 + int.from_bytes(data[:8], "little")):
         path.write_bytes(flipped(data, place, place % 8))
-        refuses("file.safetensors", list, open_checkpoint(path).read(["a/bias"]))
+        with pytest.raises(ValueError, match="file.safetensors"):
+            list(open_checkpoint(path).read(["a/bias"]))
 
 
 def test_damage_in_array_is_found_when_another_is_read(path, arrays):
     write_safetensors(path, arrays, {})
     data = path.read_bytes()
     path.write_bytes(flipped(data, len(data) - 1, 0))
-    refuses("the SHA-256 of its contents is", next, open_checkpoint(path).read(["b/kernel"]))
+    with pytest.raises(ValueError, match="the SHA-256 of its contents is"):
+        next(open_checkpoint(path).read(["b/kernel"]))
 
 
 def test_own_facts_without_digest_are_refused(path):
