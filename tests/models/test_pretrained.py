@@ -456,7 +456,7 @@ def test_other_channels_take_the_mean_of_the_constants():
     loaded = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_deit_distilled", in_channels=4)
     for model in (loaded, keras_vit.DeiTTi16(in_channels=1, num_layers=1)):
         assert np.isclose(model.preprocessing.mean[0], (0.485 + 0.456 + 0.406) / 3)
-    with pytest.raises(ValueError, match="`preprocessing`. Expected a keras_vit.Preprocessing. Received: 'imagenet'"):
+    with pytest.raises(ValueError, match="Expected a keras_vit.Preprocessing or a dict .* Received: 'imagenet'"):
         build(preprocessing="imagenet")
 
 
