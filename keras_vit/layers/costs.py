@@ -51,7 +51,7 @@ def steps_of(operation, args, kwargs, output):
         steps = operation.cost_steps(x.shape, **kwargs)
         if steps is not None:
             return [Step(*step) for step in steps]
-        if operation.adds_up:
+        if getattr(operation, "adds_up", False):
             return _steps_inside(operation, args, kwargs)
     size = math.prod(output.shape[1:])
     if not isinstance(operation, keras.layers.Layer):

@@ -271,3 +271,10 @@ def test_profile_refuses_wrong_sizes_and_models():
     refuses("`image_size`. Expected a size.*768.*Received: .32, 32.*'own'.* 3072", profile, flat, 32)
     for wrong in (keras.Sequential([keras.layers.Dense(2)]), keras.layers.Dense(2), "B/16"):
         refuses("`model`. Expected a functional model", profile, wrong)
+
+
+def test_scaling_of_images_has_no_multiply_adds():
+    raw, scaled = (profile(build(include_preprocessing=scale)) for scale in (True, False))
+    assert raw.multiply_adds == scaled.multiply_adds and not raw.not_counted
+    # The scaled images are kept for the gradient.
+    assert raw.activation_bytes - scaled.activation_bytes == 16 * 16 * 3 * 4
