@@ -71,3 +71,10 @@ def test_each_value_has_an_origin():
     values = read(GOLDEN_FOLDER / "timm_deit_distilled.safetensors")[1].values
     assert values["activation"].origin == "default of timm" and values["activation"].certain
     assert not values["pooling"].certain
+
+
+@pytest.mark.parametrize("stated, origin", [(1e-5, "stated in the file"), (None, "default of transformers")])
+def test_missing_epsilon_is_a_default(tmp_path, stated, origin):
+    values = read(changed(tmp_path, "hf_vit", layer_norm_eps=stated))[1].values
+    assert values["layer_norm_epsilon"].origin == origin
+    assert values["layer_norm_epsilon"].value == (stated or 1e-12)

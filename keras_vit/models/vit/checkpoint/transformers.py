@@ -42,10 +42,12 @@ def read_config(file, found):
     found.put(f"{DEFAULT} transformers", pooling=_pooling(file, found))
     _read_activation(file, found, config)
     epsilon = config.get("layer_norm_eps")
+    origin = STATED
     if epsilon is None:
+        origin = f"{DEFAULT} transformers"
         epsilon = 1e-6 if config.get("model_type") == "vit_msn" else source.layer_norm_epsilon
     checked = timm_config.checked(file, arguments.epsilon, "layer_norm_eps", epsilon)
-    found.put(STATED, layer_norm_epsilon=checked)
+    found.put(origin, layer_norm_epsilon=checked)
     if "pre_logits/kernel" in file.weights:
         _known(file, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
     if source.name == "huggingface" and "head/kernel" not in file.weights:
