@@ -4,8 +4,6 @@ import contextlib
 import functools
 import os
 import re
-import stat
-import tempfile
 from pathlib import Path
 
 from keras_vit import arguments
@@ -32,9 +30,8 @@ def list_weights(architecture: str | None = None) -> list[Row]:
 
     Returns:
         A list of named tuples: `name`, `architecture`, `tag`, `url`, `source`, `sha256`, `sha256_prefix`, `resolution`
-        (pixels), `num_classes` (0 without a classifier), `mean`, `std`, `interpolation`, `crop_fraction`, `accuracy`
-        (ImageNet top-1 in percent, or None), `license` and `filename`; and the property `preprocessing`, a
-        `keras_vit.Preprocessing`.
+        (pixels), `num_classes` (0 without a classifier), `accuracy` (ImageNet top-1 in percent, or None), `license` and
+        `filename`; and the property `preprocessing`, a `keras_vit.Preprocessing`.
 
     Raises:
         ValueError: If no checkpoint of that architecture is known.
@@ -104,20 +101,24 @@ def fetch(row):
     It may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, to which downloads go. If no full hash
     was published, the cache keeps the first use's hash to check later uses.
     """
-    folder = _cache()
+    folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
+    # The error of a download explains how to change a folder that cannot be written.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
     known["check"] = functools.partial(_check, row)
-    for place in (*_provided(row), _home() / row.filename, folder / row.filename):
+    for place in (*_provided(row), folder / row.filename):
         if place.is_file():
             confirm(place, **known)
             return str(place)
     try:
-        download(row.url, folder / row.filename, most=most_bytes(row), **known)
+        download(row.url, folder / row.filename, **known)
     except OSError as error:
         raise DownloadError(
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
             f"name {row.filename!r}, into {str(folder)!r} or into the folder that the environment variable "
-            f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'})."
+            f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'}). If the first of these "
+            "folders cannot be written, set KERAS_HOME to another one."
         ) from None
     return str(folder / row.filename)
 
@@ -131,19 +132,9 @@ def _check(row, path):
         rf"{_ARCHITECTURE}(?:Distilled)?$", lambda found: f"ViT{_size_of(*found.groups())}{found[3]}", row.architecture
     )
     if (named, sizes["num_classes"]) != (expected, row.num_classes):
-        raise ValueError(f"{str(path)!r} is not {row.name}: it holds {describe_sizes(sizes)}.")
+        raise ValueError(f"Expected the file of {row.name}. Received: {str(path)!r} with {describe_sizes(sizes)}.")
     for _ in file.read(file.shapes):
         pass
-
-
-def most_bytes(row):
-    """Returns an upper limit on the bytes of a Row's file: about twice its weights in float32."""
-    parameters, width = _parameters(row) or 0, 0
-    if resnet := re.search(r"R(\d+)(?:x(\d))?", row.architecture):
-        factor = int(resnet[2] or 1)
-        parameters += int(resnet[1]) * factor**2 * 500_000
-        width = 2048 * factor
-    return 2 * 4 * (parameters + row.num_classes * width) + (32 << 20)
 
 
 def _size_of(family, size, _):
@@ -198,26 +189,3 @@ def _provided(row):
     yield folder.joinpath(*folder_and_file(row.url))
     # Kaggle mounts each input as a subfolder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())
-
-
-def _home():
-    return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
-
-
-def _cache():
-    """Returns the package's folder in Keras' cache, or the user's own in the temporary folder if it is not writable."""
-    with contextlib.suppress(OSError):
-        _home().mkdir(parents=True, exist_ok=True)
-    if os.access(_home(), os.W_OK):
-        return _home()
-    user = os.getuid() if hasattr(os, "getuid") else None
-    folder = Path(tempfile.gettempdir(), f"keras_vit-{user}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    # Anyone can make a folder of this name before, or write to one that is not private.
-    if user is not None and (not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o077):
-        raise PermissionError(
-            f"Expected {str(folder)!r} to be a folder that only its owner, this user, can use. Remove it, or set "
-            "KERAS_HOME to a folder that can be written."
-        )
-    return folder

@@ -10,12 +10,12 @@ from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSIN
 _GOOGLE = "https://storage.googleapis.com"
 _META = "https://dl.fbaipublicfiles.com"
 _OPENAI = "https://openaipublic.azureedge.net/clip/models"
-# The preprocessing constants by source.
-_CONSTANTS = {
+_PREPROCESSING = {
     **dict.fromkeys(("official", "bit"), OFFICIAL_PREPROCESSING),
     **dict.fromkeys(("deit", "mae", "dino", "dinov2_original"), IMAGENET_PREPROCESSING),
     "openai_clip": CLIP_PREPROCESSING,
 }
+_LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 
 
 class Row(NamedTuple):
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     name: str
     architecture: str
     # [recipe]_classes_[resolution]: the paper's own recipe and 224 pixels are left out. BiT: pretraining_classes.
-    # Without a classifier: the recipe or the images alone; "reg4": with registers.
+    # Without a classifier: the recipe or the images only; "reg4": with registers.
     tag: str
     url: str
     # As in `load_weights`.
@@ -37,11 +37,6 @@ class Row(NamedTuple):
     resolution: int
     # 0 without a classifier.
     num_classes: int
-    # Of images scaled to [0, 1]; std likewise.
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    interpolation: str
-    crop_fraction: float
     # Published ImageNet top-1, in percent.
     accuracy: float | None
     # SPDX name.
@@ -52,85 +47,53 @@ class Row(NamedTuple):
     @property
     def preprocessing(self):
         """The `keras_vit.Preprocessing` that its model expects."""
-        return Preprocessing(**_CONSTANTS[self.source])
+        return Preprocessing(**_PREPROCESSING[self.source])
 
 
-# The ViT paper (arXiv 2010.11929): files by folder, with any published accuracy: at 384 pixels from table 5, at 224
-# from the official code's README.
-_VIT_21K = {
-    **dict.fromkeys(("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14")),
-    **dict.fromkeys(("R26+ViT-B_32", "R50+ViT-B_16", "R50+ViT-L_32")),
-}
-_VIT_2012 = {"ViT-B_16-224": 81.2, "ViT-L_16-224": 82.7}
-_VIT_2012_384 = {
-    "ViT-B_8": None,
-    "ViT-B_16": 83.97,
-    "ViT-B_32": 81.28,
-    "ViT-L_16": 85.15,
-    "ViT-L_32": 80.99,
-    "R50+ViT-B_16": None,
-}
-# Trained with sharpness-aware minimization, only on ImageNet (arXiv 2106.01548). ViT-S_16 is left out, since its file
-# has three times the size of the model.
-_SAM = dict.fromkeys(["ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32"])
-# AugReg (arXiv 2106.10270): model, augmentation, weight decay, dropout (also stochastic depth) and, if fine-tuned,
-# learning rate, which make up the file's name; then the authors' accuracy. The files at 21k and 384 are those that the
-# official README recommends, B/8 from its notebook. At 224 it recommends only B/8; the others are from timm's table,
-# some fine-tuned from another checkpoint than that of the tag augreg_imagenet21k.
-_AUGREG_21K = (
-    ("R_Ti_16", "none", 0.03, 0.0),
-    ("Ti_16", "none", 0.03, 0.0),
-    ("S_16", "light1", 0.03, 0.0),
-    ("S_32", "none", 0.1, 0.0),
-    ("B_8", "medium2", 0.1, 0.0),
-    ("B_16", "medium1", 0.1, 0.0),
-    ("B_32", "light1", 0.1, 0.0),
-    ("L_16", "strong1", 0.1, 0.0),
-    ("R26_S_32", "light1", 0.1, 0.0),
-    ("R50_L_32", "medium1", 0.1, 0.1),
+# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy: at 384
+# pixels from table 5, at 224 from the official code's README. "sam": trained with sharpness-aware minimization, only on
+# ImageNet (arXiv 2106.01548). ViT-S_16 of "sam" is left out, since its file has three times the size of the model.
+_VIT = (
+    (
+        *("imagenet21k", "imagenet21k", 224, 21843),
+        "ViT-B_8 ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32 ViT-H_14 R26+ViT-B_32 R50+ViT-B_16 R50+ViT-L_32",
+    ),
+    ("imagenet2012", "imagenet21k+imagenet2012", 224, 1000, "ViT-B_16-224:81.2 ViT-L_16-224:82.7"),
+    (
+        *("imagenet2012_384", "imagenet21k+imagenet2012", 384, 1000),
+        "ViT-B_8 ViT-B_16:83.97 ViT-B_32:81.28 ViT-L_16:85.15 ViT-L_32:80.99 R50+ViT-B_16",
+    ),
+    ("sam_imagenet2012", "sam", 224, 1000, "ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32"),
 )
-_AUGREG_2012 = (
-    ("R_Ti_16", "none", 0.03, 0.0, 0.03, None),
-    ("Ti_16", "none", 0.03, 0.0, 0.03, None),
-    ("S_16", "light1", 0.03, 0.0, 0.03, 80.46),
-    ("S_32", "light1", 0.03, 0.0, 0.03, None),
-    ("B_8", "medium2", 0.1, 0.0, 0.03, 85.58),
-    ("B_16", "medium1", 0.1, 0.0, 0.01, None),
-    ("B_32", "medium1", 0.03, 0.0, 0.03, 79.44),
-    ("L_16", "medium1", 0.1, 0.1, 0.01, 85.72),
-    ("R26_S_32", "light0", 0.03, 0.1, 0.03, 80.94),
-    ("R50_L_32", "medium1", 0.1, 0.1, 0.01, 83.78),
-)
-_AUGREG_2012_384 = (
-    ("R_Ti_16", "none", 0.03, 0.0, 0.03, 75.40),
-    ("Ti_16", "none", 0.03, 0.0, 0.03, 78.22),
-    ("S_16", "light1", 0.03, 0.0, 0.03, 83.73),
-    ("S_32", "none", 0.1, 0.0, 0.01, 79.58),
-    ("B_16", "medium1", 0.1, 0.0, 0.03, 85.49),
-    ("B_32", "light1", 0.1, 0.0, 0.01, 83.59),
-    ("L_16", "strong1", 0.1, 0.0, 0.01, 85.59),
-    ("R26_S_32", "light1", 0.1, 0.0, 0.01, 83.85),
-    ("R50_L_32", "medium1", 0.1, 0.1, 0.01, 85.99),
-)
+# AugReg (arXiv 2106.10270): model, then its checkpoints of ImageNet-21k, of ImageNet at 224 and at 384 pixels, each as
+# augmentation/weight decay/dropout (also stochastic depth)/learning rate of fine-tuning:accuracy. All but the accuracy
+# make up the name of the file. The files at 21k and 384 are those that the official README recommends, B/8 from its
+# notebook. At 224 it recommends only B/8; the others are from timm's table, some fine-tuned from another checkpoint
+# than that of the tag augreg_imagenet21k.
+_AUGREG = """
+R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
+Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22
+S_16      light1/0.03/0.0  light1/0.03/0.0/0.03:80.46   light1/0.03/0.0/0.03:83.73
+S_32      none/0.1/0.0     light1/0.03/0.0/0.03         none/0.1/0.0/0.01:79.58
+B_8       medium2/0.1/0.0  medium2/0.1/0.0/0.03:85.58
+B_16      medium1/0.1/0.0  medium1/0.1/0.0/0.01         medium1/0.1/0.0/0.03:85.49
+B_32      light1/0.1/0.0   medium1/0.03/0.0/0.03:79.44  light1/0.1/0.0/0.01:83.59
+L_16      strong1/0.1/0.0  medium1/0.1/0.1/0.01:85.72   strong1/0.1/0.0/0.01:85.59
+R26_S_32  light1/0.1/0.0   light0/0.03/0.1/0.03:80.94   light1/0.1/0.0/0.01:83.85
+R50_L_32  medium1/0.1/0.1  medium1/0.1/0.1/0.01:83.78   medium1/0.1/0.1/0.01:85.99
+"""
 # BiT (arXiv 1912.11370): size, and the accuracy of BiT-M fine-tuned on ImageNet at 480, from timm's documentation.
-_BIT = (
-    ("R50x1", 80.19),
-    ("R50x3", 83.75),
-    ("R101x1", 82.21),
-    ("R101x3", 84.38),
-    ("R152x2", 84.4),
-    ("R152x4", 84.95),
-)
-# DeiT (arXiv 2012.12877): architecture, tag, file, first digits of the SHA-256, accuracy.
+_BIT = {"R50x1": 80.19, "R50x3": 83.75, "R101x1": 82.21, "R101x3": 84.38, "R152x2": 84.4, "R152x4": 84.95}
+# DeiT (arXiv 2012.12877): architecture, file, first digits of the SHA-256, accuracy.
 _DEIT = (
-    ("DeiTTi16", "imagenet2012", "deit_tiny_patch16_224", "a1311bcf", 72.2),
-    ("DeiTS16", "imagenet2012", "deit_small_patch16_224", "cd65a155", 79.9),
-    ("DeiTB16", "imagenet2012", "deit_base_patch16_224", "b5f2ef4d", 81.8),
-    ("DeiTB16", "imagenet2012_384", "deit_base_patch16_384", "8de9b5d1", 82.9),
-    ("DeiTTi16Distilled", "imagenet2012", "deit_tiny_distilled_patch16_224", "b40b3cf7", 74.5),
-    ("DeiTS16Distilled", "imagenet2012", "deit_small_distilled_patch16_224", "649709d9", 81.2),
-    ("DeiTB16Distilled", "imagenet2012", "deit_base_distilled_patch16_224", "df68dfff", 83.4),
-    ("DeiTB16Distilled", "imagenet2012_384", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
+    ("DeiTTi16", "deit_tiny_patch16_224", "a1311bcf", 72.2),
+    ("DeiTS16", "deit_small_patch16_224", "cd65a155", 79.9),
+    ("DeiTB16", "deit_base_patch16_224", "b5f2ef4d", 81.8),
+    ("DeiTB16", "deit_base_patch16_384", "8de9b5d1", 82.9),
+    ("DeiTTi16Distilled", "deit_tiny_distilled_patch16_224", "b40b3cf7", 74.5),
+    ("DeiTS16Distilled", "deit_small_distilled_patch16_224", "649709d9", 81.2),
+    ("DeiTB16Distilled", "deit_base_distilled_patch16_224", "df68dfff", 83.4),
+    ("DeiTB16Distilled", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
 )
 # MAE (arXiv 2111.06377): architecture, its size in the files' names, and the accuracy of the fine-tuned model, from the
 # authors' FINETUNE.md. DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193): architecture, and its name in the files'.
@@ -145,38 +108,33 @@ _CLIP = (
     ("CLIPL14", "openai", 224, "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14"),
     ("CLIPL14", "openai_336", 336, "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px"),
 )
-_LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 
 
 def _published():
     """Yields (architecture, tag, source, url, resolution, num_classes, accuracy) per checkpoint."""
-    vit = (
-        ("imagenet21k", "imagenet21k", 224, 21843, _VIT_21K),
-        ("imagenet2012", "imagenet21k+imagenet2012", 224, 1000, _VIT_2012),
-        ("imagenet2012_384", "imagenet21k+imagenet2012", 384, 1000, _VIT_2012_384),
-        ("sam_imagenet2012", "sam", 224, 1000, _SAM),
-    )
-    for tag, folder, resolution, classes, files in vit:
-        for file, accuracy in files.items():
+    for tag, folder, resolution, classes, files in _VIT:
+        for file, accuracy in map(_with_accuracy, files.split()):
             architecture = re.sub("[+_-]", "", file.removesuffix("-224"))
             url = f"{_GOOGLE}/vit_models/{quote(folder)}/{quote(file)}.npz"
             yield architecture, tag, "official", url, resolution, classes, accuracy
-    for model, *made_of in _AUGREG_21K:
-        yield _of_augreg(model), "augreg_imagenet21k", "official", _augreg_url(model, *made_of), 224, 21843, None
-    for tag, resolution, files in (
-        ("augreg_imagenet2012", 224, _AUGREG_2012),
-        ("augreg_imagenet2012_384", 384, _AUGREG_2012_384),
-    ):
-        for model, *made_of, rate, accuracy in files:
-            url = _augreg_url(model, *made_of, f"--imagenet2012-steps_20k-lr_{rate}-res_{resolution}")
-            yield _of_augreg(model), tag, "official", url, resolution, 1000, accuracy
-    for size, accuracy in _BIT:
+    tags = (("imagenet21k", 224, 21843), ("imagenet2012", 224, 1000), ("imagenet2012_384", 384, 1000))
+    for model, *checkpoints in map(str.split, _AUGREG.strip().splitlines()):
+        *stem, size, patch = model.split("_")
+        for (tag, resolution, classes), checkpoint in zip(tags, checkpoints, strict=False):
+            made_of, accuracy = _with_accuracy(checkpoint)
+            augmentation, decay, dropout, *rate = made_of.split("/")
+            file = f"{model}-i21k-300ep-lr_0.001-aug_{augmentation}-wd_{decay}-do_{dropout}-sd_{dropout}"
+            file += f"--imagenet2012-steps_20k-lr_{rate[0]}-res_{resolution}" if rate else ""
+            url = f"{_GOOGLE}/vit_models/augreg/{file}.npz"
+            yield f"{''.join(stem)}ViT{size}{patch}", f"augreg_{tag}", "official", url, resolution, classes, accuracy
+    for size, accuracy in _BIT.items():
         url = f"{_GOOGLE}/bit_models/BiT"
         yield f"BiT{size}", "imagenet21k", "bit", f"{url}-M-{size}.npz", 224, 21843, None
         yield f"BiT{size}", "imagenet2012", "bit", f"{url}-S-{size}.npz", 224, 1000, None
         tuned = f"{url}-M-{size}-ILSVRC2012.npz"
         yield f"BiT{size}", "imagenet21k_imagenet2012", "bit", tuned, 480, 1000, accuracy
-    for architecture, tag, file, digits, accuracy in _DEIT:
+    for architecture, file, digits, accuracy in _DEIT:
+        tag = "imagenet2012_384" if file.endswith("384") else "imagenet2012"
         yield architecture, tag, "deit", f"{_META}/deit/{file}-{digits}.pth", int(file[-3:]), 1000, accuracy
     for architecture, size, accuracy in _MAE:
         yield architecture, "mae", "mae", f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth", 224, 0, None
@@ -192,15 +150,10 @@ def _published():
         yield architecture, tag, "openai_clip", f"{_OPENAI}/{path}.pt", resolution, 0, None
 
 
-def _of_augreg(model):
-    """Returns the architecture of an AugReg model: "R26ViTS32" for "R26_S_32"."""
-    *stem, size, patch = model.split("_")
-    return f"{''.join(stem)}ViT{size}{patch}"
-
-
-def _augreg_url(model, augmentation, weight_decay, dropout, tuned=""):
-    file = f"{model}-i21k-300ep-lr_0.001-aug_{augmentation}-wd_{weight_decay}-do_{dropout}-sd_{dropout}{tuned}.npz"
-    return f"{_GOOGLE}/vit_models/augreg/{file}"
+def _with_accuracy(file):
+    """Returns ("ViT-B_16", 83.97) for "ViT-B_16:83.97", and None as the accuracy without one."""
+    name, _, accuracy = file.partition(":")
+    return name, float(accuracy) if accuracy else None
 
 
 def folder_and_file(url):
@@ -209,7 +162,7 @@ def folder_and_file(url):
 
 
 def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
-    file, constants = folder_and_file(url)[1], _CONSTANTS[source]
+    folder, file = folder_and_file(url)
     digits = re.search(r"-([0-9a-f]{8})\.pth$", file)
     return Row(
         name=f"{architecture}.{tag}",
@@ -217,27 +170,19 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         tag=tag,
         url=url,
         source=source,
-        sha256=folder_and_file(url)[0] if source == "openai_clip" else None,
+        sha256=folder if source == "openai_clip" else None,
         sha256_prefix=digits and digits[1],
         resolution=resolution,
         num_classes=num_classes,
-        mean=_of_three(constants["mean"]),
-        std=_of_three(constants["std"]),
-        interpolation=constants["interpolation"],
-        crop_fraction=constants["crop_fraction"],
         accuracy=accuracy,
         license=_LICENSES.get(source, "Apache-2.0"),
-        filename="-".join(folder_and_file(url)) if _FILES.count(file) > 1 else file,
+        filename=f"{folder}-{file}" if _FILES.count(file) > 1 else file,
     )
-
-
-def _of_three(constants):
-    return constants if isinstance(constants, tuple) else (constants,) * 3
 
 
 _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
 # The first digits of the SHA-256, by the name of the file as published.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
-# The source of a published file, by its name; of those of DINO and MAE the keys tell less.
+# The source of a published file, by its name. The keys of DINO's and MAE's files do not distinguish the two.
 SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

@@ -4,9 +4,7 @@ import io
 import os
 import re
 import socket
-import tempfile
 import traceback
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -71,7 +69,6 @@ def offline(monkeypatch):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(zoo, "download", functools.partial(zoo.download, timeout=0.3, delay=0.01))
     with running(Server) as server:
         server.body = archive()
         yield server
@@ -113,14 +110,15 @@ def check_row(row):
         assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
         assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
         assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
+    constants = row.preprocessing
     if row.source == "openai_clip":
-        assert (row.interpolation, row.preprocessing.resize_mode) == ("bicubic", "crop")
+        assert (constants.interpolation, constants.resize_mode) == ("bicubic", "crop")
     elif row.source in ("deit", "mae", "dino", "dinov2_original"):
-        assert (row.mean, row.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        assert (row.interpolation, row.crop_fraction) == ("bicubic", 0.875)
+        assert (constants.mean, constants.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        assert (constants.interpolation, constants.crop_fraction) == ("bicubic", 0.875)
     else:
-        assert row.mean == row.std == (0.5, 0.5, 0.5)
-        assert (row.interpolation, row.crop_fraction) == ("bilinear", 1.0)
+        assert constants.mean == constants.std == (0.5,)
+        assert (constants.interpolation, constants.crop_fraction) == ("bilinear", 1.0)
     if "/augreg/" in row.url:
         model = row.url.rpartition("/")[2].partition("-")[0]
         stem, size, patch = re.fullmatch(r"(?:(R\d*)_)?(\w+)_(\d+)", model).groups()
@@ -228,7 +226,7 @@ def test_named_folder_precedes_cache_and_stays_unchanged(named, home, offline, m
     assert (home / f"{TI16.filename}.sha256").read_text() == f"{digest}  {TI16.filename}\n"
     assert zoo.fetch(TI16) == str(path)
     put(path, "others")
-    check_not_fetched(f"{re.escape(str(path))}.*is pinned in", TI16)
+    check_not_fetched(f"{re.escape(str(path))}.*, pinned in", TI16)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(named / "nowhere"))
     check_not_fetched("KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere", B16, NotADirectoryError)
 
@@ -237,7 +235,7 @@ def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
     put(named / "ViT-B_16.npz")
     put(named / "deeper" / "still" / B16.filename)
     put(home / B16.filename)
-    check_not_fetched("is not ViTB16.imagenet21k: it holds ViT-Ti/16", B16)
+    check_not_fetched("Expected the file of ViTB16.imagenet21k. Received: .* with ViT-Ti/16", B16)
     put(named / B16.filename, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     check_not_fetched("Git LFS pointer.*git lfs pull", B16)
     assert not (home / f"{B16.filename}.sha256").exists()
@@ -246,7 +244,7 @@ def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
 def test_published_hash_is_checked_in_named_folder(named, home, offline):
     row = zoo.find("DeiTTi16.imagenet2012")
     path = put(named / row.filename, "weights")
-    check_not_fetched("a1311bcf is in its published name", row)
+    check_not_fetched("with the SHA-256 a1311bcf, in the published name", row)
     assert path.exists() and not list(home.iterdir())
     digest = hashlib.sha256(b"weights").hexdigest()
     assert zoo.fetch(row._replace(sha256_prefix=digest[:8])) == str(path)
@@ -265,9 +263,9 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name):
     [
         (lambda body: b"<?xml version='1.0'?><Error/>", "it is a web page"),
         (lambda body: b"PK\x03\x04" + bytes(500), "truncated or damaged"),
-        (lambda body: b"", "the server sent nothing"),
-        (lambda body: archive(num_classes=5), "not the file that was expected"),
-        (lambda body: flipped(body, len(body) // 2, 0), "not the file that was expected"),
+        (lambda body: b"", "it is empty"),
+        (lambda body: archive(num_classes=5), "Expected the file of ViTTi16.augreg_imagenet2012. Received: "),
+        (lambda body: flipped(body, len(body) // 2, 0), "truncated or damaged"),
     ],
     ids=["web page", "damaged archive", "empty", "other classes", "flipped bit"],
 )
@@ -313,47 +311,37 @@ def test_default_cache_is_in_keras_home(monkeypatch, tmp_path, offline):
     assert zoo.fetch(TI16) == str(path)
 
 
-def test_unwritable_cache_is_replaced_by_private_folder(server, monkeypatch, tmp_path):
+def test_unwritable_cache_names_the_remedy(server, monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    path = Path(zoo.fetch(TI16._replace(url=server.url)))
-    assert path.read_bytes() == server.body and path.parent.parent == tmp_path / "temporary"
-    if os.name == "nt":
-        return
-    assert path.parent.stat().st_uid == os.getuid()
-    path.parent.chmod(0o777)
-    check_not_fetched("only its owner, this user, can use", TI16, PermissionError)
-    path.parent.chmod(0o700)
-    path.parent.rename(tmp_path / "elsewhere")
-    path.parent.symlink_to(tmp_path / "elsewhere")
-    check_not_fetched("only its owner", TI16, PermissionError)
+    check_not_fetched("a file.*set KERAS_HOME to another", TI16._replace(url=server.url), DownloadError)
+    assert not server.requests
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")
-def test_read_only_cache_is_read(home, monkeypatch, tmp_path, offline):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+def test_read_only_cache_is_read(home, offline):
     path = put(home / TI16.filename)
     home.chmod(0o555)
     assert zoo.fetch(TI16) == str(path)
 
 
 @pytest.mark.parametrize(
-    "name, parameters, exact",
+    "name, parameters",
     [
-        ("ViTTi16.augreg_imagenet2012", 5_717_416, False),
-        ("ViTH14.imagenet21k", 658_745_683, False),
-        ("R50ViTL32.imagenet21k", 350_358_931, False),
-        ("RViTTi16.augreg_imagenet2012", 6_337_704, False),
-        ("BiTR50x1.imagenet21k", 68_256_659, False),
-        ("BiTR152x4.imagenet2012", 936_533_224, False),
-        ("DeiTB16Distilled.imagenet2012_384", 87_630_032, False),
-        ("ViTB16.imagenet2012", 86.568e6, True),
-        ("DeiTTi16.imagenet2012", 5.717e6, True),
-        ("DINOv2S14.lvd142m", 22.056e6, True),
-        ("DINOv2G14.lvd142m", 1136.48e6, True),
+        ("ViTB16.imagenet2012", 86.568e6),
+        ("DeiTTi16.imagenet2012", 5.717e6),
+        ("DINOv2S14.lvd142m", 22.056e6),
+        ("DINOv2G14.lvd142m", 1136.48e6),
     ],
 )
-def test_parameters_and_size_limit_of_published_file(name, parameters, exact):
-    assert 1.2 < zoo.most_bytes(zoo.find(name)) / (4 * parameters) < 4
-    if exact:
-        assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
+def test_parameters_of_published_file_are_counted(name, parameters):
+    assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
+
+
+def test_cached_checkpoint_opens_no_socket(home, monkeypatch):
+    def refuse(*_, **__):
+        pytest.fail("a socket was opened")
+
+    put(home / TI16.filename)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert zoo.local_path("augreg_imagenet2012", "ViTTi16") == str(home / TI16.filename)

@@ -34,43 +34,27 @@ class Answer:
     """How one request is answered."""
 
     stop: int | None = None  # Bytes of the body before the connection is cut; None sends all.
-    stall: float = 0  # Seconds of silence before the connection is cut.
     status: int = 200
-    length: int | bool | None = None  # Content-Length; None announces the right one, False none.
+    announced: bool = True  # Whether the length of the body is announced.
     body: bytes | None = None  # Replaces the server's own.
-    ranges: bool = True  # Whether a Range request is answered by that part.
-    shift: int = 0  # Bytes between the start of that part and the start that was requested.
-    headers: dict = dataclasses.field(default_factory=dict)
     pause: float = 0  # Seconds after each 4 KiB.
 
     def __call__(self, handler):
-        server = handler.server
-        body, status = server.body if self.body is None else self.body, self.status
-        headers = {"ETag": server.etag, "Content-Type": "application/octet-stream", **self.headers}
-        start = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
-        if start and self.ranges and status == 200 and handler.headers.get("If-Range") in (None, server.etag):
-            start = int(start[1]) + self.shift
-            status, headers["Content-Range"] = 206, f"bytes {start}-{len(body) - 1}/{len(body)}"
-            body = body[start:]
-        if self.length is not False:
-            headers["Content-Length"] = len(body) if self.length is None else self.length
-        handler.send_response(status)
-        for name, value in headers.items():
-            if value is not None:
-                handler.send_header(name, value)
+        body = handler.server.body if self.body is None else self.body
+        handler.send_response(self.status)
+        handler.send_header("Content-Type", "application/octet-stream")
+        if self.announced:
+            handler.send_header("Content-Length", len(body))
         handler.end_headers()
-        body = body if self.stop is None else body[: self.stop]
+        body = body[: self.stop]
         for at in range(0, len(body), 4096):
             handler.wfile.write(body[at : at + 4096])
-            server.sent += len(body[at : at + 4096])
             time.sleep(self.pause)
-        handler.wfile.flush()
-        time.sleep(self.stall)
 
 
 class _FileHandler(_Handler):
     def do_GET(self):
-        self.server.requests.append(dict(self.headers))
+        self.server.requests.append(self.path)
         answers = self.server.answers
         # Some clients close the connection early.
         with contextlib.suppress(ConnectionError):
@@ -85,8 +69,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _FileHandler)
         self.url = f"http://127.0.0.1:{self.server_port}/folder/weights.npz"
         self.body = random.Random(0).randbytes(200_000)
-        self.etag = '"1"'
-        self.answers, self.requests, self.sent = [Answer()], [], 0
+        self.answers, self.requests = [Answer()], []
 
 
 LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
