@@ -20,14 +20,36 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def replacing(path):
-    """Yields a temporary path, which replaces `path` if the block ends without an error."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    with draft_folder(path) as folder:
-        # The same name, since Keras chooses the format by the suffix.
-        yield folder / path.name
-        os.replace(folder / path.name, path)
+    """Yields a temporary path, which replaces `path` if the block ends without an error.
+
+    A link stays a link: its target is replaced. A device or pipe stays as well, and receives the contents.
+    """
+    path, target = Path(path), Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
+    special = target.exists() and not (target.is_file() or target.is_dir())
+    # The folder of a device need not be writable.
+    with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
+        # Keras chooses the format by the suffix, so the draft has the name that the caller passed.
+        draft = Path(folder, path.name)
+        yield draft
+        if special:
+            _write_into(target, draft)
+        else:
+            os.replace(draft, target)
+
+
+def _write_into(device, draft):
+    try:
+        # Opening a pipe that no process reads would wait without an end.
+        descriptor = os.open(device, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(error.errno, "Cannot write into it: no process reads this pipe", str(device)) from None
+    os.set_blocking(descriptor, True)
+    with open(draft, "rb") as source, open(descriptor, "wb") as target:
+        shutil.copyfileobj(source, target)
 
 
 def absent(path):

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,29 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     assert (path.read_text(), names(tmp_path)) == ("new", [path.name])
     with pytest.raises(FileNotFoundError, match="no folder"):
         write(tmp_path / "none" / "a.txt", "new")
+
+
+def test_write_through_a_link_keeps_the_link(tmp_path):
+    (tmp_path / "folder").mkdir()
+    link, target = tmp_path / "a.txt", tmp_path / "folder" / "b.txt"
+    link.symlink_to(target)
+    for text in ("new", "again"):
+        write(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert names(tmp_path / "folder") == ["b.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_write_into_a_pipe_keeps_the_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write(pipe, "contents")
+    assert os.read(reader, 100) == b"contents"
+    os.close(reader)
+    with pytest.raises(OSError, match="no process reads this pipe"):
+        write(pipe, "contents")
+    assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
 
 
 FULL_DISK = """
