@@ -1,3 +1,5 @@
+import math
+
 import keras
 from keras import ops
 
@@ -9,20 +11,20 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel
 class SimMIM(MaskedImageModel):
     """Pre-trains a ViT by predicting the pixels of masked squares with a linear head.
 
-    By default, 60% of the 32 x 32 pixel squares are masked: a learned mask token replaces their patch embeddings before
-    positions are added. The loss is the mean absolute error of normalised pixels in masked patches. In hybrids the
-    ResNet sees the masked pixels, so some information leaks to neighbouring patches. Training, saving and calls work as
-    in `MAE`; calls return "prediction" and "mask".
+    60% of the squares are masked: a learned mask token replaces their patch embeddings before positions are added. The
+    loss is the mean absolute error of normalised pixels in masked patches. In hybrids the ResNet sees the masked
+    pixels, so some information leaks to neighbouring patches. Training, saving and calls work as in `MAE`; calls return
+    "prediction" and "mask".
 
     Args:
         backbone: A ViT of this package for a fixed image size.
         mask_ratio: Float in (0, 1), the fraction of masked squares, rounded up.
         mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
-            bottom may be cut off. For small images use about a quarter of their size.
+            bottom may be cut off. None means 32 pixels, or a quarter of the image if this is smaller, in whole patches.
         seed: Int or None, the random seed of the masks.
 
     Raises:
-        ValueError: If an argument is out of range, or the backbone is not supported.
+        ValueError: If an argument is out of range, the mask hides the whole image, or the backbone is not supported.
 
     Example:
 
@@ -39,16 +41,28 @@ class SimMIM(MaskedImageModel):
         self,
         backbone: keras.Model,
         mask_ratio: float = 0.6,
-        mask_unit: int | tuple[int, int] = 32,
+        mask_unit: int | tuple[int, int] | None = None,
         seed: int | None = None,
         **kwargs,
     ):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
+        patch_size, grid = self.encoder.patch_size, self.encoder.grid_size
+        if mask_unit is None:
+            patches = [max(1, min(32 // p, side // 4)) for p, side in zip(patch_size, grid, strict=True)]
+            mask_unit = tuple(n * p for n, p in zip(patches, patch_size, strict=True))
         self.mask_unit = arguments.pair("mask_unit", mask_unit)
-        patch_size = self.encoder.patch_size
         if any(side % patch for side, patch in zip(self.mask_unit, patch_size, strict=True)):
             raise arguments.invalid(
                 "mask_unit", f"whole patches, which are {patch_size[0]} x {patch_size[1]} pixels", mask_unit
+            )
+        squares = math.prod(
+            -(-side * p // unit) for side, p, unit in zip(grid, patch_size, self.mask_unit, strict=True)
+        )
+        if math.ceil(squares * self.mask_ratio - 1e-9) >= squares:
+            raise arguments.invalid(
+                "mask_unit",
+                f"smaller squares: a mask_ratio of {mask_ratio} hides all {squares} of the image",
+                mask_unit,
             )
         self.add_linear_head(self.encoder.patch_dim, "pixel_head")
 

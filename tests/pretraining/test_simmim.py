@@ -58,6 +58,21 @@ def test_reconstruction_shows_predicted_pixels():
     np.testing.assert_allclose(prediction, np.where(pixels, [0.3 * 255, 0.55 * 255, 0.4 * 255], images), atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("image_size", "patch_size", "unit"),
+    [(224, 16, (32, 32)), (64, 16, (16, 16)), (56, 14, (14, 14)), (224, 14, (28, 28))],
+)
+def test_default_mask_unit_fits_the_image(image_size, patch_size, unit):
+    backbone = tiny.build(image_size=image_size, patch_size=patch_size)
+    assert SimMIM(backbone).mask_unit == unit
+
+
+@pytest.mark.parametrize("options", [{"mask_unit": 16}, {"mask_unit": 8, "mask_ratio": 0.8}])
+def test_mask_of_the_whole_image_is_refused(options):
+    with pytest.raises(ValueError, match=r"`mask_unit`. Expected smaller squares: .* hides all"):
+        SimMIM(tiny.build(image_size=16), **options)
+
+
 def test_mask_unit_is_whole_patches():
     with pytest.raises(ValueError, match=r"`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"):
         SimMIM(tiny.build(), mask_unit=6)
