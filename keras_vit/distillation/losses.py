@@ -40,6 +40,7 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2. As in the official code, but not in the
     paper, the result is divided by the number of classes.
     """
+    arguments.positive_number("temperature", temperature)
     teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
     student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
     divergence = ops.sum(ops.exp(teacher_log) * (teacher_log - student_log), axis=-1)

@@ -51,5 +51,6 @@ def test_losses_reload_from_config():
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), "hot"])
 def test_bad_temperature(temperature):
-    with pytest.raises(ValueError, match=r"`temperature`.*Expected.*Received"):
-        losses.SoftDistillation(temperature)
+    for call in (losses.SoftDistillation, lambda value: losses.soft_distillation([[0.0]], [[0.0]], value)):
+        with pytest.raises(ValueError, match=r"`temperature`.*Expected.*Received"):
+            call(temperature)
