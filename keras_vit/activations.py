@@ -1,4 +1,4 @@
-"""Activations by name: those of Keras, plus "gelu_tanh" and "quick_gelu"."""
+"""Activations by name: the names of Keras, plus "gelu_tanh" and "quick_gelu"."""
 
 import keras
 from keras import ops
@@ -32,7 +32,7 @@ def get(identifier):
 
 
 def name_of(activation):
-    """Returns the name of an activation that `get` knows by name; returns any other unchanged."""
+    """Returns the name if `get` finds the activation by it, else the activation itself."""
     name = getattr(activation, "__name__", None)
     try:
         # keras.ops.gelu is named "gelu" too, but is the tanh approximation.

@@ -9,7 +9,7 @@ import reprlib
 
 import numpy as np
 
-# The longest side of an image, and the widest layer of a model: a config that asks for more is damaged.
+# The longest side of an image, and the widest layer of a model. A config with a larger number is damaged.
 LARGEST = 2**16
 
 
@@ -119,8 +119,8 @@ def optional(check, name, value):
 def seeds(seed, count):
     """Returns `count` seeds of independent random numbers for sublayers; each is None if `seed` is.
 
-    Neighbouring seeds would not do: layers with neighbouring seeds of their own would share some, and PyTorch's numbers
-    of a seed are those of the one before, a step later.
+    Consecutive seeds would not be independent: layers with consecutive seeds would share sublayer seeds, and PyTorch's
+    random sequence for a seed is the sequence for the previous seed, shifted by one step.
     """
     if seed is None:
         return [None] * count
@@ -129,7 +129,7 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns (rows, columns) of whole patches; sides may be None or tensors, `stride` is that of a ResNet below."""
+    """Returns (rows, columns) of whole patches; sides may be None or tensors. A ResNet before them has a `stride`."""
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
         raise ValueError(

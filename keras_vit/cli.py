@@ -144,7 +144,7 @@ def _recipes(args):
 
 
 def _train(args):
-    # For the plot at the end: fails before the training if it is missing.
+    # The plot at the end needs matplotlib, so a missing matplotlib is an error before the training.
     import matplotlib  # noqa: F401
 
     from keras_vit import data, distribution, inspection, training

@@ -1,4 +1,4 @@
-"""What all model configs share: fields, checks, copies, JSON conversion and the preprocessing."""
+"""The base of all model configs: fields, checks, copies, JSON conversion and the preprocessing."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,7 +22,8 @@ INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "are
 _SMALLEST, _LARGEST = 1e-6, 1e6
 # The only value these filters allow.
 _ANTIALIAS = {"nearest": False, "area": True}
-# Of convolutions with strides: TensorFlow's, and the same number of zeros on all sides, as in PyTorch.
+# Padding of convolutions with strides: "same" is TensorFlow's, "symmetric" adds equal zeros on all sides, as in
+# PyTorch.
 PADDINGS = ("same", "symmetric")
 
 # (field, dependent field that `replace` derives again unless it is passed too).
@@ -196,7 +197,7 @@ class ModelConfig:
     num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
     classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    # Whether the model scales raw images of 0..255 itself.
+    # If True, the model scales raw images of 0..255 itself.
     include_preprocessing: bool = checked(arguments.boolean, default=False)
     # The fields below do not change the outputs, so configs that differ only in them are equal.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)

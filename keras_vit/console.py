@@ -18,8 +18,8 @@ class Progress:
 
     Args:
         target: The number of steps, None if unknown.
-        unit: What a step is, such as "batch".
-        counted: What the rate counts, such as "images".
+        unit: The name of a step, such as "batch".
+        counted: The name of the items that the rate counts, such as "images".
         title: A line to print above the bar.
         verbose: 0 or 1; 0 shows nothing, and neither does `keras.config.disable_interactive_logging()`.
     """

@@ -103,7 +103,7 @@ def _replaced(folder, path):
 def remove_abandoned(folder, pattern, alone=False):
     """Removes draft folders of ended processes for names that match a glob pattern."""
     # The lock of a running process on its draft holds across containers, but rarely across machines on network folders.
-    # Without locks, drafts are removed only if the caller is the only one (`alone`) to write there.
+    # If locks are unsupported, drafts are removed only if no other process writes to the folder (`alone`).
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])

@@ -41,11 +41,11 @@ class Distiller(TrainingWrapper):
         alpha: Float in [0, 1], the weight of the distillation loss. With 1, neither labels nor a loss are needed, and
             the class head of a student with two heads is not trained.
         temperature: Float above 0, only used with "soft".
-        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. By default, if
-            both are models of this package, the student's normalization is undone and the teacher's applied; otherwise
-            the teacher gets the student's images: for `keras.applications`, apply its `preprocess_input` to
-            `raw_images(images, student)`. By default, grey images are also repeated for a teacher with 3 channels.
-            Images are always resized, bilinearly, if the teacher has a fixed input size.
+        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. None, for two
+            models of this package: undoes the student's normalization and applies the teacher's. None, for other
+            teachers: passes the student's images on. For `keras.applications`, apply its `preprocess_input` to
+            `raw_images(images, student)`. None also repeats grey images for a teacher with 3 channels. Images are
+            always resized, bilinearly, if the teacher has a fixed input size.
         teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
         **kwargs: Other arguments of `keras.Model`.
 

@@ -48,7 +48,7 @@ class FrozenTeacher:
         # A custom `call` may not have this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
-        # Without the seeds of dropout, which inference does not read and which differ after a rebuild.
+        # `weights` omits the seeds of dropout. Inference does not read them, and they differ after a rebuild.
         self.copies = [
             keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.weights
         ]

@@ -155,7 +155,7 @@ class MAE(MaskedImageModel):
     def predicted_pixels(self, images, outputs):
         patches = outputs["prediction"]
         if self.norm_pixels:
-            # Not predicted by the model: taken from the original patches.
+            # The model predicts normalized pixels, so mean and variance come from the original patches.
             moments = _moments(self.encoder.cut(self.encoder.normalization(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean

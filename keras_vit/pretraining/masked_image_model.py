@@ -81,7 +81,7 @@ class MaskedImageModel(TrainingWrapper):
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:
         """Masks patches of images, preprocessed as for training, and predicts them; the masks depend only on the seed.
 
-        Returns the original images, those with masked patches, and those with predictions in the masked patches.
+        Returns three versions of the images: original, with masked patches, and with predictions in the masked patches.
         """
         images = ops.convert_to_tensor(images)
         hidden = self.draw(int(images.shape[0]), seed)

@@ -26,7 +26,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     patch that replaces a swapped one.
 
     Args:
-        backbone: As in `SimMIM`. Colours are those of its images before normalization.
+        backbone: As in `SimMIM`. Colours are taken from its images before normalization.
         mask_ratio: Float in (0, 1), the fraction of corrupted patches; their number per image is rounded up or down at
             random.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.

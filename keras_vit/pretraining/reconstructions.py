@@ -48,7 +48,7 @@ class TensorBoardReconstructions(TensorBoardPictures):
     """Writes original, masked and predicted images to TensorBoard during training, always with the same masks.
 
     Args:
-        log_dir: The log folder, preferably not that of `keras.callbacks.TensorBoard`.
+        log_dir: The log folder, preferably another folder than for `keras.callbacks.TensorBoard`.
         images: A few images, preprocessed as for training.
         every: Int, the number of epochs between pictures. The last epoch is always written.
 

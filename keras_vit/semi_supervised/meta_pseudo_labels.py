@@ -151,7 +151,7 @@ class MetaPseudoLabels(TrainingWrapper):
         super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
 
     def call(self, inputs, training=None):
-        # Of a batch for training, the labelled images.
+        # A batch for training begins with the labelled images.
         return self.student(inputs[0] if isinstance(inputs, (tuple, list)) else inputs, training=training)
 
     def reset_metrics(self):
@@ -197,7 +197,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return ops.stop_gradient(ops.mean(cross_entropy(labels, logits)))
 
     def _call(self, state, function, *args):
-        """Calls a function that changes variables; on JAX, those of a state that it also returns."""
+        """Calls a function that changes variables. On JAX, the variables are in a state, which is returned too."""
         if state is None:
             return function(*args), None
         weights, others, *rest = state

@@ -7,8 +7,8 @@ from keras_vit import arguments
 class MetaTeacher(keras.Model):
     """Trains the teacher of `MetaPseudoLabels` by Keras' own step.
 
-    Its batches are (images, (labels, drawn, feedback, growth)): the images are the labelled ones, the unlabelled ones
-    and the same augmented, one after the other; `labels` and `drawn` are classes, `feedback` and the `growth` of
+    Batches are (images, (labels, drawn, feedback, growth)). The images are the labelled images, the unlabelled images
+    and the augmented unlabelled images, in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of
     `uda_weight` are scalars.
     """
 

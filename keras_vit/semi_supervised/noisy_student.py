@@ -20,14 +20,14 @@ def noisy_student(
     seed: int = 0,
     **labelling: Any,
 ) -> keras.Model:
-    """Trains students in rounds: each learns from the labels that the one before it gave, and becomes the teacher.
+    """Trains students in rounds. Each student learns from the labels of its teacher, and teaches the next student.
 
     A round labels `images` by `pseudo_labels`, builds a student and trains it by `train`. The folder gets a folder
     `round_1` and so on, with `pseudo_labels.npz`, `checkpoints` for `train` to use, and `student.keras`. The same call
-    goes on with a killed run: finished rounds are read, and `train` is called again for the one that was interrupted,
-    with its stored labels, a new student and the same folder of checkpoints.
+    resumes a killed run: it reads the finished rounds, and calls `train` again for the interrupted round, with the
+    stored labels, a new student and the same folder of checkpoints.
 
-    The noise is that of the student's training: dropout and stochastic depth of the builder, and RandAugment of the
+    The noise comes from the student's training: dropout and stochastic depth of the builder, and RandAugment of the
     data that `train` reads. The labels come from clean images and a teacher in inference mode, which is not trained.
 
     Args:
@@ -36,7 +36,7 @@ def noisy_student(
             is as large as its teacher or larger.
         images: The unlabelled images, as for `pseudo_labels`, which every teacher takes.
         train: Function of (student, labels, checkpoints) that compiles and trains the student in place, on labelled
-            images and those of the `PseudoLabels`, with its checkpoints in that folder.
+            images and the images of the `PseudoLabels`, with its checkpoints in the folder `checkpoints`.
             `keras_vit.data.with_pseudo_labels` makes batches with the paper's loss; `keras_vit.training.fit` resumes.
         folder: Path of the run's folder, which is created.
         seed: Int of at least 0, from which the global random seeds are set before each student is built.

@@ -25,8 +25,8 @@ _ARRAYS = ("indices", "labels", "confidences")
 class PseudoLabels:
     """A teacher's labels of chosen images, in the order of the images; made by `pseudo_labels`.
 
-    `images[labels.indices]` and `labels.labels` are arrays to train on. For images in files or from TFDS, see
-    `keras_vit.data.relabelled`.
+    `images[labels.indices]` and `labels.labels` are arrays to train on. `keras_vit.data.relabelled` gives these labels
+    to images in files or from TFDS.
 
     Args:
         indices: Int64 array (num_labels,), the positions of the chosen images. Duplicates stand next to each other.
@@ -98,7 +98,7 @@ def pseudo_labels(
     batch_size: int = 32,
     verbose: int = 1,
 ) -> PseudoLabels:
-    """Labels images with a teacher, and chooses those of which it is confident, as for Noisy Student.
+    """Labels images with a teacher, and chooses the images with confident labels, as in Noisy Student.
 
     The teacher predicts in inference mode, without dropout or stochastic depth; give it clean images, without
     augmentation. No seed or batch size changes the choice: an image's confidence is its largest probability, rounded to
@@ -107,8 +107,9 @@ def pseudo_labels(
     Args:
         teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).
         images: Images as the teacher takes them: an array, or batches: a `tf.data.Dataset`, as of `keras_vit.data` with
-            `labels="none"` and `training=False`, a `keras.utils.PyDataset` or another finite iterable. Of tuples, the
-            first part counts. Batches must come in the same order each time, so that positions mean the same images.
+            `labels="none"` and `training=False`, a `keras.utils.PyDataset` or another finite iterable. If a batch is a
+            tuple, its first element holds the images. Batches must come in the same order each time, so that positions
+            mean the same images.
         kind: "soft" (probabilities) or "hard" (the class).
         temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`; of probabilities,
             `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
@@ -130,7 +131,7 @@ def pseudo_labels(
     ([0, 1], (2, 2), 1)
 
     Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2 and appendix A.1; threshold 0.3 and
-    130,000 images a class. The paper does not say which images are repeated.
+    130,000 images a class. The paper does not state which images are repeated.
     """
     settings = {
         "kind": arguments.one_of("kind", kind, ("soft", "hard")),
@@ -179,14 +180,14 @@ def described(model) -> dict:
         digest.update(value.tobytes())
     try:
         config = config_of(model).to_dict()
-    # Of a model of other builders.
     except ValueError:
+        # Models of other builders have no config.
         config = None
     return {"name": model.name, "config": config, "sha256": digest.hexdigest()}
 
 
 def _softmax(logits):
-    # In NumPy, where the rows of a batch do not change each other's last bits.
+    # NumPy rounds each row independently of the other rows of the batch.
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
