@@ -31,7 +31,7 @@ from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.timm import TIMM, TIMM_STEM
 from keras_vit.weights import hub
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
-from keras_vit.weights.transformers_folder import write_folder
+from keras_vit.weights.transformers_config import write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
 # The source whose code reads a format (one of several for "huggingface"), and that for a model without blocks.

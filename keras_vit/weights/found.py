@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from keras_vit.config import Preprocessing
+
 # The origins of values. A library's name follows `DEFAULT`, an architecture's name follows `KNOWN`.
 STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
@@ -102,3 +104,11 @@ class Found:
         for name in names:
             if self.certain(name) and name in fields and fields[name] != self.get(name):
                 yield name, self.get(name), fields[name]
+
+
+def put_preprocessing(found, source, known=True):
+    """Adds the preprocessing of the published models of a source, or leaves it unknown if they differ in it."""
+    if source.preprocessing is None or not known:
+        found.leave(f"{source.name} models differ in it", "preprocessing")
+    else:
+        found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**source.preprocessing))

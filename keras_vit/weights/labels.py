@@ -8,7 +8,7 @@ TASKS = {
 }
 
 
-def read_labels(found, config, labels, *, of_timm=False):
+def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
     """Adds the task of a config.json, and the class names from a list or from {number: name}.
 
     Args:
@@ -16,19 +16,20 @@ def read_labels(found, config, labels, *, of_timm=False):
         config: The config.json.
         labels: The list or dict, or None.
         of_timm: Whether there may be a list, or numbers with gaps, which class names cannot express.
+        usual: The task of a config without `problem_type`.
     """
     if not found.get("num_classes"):
         return
-    found.attempt("stated in the file", "task", lambda: _task(found.path, config.get("problem_type")))
+    found.attempt("stated in the file", "task", lambda: _task(found.path, config.get("problem_type"), usual))
     if of_timm and isinstance(labels, dict) and not _is_numbered(labels):
         labels = None
     found.attempt("stated in the file", "class_names", lambda: _names(found, labels, of_timm))
 
 
-def _task(path, problem_type):
+def _task(path, problem_type, usual):
     if problem_type is not None and problem_type not in tuple(TASKS):
         raise _invalid(path, f"problem_type as one of {', '.join(TASKS)}", problem_type)
-    return TASKS.get(problem_type, "single_label")
+    return TASKS.get(problem_type, usual)
 
 
 def _names(found, labels, of_timm):

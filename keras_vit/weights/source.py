@@ -5,7 +5,6 @@ import functools
 import re
 from typing import NamedTuple
 
-from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
 
 # The layers of a block and of a unit, in the paths of weights.
@@ -37,7 +36,8 @@ class Source:
     position_interpolation: str = "linear"
     # Whether the class token has a position embedding, if a table's length allows both.
     class_token_position: bool = True
-    preprocessing: dict = dataclasses.field(default_factory=OFFICIAL_PREPROCESSING.copy)
+    # None if its published models differ in it.
+    preprocessing: dict | None = None
     # (regular expression, replacement) pairs for other spellings of keys.
     aliases: tuple = ()
     # Regular expression of keys that hold no weights of the model, such as an optimizer's state.
@@ -58,8 +58,6 @@ class Source:
     head_dim: int | None = None
     # The family of its models.
     family: str = "vit"
-    # {name: value} that a folder's config may leave out.
-    config_defaults: dict = dataclasses.field(default_factory=dict)
 
     def canonical_keys(self, keys):
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""

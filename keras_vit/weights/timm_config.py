@@ -1,12 +1,12 @@
-"""What the config.json of timm's folders states for the models of all families."""
+"""The config.json of timm's folders: what the models of all families share."""
 
 import re
 
 from keras_vit import arguments
-from keras_vit.config import Preprocessing
+from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights.found import STATED
-from keras_vit.weights.labels import read_labels
+from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _FILTERS = {"lanczos": "lanczos3", "box": "area"}
@@ -44,11 +44,11 @@ def checked(file, check, name, value, *args):
         raise ValueError(f"Cannot load {file.path!r}: its config does not fit. {error}") from None
 
 
-def put_heads(file, found, number):
-    """Adds the number of attention heads that a config states, unless the shapes show it; it divides the width."""
+def put_heads(file, found, number, origin=STATED):
+    """Adds the number of attention heads of a config, unless the shapes show it; it divides the width."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
-        found.put(STATED, num_heads=checked(file, _divisor, "num_heads", number, width))
+        found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
 def _divisor(name, value, width):
@@ -89,3 +89,65 @@ def of_pretrained_cfg(config):
     # Pillow antialiases with all filters except "nearest".
     antialias = {} if found["interpolation"] == "nearest" else {"antialias": True}
     return {**found, **antialias, "resize_mode": _MODES[mode or "center"]}
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def config_json(name, config, facts, ends, args, *, num_features, pool="avg", image_size=None):
+    """Returns the contents of config.json.
+
+    Args:
+        name: timm's architecture.
+        config: The `ModelConfig`.
+        facts: The metadata of `save_weights`.
+        ends: The keys of the first convolution and of the head.
+        args: The arguments of timm's builder that its architecture does not set.
+        num_features: Int, the number of features before the head.
+        pool: timm's word for the pooling.
+        image_size: (height, width) of images for a model of any size. None: 224 x 224.
+    """
+    if image_size is None:
+        image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
+    return {
+        "architecture": name,
+        "num_classes": config.num_classes,
+        "num_features": num_features,
+        "global_pool": pool,
+        "pretrained_cfg": _pretrained_cfg(config, facts, image_size, ends),
+        "model_args": args | ({} if config.in_channels == 3 else {"in_chans": config.in_channels}),
+        # timm has no word for the task, and ignores the one of transformers.
+        **({} if config.task == "single_label" else {"problem_type": {v: k for k, v in TASKS.items()}[config.task]}),
+    }
+
+
+def _pretrained_cfg(config, facts, image_size, ends):
+    preprocessing = Preprocessing(**facts["preprocessing"])
+    mean, std = unit_constants(preprocessing, config.in_channels)
+    interpolation = preprocessing.interpolation
+    if interpolation == "lanczos5":
+        raise ValueError(
+            "A timm folder has no word for the interpolation 'lanczos5'. Use another one, or a state dict."
+        )
+    found = {
+        "input_size": [config.in_channels, *image_size],
+        "fixed_input_size": None not in config.image_size and config.family == "vit",
+        "interpolation": {v: k for k, v in _FILTERS.items()}.get(interpolation, interpolation),
+        "crop_pct": preprocessing.crop_fraction,
+        "crop_mode": {v: k for k, v in _MODES.items()}[preprocessing.resize_mode],
+        "mean": mean,
+        "std": std,
+        "num_classes": config.num_classes,
+        "pool_size": None,
+        "first_conv": ends[0],
+        "classifier": ends[1],
+    }
+    return found if config.class_names is None else {**found, "label_names": list(config.class_names)}
+
+
+def unit_constants(preprocessing, channels):
+    """Returns mean and std for images scaled to [0, 1], one number a channel."""
+    low, high = preprocessing.value_range
+    mean = [(value - low) / (high - low) for value in preprocessing.mean]
+    std = [value / (high - low) for value in preprocessing.std]
+    return tuple(values * (channels if len(values) == 1 else 1) for values in (mean, std))

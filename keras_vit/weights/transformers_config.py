@@ -1,20 +1,32 @@
-"""What the folders of transformers state for the models of all families."""
+"""The config.json and preprocessor_config.json of transformers' folders: what the models of all families share."""
 
+import json
 import re
 
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
+from keras_vit.files import replacing
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
+from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import DEFAULT, STATED
-from keras_vit.weights.labels import read_labels
+from keras_vit.weights.found import STATED
+from keras_vit.weights.labels import TASKS, read_labels
+from keras_vit.weights.write import write_safetensors
 
-# The constants of published models without the config of an image processor, where they differ within a source.
-_OF_TYPES = {"deit": IMAGENET_PREPROCESSING, "vit_mae": {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0}}
-# The model types whose published models differ in them.
-_DIFFERING = ("ijepa", "vit_msn")
-# Pillow's filter numbers.
-_RESAMPLE = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic", 4: "area"}
+# The defaults of transformers' config classes, by model_type.
+_CONFIG = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "pooler_act": "tanh"}
+_CONFIG |= {"rope_theta": 100.0}
+CONFIGS = {
+    name: {**_CONFIG, **changes}
+    for names, changes in (
+        ("vit deit vit_mae ijepa", {"layer_norm_eps": 1e-12}),
+        ("vit_msn dinov2 dinov2_with_registers", {}),
+        ("dinov3_vit", {"num_attention_heads": 6, "layer_norm_eps": 1e-5}),
+        ("siglip siglip_vision_model", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("clip clip_vision_model", {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}),
+    )
+    for name in names.split()
+}
 # The defaults of transformers' image processors, by the part of their names before "ImageProcessor".
 _IMAGENET = {"image_mean": IMAGENET_PREPROCESSING["mean"], "image_std": IMAGENET_PREPROCESSING["std"]}
 _STANDARD = {"image_mean": 0.5, "image_std": 0.5}
@@ -42,21 +54,16 @@ PROCESSORS = {
         "default_to_square": False,
     },
 }
-# The processors that transformers takes for model types if preprocessor_config.json names none.
+# The processors that transformers takes for model types if preprocessor_config.json names none; others take ViT's.
 _PROCESSOR_OF = {
-    **{
-        "deit": "DeiT",
-        "clip": "CLIP",
-        "clip_vision_model": "CLIP",
-        "siglip": "Siglip",
-        "siglip_vision_model": "Siglip",
-    },
-    **{"dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit", "dinov3_vit": "DINOv3ViT"},
+    **{"deit": "DeiT", "dinov3_vit": "DINOv3ViT", "bit": "Bit", "dinov2": "Bit", "dinov2_with_registers": "Bit"},
+    **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
 }
 # ConvNext's processor squashes images of this size and more, and crops smaller ones.
 _SQUASHED_BY_CONVNEXT = 384
-
-
+# Pillow's filters by their numbers.
+_RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
 # The keys of an image processor that are read, and keys that do not change the images of a single picture.
 _READ = {
     *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
@@ -68,7 +75,6 @@ _HARMLESS = {
     *("disable_grouping", "model_type", "auto_map", "_valid_processor_keys", "do_classify", "size_divisor"),
     *("image_seq_length", "num_channels", "transformers_version"),
 }
-
 # The keys that matter only in training, in generation or for other outputs, and the configs of other towers.
 _HARMLESS_IN_CONFIG = (
     r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|drop_path_rate|"
@@ -98,12 +104,9 @@ def read_folder(file, found, read):
         )
     if isinstance(preprocessor, dict):
         found.attempt(STATED, "preprocessing", lambda: _preprocessing(file.path, preprocessor, config))
-    elif config.get("model_type") in _DIFFERING:
-        found.leave(f"{config['model_type']} models differ in it", "preprocessing")
-    else:
-        constants = _OF_TYPES.get(config.get("model_type"), file.source.preprocessing)
-        found.put(f"{DEFAULT} transformers", preprocessing=Preprocessing(**constants))
-    read_labels(found, config, config.get("id2label"))
+    # With one label and no problem_type, transformers computes the loss of a regression.
+    usual = "regression" if found.get("num_classes") == 1 else "single_label"
+    read_labels(found, config, config.get("id2label"), usual=usual)
     size = config.get("image_size")
     if size is None and isinstance(preprocessor, dict) and found.get("patch_size") is None:
         # The config.json of a BiT has no size.
@@ -122,7 +125,7 @@ def _preprocessing(path, preprocessor, config):
 
 def of_processor(path, preprocessor, config):
     """Returns the constants from a preprocessor_config.json; missing ones are the defaults of its image processor."""
-    preprocessor = _with_defaults(path, preprocessor, config)
+    name, preprocessor = _with_defaults(path, preprocessor, config)
     if preprocessor.get("do_normalize", True) is False:
         preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
     factor = preprocessor.get("rescale_factor", 1 / 255)
@@ -132,25 +135,26 @@ def of_processor(path, preprocessor, config):
             f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
         )
     resample = preprocessor["resample"]
-    if type(resample) is not int or resample not in _RESAMPLE:
-        raise _unreadable(path, f"resample as one of {', '.join(map(str, _RESAMPLE))}", resample)
+    if type(resample) is not int or resample not in range(len(_RESAMPLE)):
+        raise _unreadable(path, f"resample as one of {', '.join(map(str, range(len(_RESAMPLE))))}", resample)
     channels = config.get("num_channels", 3)
-    for name in ("image_mean", "image_std"):
-        constants = preprocessor[name]
+    for key in ("image_mean", "image_std"):
+        constants = preprocessor[key]
         if isinstance(constants, (list, tuple)) and len(constants) not in (1, channels):
-            raise _unreadable(path, f"{name} as one number, or one for each of {channels} channels", constants)
+            raise _unreadable(path, f"{key} as one number, or one for each of {channels} channels", constants)
     return {
         "mean": preprocessor["image_mean"],
         "std": preprocessor["image_std"],
         "interpolation": _RESAMPLE[resample],
-        **_by_pillow(_RESAMPLE[resample]),
-        **_resizing(path, preprocessor),
+        # Pillow antialiases with all filters except "nearest".
+        "antialias": resample != 0,
+        **_resizing(path, name, preprocessor),
         "crop_rounding": "down",
     }
 
 
 def _with_defaults(path, preprocessor, config):
-    """Returns a preprocessor_config.json with the defaults of the image processor that transformers would take."""
+    """Returns the name of the image processor that transformers would take, and its settings with its defaults."""
     kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
     if kind is None:
         name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
@@ -164,11 +168,10 @@ def _with_defaults(path, preprocessor, config):
         raise _unreadable(path, f"image_processor_type as one of {known}", kind)
     if preprocessor.get("do_resize") is False:
         raise _unreadable(path, "do_resize=true", False)
-    stated = {key: value for key, value in preprocessor.items() if value is not None}
-    return {**PROCESSORS[name], **stated, "processor": name}
+    return name, {**PROCESSORS[name], **{key: value for key, value in preprocessor.items() if value is not None}}
 
 
-def _resizing(path, preprocessor):
+def _resizing(path, name, preprocessor):
     """Returns `resize_mode` and `crop_fraction`."""
     size = preprocessor["size"]
     if isinstance(size, dict):
@@ -180,7 +183,7 @@ def _resizing(path, preprocessor):
         keeps_shape = "shortest_edge" in size
     else:
         keeps_shape = not preprocessor.get("default_to_square", True)
-    if preprocessor["processor"] == "ConvNext":
+    if name == "ConvNext":
         if side >= _SQUASHED_BY_CONVNEXT:
             return {"resize_mode": "squash", "crop_fraction": 1.0}
         return {"resize_mode": "crop", "crop_fraction": preprocessor["crop_pct"]}
@@ -197,11 +200,6 @@ def size_of_images(path, preprocessor):
     return _side(path, name, preprocessor.get(name))
 
 
-def _by_pillow(interpolation):
-    """Returns the antialiasing: Pillow antialiases with all filters except "nearest"."""
-    return {} if interpolation == "nearest" else {"antialias": True}
-
-
 def _side(path, name, size):
     """Returns the shorter side of a size in transformers: a number, or a dict of sides; None if it is not stated."""
     sides = [side for side in size.values() if side is not None] if isinstance(size, dict) else [size]
@@ -213,3 +211,77 @@ def _side(path, name, size):
 
 def _unreadable(path, expected, value):
     return ValueError(f"Cannot load {path!r}: its preprocessor_config.json. Expected {expected}. Received: {value!r}")
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def write_folder(path, arrays, config, facts, preprocessor=None):
+    """Writes the files of a folder, each completely or not at all; config.json is the last."""
+    path.mkdir(exist_ok=True)
+    write_safetensors(path / "model.safetensors", arrays, facts)
+    for name, content in (("preprocessor_config", preprocessor), ("config", config)):
+        if content is not None:
+            with replacing(path / f"{name}.json") as draft:
+                draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def with_prefix(arrays, prefix):
+    """Returns the arrays with a prefix before the backbone's keys; those of the heads have none."""
+    heads = ("classifier.", "distillation_classifier.", "visual_projection.")
+    return {key if key.startswith(heads) else f"{prefix}{key}": array for key, array in arrays.items()}
+
+
+def id2label(config):
+    """Returns the entries of transformers' config.json for the class names and the task of a config."""
+    labels = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
+    if not labels:
+        return {}
+    found = {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    usual = config.task == "single_label" and config.num_classes > 1
+    return found if usual else {**found, "problem_type": {v: k for k, v in TASKS.items()}[config.task]}
+
+
+def preprocessor_config(facts, channels):
+    """Returns the contents of preprocessor_config.json."""
+    preprocessing = Preprocessing(**facts["preprocessing"])
+    mean, std = timm_config.unit_constants(preprocessing, channels)
+    if preprocessing.interpolation not in _RESAMPLE:
+        raise ValueError(
+            f"The format 'huggingface' resizes by one of {', '.join(_RESAMPLE)}. Received: the interpolation "
+            f"{preprocessing.interpolation!r}"
+        )
+    config = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+        # Pillow's filter numbers; transformers antialiases as Pillow does.
+        "resample": _RESAMPLE.index(preprocessing.interpolation),
+    }
+    mode = preprocessing.resize_mode
+    if facts["image_size"] is None:
+        return config
+    height, width = facts["image_size"]
+    if mode == "pad" or (mode == "crop" and height != width):
+        raise ValueError(
+            "The format 'huggingface' resizes the whole image, or the shorter side for a square. Received: "
+            f"resize_mode={mode!r} with images of {height} x {width}"
+        )
+    sides = EvaluationTransform((height, width), preprocessing).resized
+    config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
+    if mode == "crop" or preprocessing.crop_fraction < 1:
+        # The image processors that crop.
+        config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
+        config |= {"do_center_crop": True, "crop_size": _size((height, width))}
+    return config
+
+
+def _size(sides):
+    return dict(zip(("height", "width"), sides, strict=True))

@@ -6,6 +6,7 @@ import keras_vit
 from tests.golden import GOLDEN_FOLDER
 from tests.weights.helpers import changed, check_refused, read
 
+BARE = {"preprocessing": keras_vit.Preprocessing()}
 FLOWERS = tuple(f"flower {i}" for i in range(10))
 
 
@@ -37,19 +38,19 @@ GAPS, NUMBERS = dict.fromkeys(map(str, range(0, 20, 2)), "a"), {str(i): i for i 
 @pytest.mark.parametrize("labels", [{"0": "a"}, GAPS, NUMBERS, ["a"] * 10])
 def test_bad_labels_are_overridden_by_class_names(tmp_path, labels):
     folder = changed(tmp_path, "hf_vit", id2label=labels)
-    check_refused(r"(?s)Pass class_names= to .*config\.json\. Expected .* Received: ", folder)
-    assert keras_vit.from_pretrained(folder, class_names=FLOWERS).config.class_names == FLOWERS
-    assert keras_vit.from_pretrained(folder, class_names=None).config.class_names is None
+    check_refused(r"(?s)Pass class_names= to .*config\.json\. Expected .* Received: ", folder, **BARE)
+    assert keras_vit.from_pretrained(folder, class_names=FLOWERS, **BARE).config.class_names == FLOWERS
+    assert keras_vit.from_pretrained(folder, class_names=None, **BARE).config.class_names is None
     # A new head has other classes.
-    assert keras_vit.from_pretrained(folder, num_classes=3).config.class_names is None
+    assert keras_vit.from_pretrained(folder, num_classes=3, **BARE).config.class_names is None
 
 
 def test_bad_task_is_overridden(tmp_path):
     folder = changed(tmp_path, "hf_vit", problem_type="ranking")
-    check_refused("(?s)Pass task= to .*Expected problem_type as one of", folder)
-    assert keras_vit.from_pretrained(folder, task="regression").config.task == "regression"
-    assert keras_vit.from_pretrained(folder, task="multi_label").config.task == "multi_label"
-    check_refused("`task`. Expected one of .*Received: 'ranking'", folder, task="ranking")
+    check_refused("(?s)Pass task= to .*Expected problem_type as one of", folder, **BARE)
+    assert keras_vit.from_pretrained(folder, task="regression", **BARE).config.task == "regression"
+    assert keras_vit.from_pretrained(folder, task="multi_label", **BARE).config.task == "multi_label"
+    check_refused("`task`. Expected one of .*Received: 'ranking'", folder, task="ranking", **BARE)
 
 
 @pytest.mark.parametrize("model_type, epsilon", [("vit", 1e-12), ("vit_msn", 1e-6)])
@@ -67,7 +68,7 @@ def test_other_kind_of_rotary_positions_is_refused(tmp_path):
 def test_each_value_has_an_origin():
     values = read(GOLDEN_FOLDER / "hf_vit")[1].values
     assert values["num_heads"].origin == "stated in the file" and values["hidden_dim"].origin == "stated in the file"
-    assert values["preprocessing"].origin == "default of transformers"
+    assert read(GOLDEN_FOLDER / "hf_clip")[1].values["preprocessing"].origin == "default of clip"
     values = read(GOLDEN_FOLDER / "timm_deit_distilled.safetensors")[1].values
     assert values["activation"].origin == "default of timm" and values["activation"].certain
     assert not values["pooling"].certain

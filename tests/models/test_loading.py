@@ -358,7 +358,8 @@ def test_number_of_heads_other_than_config_is_refused():
     model = keras_vit.ViT("B/16", num_heads=8, activation="gelu", layer_norm_epsilon=1e-12, **sizes)
     path, error = GOLDEN_FOLDER / "hf_vit", WeightsMismatchError
     check_refused("(?s)4 heads.*8 heads.*They differ in num_heads", path, into=model, error=error)
-    check_refused("They differ in num_heads", path, error=error, num_heads=8)
+    bare = {"preprocessing": keras_vit.Preprocessing()}
+    check_refused("They differ in num_heads", path, error=error, num_heads=8, **bare)
 
 
 def test_head_of_other_pooling_is_refused_unless_new(tmp_path):

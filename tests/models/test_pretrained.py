@@ -61,8 +61,8 @@ GOLDEN = {
         {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"}
         | SMALL,
     ),
-    "hf_vit": ({}, {"layer_norm_epsilon": 1e-12, **EXACT}),
-    "hf_deit_distilled": ({}, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
+    "hf_vit": (BARE, {"layer_norm_epsilon": 1e-12, **EXACT}),
+    "hf_deit_distilled": (BARE, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
     "hf_dinov2": ({}, {"layer_scale_init": 1.0, **SMALL, **EXACT}),
     "hf_dinov2_reg2": ({}, {"layer_scale_init": 1.0, "num_registers": 2, **SMALL, **EXACT}),
     "hf_siglip": ({}, {"pooling": "map", **SMALL}),
@@ -70,7 +70,7 @@ GOLDEN = {
     "timm_hybrid.safetensors": (HYBRID, {"stages": (2, 1), "patch_size": 1, **OF_TIMM, **SMALL, **EXACT}),
     "timm_hybrid_stem.safetensors": (HYBRID_STEM, {"stages": (), **OF_TIMM, **SMALL, **EXACT}),
     "timm_bit.safetensors": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
-    "hf_bit": ({"image_size": (64, 96)}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
+    "hf_bit": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
 }
 # Together, these files need every layer and every attention of the ViTs, hybrids and BiTs.
 EVERYWHERE = ("vit_token.npz", "vit_token_prelogits.npz", "vit_gap.npz", "vit_nonsquare.npz", "bigvision_map.npz")
@@ -83,7 +83,7 @@ RESIZED = {
     "hf_dinov2_gated": {},
     "hf_dinov3_gated": {},
     "hf_ijepa": BARE,
-    "hf_mae": {},
+    "hf_mae": BARE,
     "original_clip.safetensors": {"num_heads": 2, "activation": "quick_gelu"},
     "original_dino.safetensors": {"source": "dino"},
     "original_dinov2.safetensors": {},
@@ -316,7 +316,7 @@ IMAGENET = keras_vit.Preprocessing(
 )
 OFFICIAL = keras_vit.Preprocessing(mean=(0.5,), std=(0.5,), interpolation="bilinear", crop_fraction=1.0)
 OF_SOURCES = dict.fromkeys(("vit_token.npz", "bigvision_map.npz", "hybrid_r50ish_patch1.npz"), OFFICIAL)
-OF_SOURCES |= {"bit_2111_x0.5.npz": OFFICIAL, "hf_vit": OFFICIAL, "hf_deit_distilled": IMAGENET}
+OF_SOURCES |= {"bit_2111_x0.5.npz": OFFICIAL, "hf_dinov2": IMAGENET}
 OF_SOURCES |= {"timm_deit_distilled.safetensors": IMAGENET}
 
 
@@ -328,11 +328,14 @@ def test_source_sets_the_preprocessing(tmp_path, name):
         assert each.preprocessing == OF_SOURCES[name] and each.config == model.config
 
 
-def test_model_type_without_fixed_preprocessing_needs_it(tmp_path):
-    folder = changed(tmp_path, "hf_vit", model_type="vit_msn")
-    refuses("(?s)Pass preprocessing=.*vit_msn models differ in it", keras_vit.from_pretrained, folder)
-    found = keras_vit.from_pretrained(changed(tmp_path, "hf_vit", model_type="vit_mae")).preprocessing
-    assert (found.mean, found.resize_mode) == (IMAGENET.mean, "squash")
+@pytest.mark.parametrize(
+    "name, type", [("hf_vit", "vit"), ("hf_vit", "deit"), ("hf_vit", "vit_mae"), ("hf_bit", "bit")]
+)
+def test_folder_without_processor_needs_preprocessing(tmp_path, name, type):
+    folder = changed(tmp_path, name, model_type=type)
+    message = f"(?s)Pass preprocessing=.*{'huggingface_bit' if type == 'bit' else 'huggingface'} models differ in it"
+    refuses(message, keras_vit.from_pretrained, folder)
+    refuses(message, keras_vit.from_pretrained, folder / "model.safetensors")
 
 
 def _without_facts(path):
@@ -363,7 +366,7 @@ def _without_facts(path):
     ],
 )
 def test_unsupported_config_is_refused(tmp_path, changes, message):
-    refuses(message, keras_vit.from_pretrained, changed(tmp_path, "hf_vit", **changes))
+    refuses(message, keras_vit.from_pretrained, changed(tmp_path, "hf_vit", **changes), **BARE)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +456,7 @@ def test_any_size_model_keeps_the_files_position_table(tmp_path):
 
 
 def test_other_channels_take_the_mean_of_the_constants():
-    loaded = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_deit_distilled", in_channels=4)
+    loaded = keras_vit.from_pretrained(GOLDEN_FOLDER / "timm_deit_distilled.safetensors", num_heads=4, in_channels=4)
     for model in (loaded, keras_vit.DeiTTi16(in_channels=1, num_layers=1)):
         assert np.isclose(model.preprocessing.mean[0], (0.485 + 0.456 + 0.406) / 3)
     with pytest.raises(ValueError, match="Expected a keras_vit.Preprocessing or a dict .* Received: 'imagenet'"):

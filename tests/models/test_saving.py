@@ -68,7 +68,7 @@ DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24, "num_classes": 0}
         ("timm_hybrid.safetensors", {"num_heads": 4, "grid_size": (8, 12), **BARE}),
         ("timm_hybrid_stem.safetensors", {"num_heads": 4, "grid_size": (2, 3), **BARE}),
         ("timm_bit.safetensors", BARE),
-        ("hf_bit", {}),
+        ("hf_bit", BARE),
     ],
 )
 def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
@@ -141,9 +141,8 @@ def test_huggingface_config_has_settings_of_model(tmp_path):
 
 
 def test_huggingface_config_of_bit_comes_back(tmp_path):
-    model = keras_vit.from_pretrained(
-        GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), preprocessing={"interpolation": "bicubic"}
-    )
+    bicubic = keras_vit.Preprocessing(interpolation="bicubic")
+    model = keras_vit.from_pretrained(GOLDEN_FOLDER / "hf_bit", image_size=(64, 96), preprocessing=bicubic)
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
     folders = GOLDEN_FOLDER / "hf_bit", tmp_path / "folder"
     before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)

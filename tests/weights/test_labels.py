@@ -66,6 +66,20 @@ def test_problem_type_gives_the_task(folder, problem_type, task, activation):
     assert activation_of(model) == activation
 
 
+def test_one_label_of_transformers_is_a_regression(tmp_path):
+    for task, expected in ((..., "regression"), ("single_label_classification", "single_label")):
+        model = build(num_classes=1, layer_norm_epsilon=1e-6)
+        keras_vit.save_weights(model, tmp_path, format="huggingface")
+        path = tmp_path / "config.json"
+        config = json.loads(path.read_text())
+        # The task of the model is stated, since transformers has another default.
+        assert config["problem_type"] == "single_label_classification"
+        config["problem_type"] = task
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+        strip_own_config(tmp_path / "model.safetensors")
+        assert load(tmp_path).config.task == expected
+
+
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
 @pytest.mark.parametrize("task", [{}, {"task": "multi_label"}, {"task": "regression"}])
 def test_written_labels_are_read_back(tmp_path, format, task):
@@ -74,9 +88,7 @@ def test_written_labels_are_read_back(tmp_path, format, task):
     strip_own_config(tmp_path / "out" / "model.safetensors")
     found = load(tmp_path / "out").config
     assert found.class_names == FLOWERS
-    if format == "huggingface":
-        # timm has no word for the task.
-        assert {name: getattr(found, name) for name in task} == task
+    assert {name: getattr(found, name) for name in task} == task
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,15 @@ def test_defaults_are_those_of_the_installed_transformers(name):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", transformers_config.CONFIGS)
+def test_config_defaults_are_those_of_transformers(name):
+    theirs = peer("transformers").CONFIG_MAPPING[name]()
+    theirs = getattr(theirs, "vision_config", theirs)
+    ours = transformers_config.CONFIGS[name]
+    assert {key: getattr(theirs, key, value) for key, value in ours.items()} == ours
+
+
+@pytest.mark.long
 def test_defaults_are_those_of_the_installed_timm():
     theirs = peer("timm.data").resolve_data_config(pretrained_cfg={"num_classes": 3})
     assert theirs["mean"] == IMAGENET_PREPROCESSING["mean"] and theirs["std"] == IMAGENET_PREPROCESSING["std"]

@@ -2,10 +2,9 @@
 
 import re
 
-from keras_vit.config import Preprocessing
 from keras_vit.models.bit.config import ROOT_WIDTH
 from keras_vit.weights import timm_config, transformers_config
-from keras_vit.weights.found import DEFAULT, STATED, Found
+from keras_vit.weights.found import DEFAULT, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
 
 # The keys of transformers' config.json that the arrays show.
@@ -27,14 +26,11 @@ def read_config(file, grid_size=None):
     if "config" in file.own:
         read_record(file, found)
         return found
+    put_preprocessing(found, source)
     if file.container == "timm":
         timm_config.read_folder(file, found)
     elif file.container == "huggingface":
         transformers_config.read_folder(file, found, {*_READ, *source.config})
-    elif source.name in ("keras", "timm_bit"):
-        found.leave(f"{source.name} models differ in it", "preprocessing")
-    else:
-        found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**source.preprocessing))
     for name in SETTINGS:
         if getattr(source, name) is None:
             found.leave("it differs between the code bases that read such files", name)

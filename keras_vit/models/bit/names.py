@@ -1,5 +1,6 @@
 """BiT: Google's .npz files, timm and transformers."""
 
+from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.source import UNIT, Name, Source, dense, norm, resnet
 
@@ -68,6 +69,7 @@ BIT = Source(
     "bit",
     _bit(),
     family="bit",
+    preprocessing=OFFICIAL_PREPROCESSING,
     # A ResNet has neither.
     activation=None,
     layer_norm_epsilon=None,

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from keras_vit.models.vit.variants import name_of
-from keras_vit.weights.timm_folder import without_patches
+from keras_vit.weights import timm_config
 
 # The widths of timm's BiT.
 _BITS = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
@@ -17,7 +17,8 @@ def unwritten_in_folder(config):
 
 def config_json(config, arrays, facts):
     """Returns the contents of config.json."""
-    return without_patches(_name(config), config, arrays["norm.weight"].shape[0], facts, ("stem.conv", "head.fc"), {})
+    ends, num_features = ("stem.conv", "head.fc"), arrays["norm.weight"].shape[0]
+    return timm_config.config_json(_name(config), config, facts, ends, {}, num_features=num_features)
 
 
 def _name(config):

@@ -2,15 +2,15 @@
 
 from keras_vit.models.bit.config import ROOT_WIDTH
 from keras_vit.models.bit.names import HUGGINGFACE_BIT
-from keras_vit.weights import transformers_folder
-from keras_vit.weights.transformers_folder import id2label, with_prefix
+from keras_vit.weights import transformers_config
+from keras_vit.weights.transformers_config import id2label, with_prefix
 
 
 def write_folder(path, arrays, record, facts):
     """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `HUGGINGFACE_BIT`."""
-    preprocessor = transformers_folder.preprocessor_config(facts, record.in_channels)
+    preprocessor = transformers_config.preprocessor_config(facts, record.in_channels)
     arrays = with_prefix(arrays, "bit." if record.num_classes else "")
-    transformers_folder.write_folder(path, arrays, _bit_config(record), facts, preprocessor)
+    transformers_config.write_folder(path, arrays, _bit_config(record), facts, preprocessor)
 
 
 def _bit_config(record):

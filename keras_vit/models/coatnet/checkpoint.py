@@ -6,7 +6,7 @@ import re
 from keras_vit import arguments
 from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import KNOWN, STATED, Found
+from keras_vit.weights.found import KNOWN, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
 
 # The fields that decide the outputs and that no array shows.
@@ -213,7 +213,7 @@ def read_config(file, grid_size=None):
         timm_config.read_folder(file, found)
         _read_architecture(file, found)
     else:
-        found.leave(f"{file.source.name} models differ in it", "preprocessing")
+        put_preprocessing(found, file.source)
         _read_arrays(file, found)
     found.tables = {weight: _grid_of_table(file, found, weight) for weight in file.weights if weight.endswith(TABLE)}
     return found

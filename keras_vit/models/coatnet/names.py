@@ -72,7 +72,6 @@ TIMM_COATNET = Source(
     activation=None,
     layer_norm_epsilon=None,
     position_interpolation="geometric",
-    preprocessing={"mean": 0.5, "std": 0.5, "interpolation": "bicubic", "crop_fraction": 0.95},
     ignored=r".*\.num_batches_tracked$",
     refused=(
         (r".*\.attn_(block|grid)\.", "attention in windows (MaxViT)"),

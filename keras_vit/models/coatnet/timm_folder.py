@@ -3,7 +3,7 @@
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.coatnet.checkpoint import NAMES, SUFFIXES, arguments_of
 from keras_vit.models.coatnet.config import CoAtNetConfig
-from keras_vit.weights.timm_folder import without_patches
+from keras_vit.weights import timm_config
 
 
 def unwritten_in_folder(config):
@@ -15,7 +15,8 @@ def unwritten_in_folder(config):
 def config_json(config, arrays, facts):
     """Returns the contents of config.json."""
     num_features = arrays["head.fc.weight"].shape[1] if config.num_classes else None
-    return without_patches(_name(config), config, num_features, facts, ("stem.conv1", "head.fc"), _arguments(config))
+    ends, args = ("stem.conv1", "head.fc"), _arguments(config)
+    return timm_config.config_json(_name(config), config, facts, ends, args, num_features=num_features)
 
 
 def _name(config):

@@ -5,12 +5,10 @@ import os
 import re
 
 from keras_vit import arguments
-from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of
-from keras_vit.models.efficientnet.names import PREPROCESSING
+from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of, official_preprocessing
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
 
 # The fields that decide the outputs and that no array shows.
@@ -24,12 +22,6 @@ _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
 # The folders of the official checkpoints of Noisy Student, the only ones whose names tell the images.
 _NOISY_STUDENT = r"noisy_student_efficientnet-(?:b[0-7]|l2)(?:_(?P<side>\d{3}))?"
-
-
-def preprocessing_for(image_size, constants=PREPROCESSING):
-    """Returns constants with the official centre crop: of images 32 pixels larger."""
-    side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
-    return dict(constants) if side is None else {**constants, "crop_fraction": side / (side + 32)}
 
 
 _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
@@ -91,16 +83,16 @@ def _read_preprocessing(file, found):
     """Adds the preprocessing, where no config of a folder states it."""
     size, source = _image_size(file), file.source.name
     if source == "keras_applications" and (constants := _normalization(file)) is not None:
-        found.put(STATED, preprocessing=Preprocessing(**preprocessing_for(size, {**PREPROCESSING, **constants})))
+        found.put(STATED, preprocessing=official_preprocessing(size, **constants))
     elif source == "efficientnet" and _noisy_student(file) is not None:
-        found.put(f"{KNOWN} files of this name", preprocessing=Preprocessing(**preprocessing_for(size)))
+        found.put(f"{KNOWN} files of this name", preprocessing=official_preprocessing(size))
     elif source == "timm_efficientnet" and (published := _file_name(file)) is not None:
-        constants = {**IMAGENET_PREPROCESSING, **(_ADVPROP if published["recipe"] == "_ap" else {})}
-        if published["official"]:
-            constants = preprocessing_for(size, constants)
-        found.put(f"{KNOWN} files of this name", preprocessing=Preprocessing(**constants))
+        constants = {"antialias": True, **(_ADVPROP if published["recipe"] == "_ap" else {})}
+        if not published["official"]:
+            constants["crop_fraction"] = IMAGENET_PREPROCESSING["crop_fraction"]
+        found.put(f"{KNOWN} files of this name", preprocessing=official_preprocessing(size, **constants))
     else:
-        found.leave(f"{source} models differ in it", "preprocessing")
+        put_preprocessing(found, file.source)
 
 
 def _normalization(file):

@@ -78,11 +78,17 @@ def repeats_of(depth_factor):
     return tuple(math.ceil(depth_factor * stage.repeats) for stage in STAGES)
 
 
-def official_preprocessing(image_size):
-    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from 32 more pixels."""
+def official_preprocessing(image_size, **constants):
+    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from 32 more pixels.
+
+    Args:
+        image_size: Int or (height, width) in pixels, or (None, None).
+        **constants: Fields of the `Preprocessing` that differ.
+    """
     side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
     crop = {} if side is None else {"crop_fraction": side / (side + 32)}
-    return Preprocessing(**{**IMAGENET_PREPROCESSING, "antialias": False, **crop})
+    # The official code resizes in TensorFlow, which does not antialias.
+    return Preprocessing(**{**IMAGENET_PREPROCESSING, "antialias": False, **crop, **constants})
 
 
 def efficientnet_of(widths, repeats):

@@ -5,12 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source
 
-# The official code resizes in TensorFlow, which does not antialias.
-PREPROCESSING = {**IMAGENET_PREPROCESSING, "antialias": False}
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
@@ -85,7 +82,6 @@ TIMM_EFFICIENTNET = Source(
         **_rows(_TORCH._replace(dense=codecs.Transposed()), "", head="classifier"),
     },
     ignored=r".*\.num_batches_tracked$",
-    preprocessing=IMAGENET_PREPROCESSING,
     family="efficientnet",
 )
 
@@ -146,7 +142,6 @@ EFFICIENTNET = _Official(
     },
     # The scope of the variables: "efficientnet-b0/".
     aliases=[(r"^efficientnet-[^/]+/", "")],
-    preprocessing=PREPROCESSING,
     family="efficientnet",
 )
 
@@ -176,6 +171,5 @@ KERAS_APPLICATIONS = Source(
     ],
     # The constants of its images, which the preprocessing here has.
     ignored=r"normalization(_\d+)?/",
-    preprocessing=PREPROCESSING,
     family="efficientnet",
 )

@@ -2,7 +2,7 @@
 
 from keras_vit.models.efficientnet.checkpoint import OF_TIMM, OFFICIAL
 from keras_vit.models.efficientnet.config import efficientnet_of
-from keras_vit.weights.timm_folder import without_patches
+from keras_vit.weights import timm_config
 
 
 def unwritten_in_folder(config):
@@ -14,7 +14,8 @@ def unwritten_in_folder(config):
 def config_json(config, arrays, facts):
     """Returns the contents of config.json."""
     num_features = arrays["classifier.weight"].shape[1] if config.num_classes else None
-    return without_patches(_name(config), config, num_features, facts, ("conv_stem", "classifier"), _arguments(config))
+    ends, args = ("conv_stem", "classifier"), _arguments(config)
+    return timm_config.config_json(_name(config), config, facts, ends, args, num_features=num_features)
 
 
 def _name(config):

@@ -5,7 +5,7 @@ import math
 
 from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ROPES
-from keras_vit.weights import timm_folder
+from keras_vit.weights import timm_config
 
 _POOLINGS = {"token": "token", "gap": "avg", "map": "map"}
 # A hybrid by its ResNet.
@@ -110,12 +110,10 @@ def config_json(config, arrays, facts):
         "dynamic_img_size": config.any_size,
         "global_pool": pool,
     }
-    if config.in_channels != 3:
-        args["in_chans"] = config.in_channels
     first_conv = "patch_embed.proj" if config.stages is None else "patch_embed.backbone.stem.conv"
     heads = ["head", "head_dist"] if config.distillation_token else "head"
-    pretrained = timm_folder.pretrained_cfg(config, facts, image_size, first_conv, heads)
-    return timm_folder.config_json(name, config, config.hidden_dim, pool, pretrained, args)
+    ends, sizes = (first_conv, heads), {"num_features": config.hidden_dim, "image_size": image_size}
+    return timm_config.config_json(name, config, facts, ends, args, pool=pool, **sizes)
 
 
 def _image_size(config):

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
-from keras_vit.weights import transformers_folder
+from keras_vit.weights import transformers_config
 from keras_vit.weights.source import Source
-from keras_vit.weights.transformers_folder import id2label, with_prefix
+from keras_vit.weights.transformers_config import id2label, with_prefix
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -140,8 +140,8 @@ def write_folder(path, arrays, kind, record, facts):
     arrays = with_prefix(arrays, kind.prefix)
     if kind.architecture.endswith("WithTeacher"):
         arrays = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in arrays.items()}
-    preprocessor = transformers_folder.preprocessor_config(facts, record.in_channels)
-    transformers_folder.write_folder(path, arrays, _config(kind, record, facts), facts, preprocessor)
+    preprocessor = transformers_config.preprocessor_config(facts, record.in_channels)
+    transformers_config.write_folder(path, arrays, _config(kind, record, facts), facts, preprocessor)
 
 
 def _config(kind, record, facts):

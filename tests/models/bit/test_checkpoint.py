@@ -53,7 +53,8 @@ def test_other_epsilons_or_padding_are_refused():
     for settings in ({"resnet_epsilons": "timm"}, {"pool_padding": "zeros"}):
         with pytest.raises(ValueError, match="was trained with (pool_padding='zeros'|resnet_epsilons='timm')"):
             keras_vit.load_weights(keras_vit.BiT("R50x1", **sizes, **settings), GOLDEN_FOLDER / "hf_bit")
-    found = keras_vit.BiT("R50x1", **sizes, weights=GOLDEN_FOLDER / "hf_bit").config
+    bare = {"preprocessing": keras_vit.Preprocessing()}
+    found = keras_vit.BiT("R50x1", **sizes, weights=GOLDEN_FOLDER / "hf_bit", **bare).config
     assert (found.resnet_epsilons, found.pool_padding) == ("timm", "zeros")
 
 

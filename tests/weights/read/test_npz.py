@@ -87,9 +87,9 @@ def damages(tmp_path):
     for grid in ("[3, 5]", "[0, 0]", "[1e300, 1]", "[Infinity, 1]", "[-4, -4]", "[3000, 3000]", "4"):
         text = f'{{"keras_vit": {{"grid": {grid}}}}}'.encode()
         yield f"comment_{grid}", lambda d, c=text: with_comment(d, c), "the grid stated in the file"
-    for name, value in (("activation", 3), ("layer_norm_epsilon", "x"), ("pooling", []), ("preprocessing", [0.5])):
-        text = json.dumps({"keras_vit": {name: value}}).encode()
-        yield f"comment_{name}", lambda d, c=text: with_comment(d, c), f"says {name}="
+    for value in (3, "x", [], None):
+        text = json.dumps({"keras_vit": {"config": value}}).encode()
+        yield f"comment_{value}", lambda d, c=text: with_comment(d, c), "Expected config as a dict"
     yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "but not in the model"
 
 

@@ -1,7 +1,6 @@
 """The fields that the files of the official code, of big_vision and of Keras imply, beside their arrays."""
 
-from keras_vit.config import Preprocessing
-from keras_vit.weights.found import DEFAULT
+from keras_vit.weights.found import DEFAULT, put_preprocessing
 
 _KERAS = "keras files do not contain it"
 
@@ -9,9 +8,9 @@ _KERAS = "keras files do not contain it"
 def read_config(file, found):
     """Adds the fields of an .npz of the official Flax code or of big_vision."""
     origin = f"{DEFAULT} {file.source.name}"
+    put_preprocessing(found, file.source)
     found.put(
         origin,
-        preprocessing=Preprocessing(**file.source.preprocessing),
         activation=file.source.activation,
         layer_norm_epsilon=file.source.layer_norm_epsilon,
         pooling=pooling_of(found, file.weights),
@@ -23,7 +22,7 @@ def read_config(file, found):
 
 def read_keras(file, found):
     """Adds the fields of a .weights.h5 file of Keras, which states none."""
-    found.leave("keras models differ in it", "preprocessing")
+    put_preprocessing(found, file.source)
     if "num_heads" not in found.values:
         found.leave("keras files do not contain it", "num_heads")
     if "class_token/tokens" in file.weights and "pooling/probe" not in file.weights:

@@ -7,14 +7,12 @@ import numpy as np
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.vit.checkpoint.official import pooling_of, put_fixed_positions
-from keras_vit.weights.found import DEFAULT, STATED
+from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
 # bfloat16 has 8 significant bits.
 _BFLOAT16 = 2.0**-8
 # The grid to whose positions EVA-02 scales those of others.
 _EVA02_GRID = (16, 16)
-# The widths that models of photos and of satellite images share.
-_DINOV3_OF_TWO_KINDS = (1024, 4096)
 
 
 def read_config(file, found):
@@ -49,15 +47,17 @@ def head_dim(file):
 
 
 def _read_preprocessing(file, found):
-    source, constants = file.source.name, file.source.preprocessing
-    if source == "dinov3_original" and found.get("hidden_dim") in _DINOV3_OF_TWO_KINDS:
-        found.leave(f"{source} models differ in it", "preprocessing")
-        return
+    put_preprocessing(found, file.source, not of_two_kinds(file, found))
     grid, patch = found.positions.grid, found.get("patch_size")
-    if source == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
+    if file.source.name == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
         # Larger images are evaluated whole.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
-    found.put(f"{DEFAULT} {source}", preprocessing=Preprocessing(**constants))
+        found.put(f"{DEFAULT} mae", preprocessing=Preprocessing(**constants))
+
+
+def of_two_kinds(file, found):
+    """Returns whether DINOv3 has models of photos and of satellite images with the width of a file."""
+    return file.source.name.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
 
 
 def _read_pooling(file, found):

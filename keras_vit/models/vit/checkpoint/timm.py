@@ -28,7 +28,7 @@ def _read_architecture(file, found):
         fields["activation"] = own or file.source.gated_activation
         unknown.pop("activation", None)
     if "num_heads" in fields:
-        timm_config.put_heads(file, found, fields.pop("num_heads"))
+        timm_config.put_heads(file, found, fields.pop("num_heads"), f"{KNOWN} {file.model_name}")
     found.put(f"{KNOWN} {file.model_name}", **fields)
     for name, reason in unknown.items():
         if name != "num_heads" or "num_heads" not in found.values:

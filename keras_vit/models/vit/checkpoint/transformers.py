@@ -1,11 +1,12 @@
 """The fields that the files of transformers imply, beside their arrays."""
 
 from keras_vit import arguments
-from keras_vit.config import Preprocessing
 from keras_vit.models.vit.checkpoint.official import put_fixed_positions
+from keras_vit.models.vit.checkpoint.original import of_two_kinds
 from keras_vit.weights import timm_config, transformers_config
-from keras_vit.weights.found import DEFAULT, STATED
+from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
+_DEFAULT = f"{DEFAULT} transformers"
 # Activation names of transformers, by the name here.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -31,23 +32,18 @@ _READ = {
 
 def read_config(file, found):
     """Adds the fields of a folder by its config.json, or of a bare file by its keys."""
-    source, in_folder = file.source, file.container == "huggingface"
-    config = {**source.config_defaults, **file.config} if in_folder else {}
-    if in_folder:
+    source, config = file.source, {}
+    put_preprocessing(found, source, not of_two_kinds(file, found))
+    if file.container == "huggingface":
+        stated = {key: value for key, value in file.config.items() if value is not None}
+        config = {**transformers_config.CONFIGS[file.config["model_type"]], **stated}
         transformers_config.read_folder(file, found, _READ)
-    else:
-        _read_bare(file, found)
-    if "num_attention_heads" in config:
-        timm_config.put_heads(file, found, config["num_attention_heads"])
-    found.put(f"{DEFAULT} transformers", pooling=_pooling(file, found))
+        timm_config.put_heads(file, found, config["num_attention_heads"], _origin(file, "num_attention_heads"))
+    found.put(_DEFAULT, pooling=_pooling(file, found))
     _read_activation(file, found, config)
-    epsilon = config.get("layer_norm_eps")
-    origin = STATED
-    if epsilon is None:
-        origin = f"{DEFAULT} transformers"
-        epsilon = 1e-6 if config.get("model_type") == "vit_msn" else source.layer_norm_epsilon
+    epsilon = config.get("layer_norm_eps", source.layer_norm_epsilon)
     checked = timm_config.checked(file, arguments.epsilon, "layer_norm_eps", epsilon)
-    found.put(origin, layer_norm_epsilon=checked)
+    found.put(_origin(file, "layer_norm_eps"), layer_norm_epsilon=checked)
     if "pre_logits/kernel" in file.weights:
         _known(file, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
     if source.name == "huggingface" and "head/kernel" not in file.weights:
@@ -57,8 +53,8 @@ def read_config(file, found):
     put_fixed_positions(file, found, "none" if source.name == "dinov3" else None)
 
 
-def _read_bare(file, found):
-    found.put(f"{DEFAULT} {file.source.name}", preprocessing=Preprocessing(**file.source.preprocessing))
+def _origin(file, key):
+    return _DEFAULT if file.config.get(key) is None else STATED
 
 
 def _pooling(file, found):
@@ -78,18 +74,19 @@ def _pooling(file, found):
 def _read_activation(file, found, config):
     source, gated = file.source, found.get("gated_mlp")
     if gated and source.gated_activation:
-        found.put(f"{DEFAULT} transformers", activation=source.gated_activation)
+        found.put(_DEFAULT, activation=source.gated_activation)
     elif "hidden_act" in config:
-        found.put(STATED, activation=_known(file, "hidden_act", config["hidden_act"], ACTIVATIONS))
-    elif file.container != "huggingface" and (source.name == "clip" or (source.name == "dinov3" and gated)):
+        activation = _known(file, "hidden_act", config["hidden_act"], ACTIVATIONS)
+        found.put(_origin(file, "hidden_act"), activation=activation)
+    elif source.name == "clip" or (source.name == "dinov3" and gated):
         found.leave(f"{source.name} files do not contain it", "activation")
     else:
-        found.put(f"{DEFAULT} transformers", activation=source.activation)
+        found.put(_DEFAULT, activation=source.activation)
 
 
 def _read_rotary(file, found, config):
     if file.source.name != "dinov3":
-        found.put(f"{DEFAULT} transformers", rotary_embedding=None, rotary_grid=None)
+        found.put(_DEFAULT, rotary_embedding=None, rotary_grid=None)
         return
     parameters = config.get("rope_parameters") or {}
     theta = config.get("rope_theta", parameters.get("rope_theta", 100))

@@ -1,6 +1,11 @@
 """Hugging Face transformers: ViT and its kin, DINOv2 and 3, and the image towers of SigLIP and CLIP."""
 
-from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
+from keras_vit.images.constants import (
+    CLIP_PREPROCESSING,
+    DINOV3_PREPROCESSING,
+    IMAGENET_PREPROCESSING,
+    OFFICIAL_PREPROCESSING,
+)
 from keras_vit.weights import codecs
 from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm, pooling
 
@@ -41,14 +46,12 @@ HUGGINGFACE = Source(
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
     },
-    # The default; the folder's config.json usually has another value.
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],
     # The decoder of models for masked images.
     ignored=r"(vit\.|deit\.|ijepa\.)?embeddings\.mask_token$|decoder\.",
     prefixes=("vit.", "deit.", "ijepa."),
-    config_defaults={"num_attention_heads": 12},
 )
 
 DINOV2 = Source(
@@ -74,7 +77,6 @@ DINOV2 = Source(
         }
     },
     gated_activation="silu",
-    config_defaults={"num_attention_heads": 12},
 )
 
 _DINOV3_BLOCK = "layer.{block}."
@@ -106,7 +108,6 @@ DINOV3 = Source(
             BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))
         },
     },
-    config_defaults={"num_attention_heads": 6},
 )
 
 _SIGLIP_BLOCK = "encoder.layers.{block}."
@@ -139,9 +140,9 @@ SIGLIP = Source(
     },
     activation="gelu_tanh",
     position_interpolation="bicubic",
+    preprocessing={**OFFICIAL_PREPROCESSING, "interpolation": "bicubic"},
     ignored=_NOT_OF_THE_TOWER,
     prefixes=("vision_model.",),
-    config_defaults={"num_attention_heads": 12},
 )
 
 CLIP = Source(
@@ -158,5 +159,4 @@ CLIP = Source(
     preprocessing=CLIP_PREPROCESSING,
     ignored=_NOT_OF_THE_TOWER,
     prefixes=("vision_model.",),
-    config_defaults={"num_attention_heads": 12},
 )

@@ -1,5 +1,6 @@
 """Google's .npz files: ViT and hybrids of the official Flax code, and ViT of big_vision."""
 
+from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.source import BLOCK, UNIT, Name, Source
 
@@ -55,6 +56,7 @@ OFFICIAL = Source(
         **_hybrid_stem(),
     },
     activation="gelu_tanh",
+    preprocessing=OFFICIAL_PREPROCESSING,
     # Newer Flax numbers submodules by class, older Flax by position in the block.
     aliases=[
         (r"(?<=/)MultiHeadDotProductAttention_0(?=/)", "MultiHeadDotProductAttention_1"),
@@ -87,6 +89,7 @@ BIG_VISION = Source(
         **_map_head(),
     },
     activation="gelu_tanh",
+    preprocessing=OFFICIAL_PREPROCESSING,
     class_token_position=False,
     # Where older versions keep the position table and the MAP head.
     aliases=[
