@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from keras_vit.arguments import nearest
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
@@ -97,6 +98,33 @@ def _value(text):
         return text
 
 
+def _evaluate(args):
+    import keras_vit
+    from keras_vit import evaluation, inspection
+    from keras_vit.evaluation.confusion import report_text
+    from keras_vit.prediction.classes import classes_of
+
+    model = _read_model(args, args.model)
+    options = {"class_names": [name for _, name in classes_of(model)], "preprocessing": model, "training": False}
+    with _off_stdout():
+        if args.data.suffix.lower() == ".csv":
+            table = {"directory": args.folder, "label_column": args.label_column, "extension": args.extension}
+            data = keras_vit.data.from_dataframe(args.data, path_column=args.path_column or "path", **table, **options)
+        else:
+            data = keras_vit.data.from_directory(args.data, **options)
+        report = evaluation.classification_report(model, data, num_mistakes=args.mistakes)
+    print(report_text(report))
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        names, mistakes = report["class_names"], report.get("mistakes")
+        evaluation.write_confusion_matrix(report["confusion_matrix"], names, args.out / "confusion.csv")
+        evaluation.plot_confusion_matrix(report["confusion_matrix"], names, args.out / "confusion.png")
+        if mistakes and len(mistakes["labels"]):
+            pictures = [mistakes[key] for key in ("images", "labels", "probabilities")]
+            inspection.plot_predictions(*pictures, names, args.out / "mistakes.png")
+        print(f"Wrote confusion.csv, confusion.png and the {args.mistakes} worst mistakes to {args.out}")
+
+
 def _inspect(args):
     import keras_vit
 
@@ -152,7 +180,8 @@ def _train(args):
     if args.processes and args.process_id is None and args.coordinator is None:
         return distribution.launch(args.command, args.processes)
     distribution.join(args.coordinator, args.processes, args.process_id)
-    recipe = training.RECIPES[args.recipe].replace(dict(args.set))
+    options = {key: getattr(args, key) for key in LENGTHS if getattr(args, key) is not None}
+    recipe = training.RECIPES[args.recipe].replace(options | dict(args.set))
     make_dataset = data.splits(
         args.data,
         data_dir=args.data_dir,
@@ -190,6 +219,13 @@ def _setting(text):
 
 
 SETTINGS = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
+# Settings of a recipe that have an option of their own.
+LENGTHS = {
+    "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
+    "batch_size": (int, "N", "images per step (default: the recipe's)"),
+    "image_size": (int, "PIXELS", "side of the images (default: the recipe's)"),
+    "learning_rate": (float, "RATE", "the peak of the schedule (default: the recipe's)"),
+}
 # Options shared by several commands.
 SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
 MODEL = {
@@ -217,6 +253,19 @@ def _page(help, examples, note=""):
     }
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that lists its options in `options`."""
+
+    def __init__(self, *args, **kwargs):
+        self.options = []
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *args, **kwargs):
+        action = super().add_argument(*args, **kwargs)
+        self.options += action.option_strings
+        return action
+
+
 def build_parser():
     """Returns the parser for all commands."""
     examples = [
@@ -228,15 +277,15 @@ def build_parser():
         "\n\n`keras-vit COMMAND --help` shows the options of a command. The environment variable\n"
         "KERAS_BACKEND chooses the backend: tensorflow, jax or torch."
     )
-    parser = argparse.ArgumentParser(prog="keras-vit", **_page("Vision Transformers for Keras 3", examples, note))
+    parser = Parser(prog="keras-vit", **_page("Vision Transformers for Keras 3", examples, note))
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
 
     def command(name, run, help, examples, shared, within=commands):
         action = within.add_parser(name, help=help, **_page(help, examples))
-        action.set_defaults(run=run)
         for option, settings in shared.items():
             action.add_argument(option, **settings)
+        action.set_defaults(run=run, parser=action)
         return action
 
     help, examples = "list, show and convert checkpoints", ["keras-vit weights list ViTB16"]
@@ -274,6 +323,17 @@ def build_parser():
     form = action.add_mutually_exclusive_group()
     form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    help = "measure a classifier on labelled images"
+    examples = ["keras-vit evaluate runs/species --data test --out runs/species/test"]
+    examples += ["keras-vit evaluate runs/species --data test.csv --images photos --label-column species"]
+    add = command("evaluate", _evaluate, help, examples, TABLE | MODEL).add_argument
+    add("model", metavar="MODEL", help=kept)
+    add("--data", required=True, type=Path, help="a folder of class folders, or a CSV file; all its images are used")
+    add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
+    help = "write the confusion matrix (CSV and picture) and the worst mistakes (picture) to this folder"
+    add("--out", type=Path, metavar="FOLDER", help=help)
+    add("--mistakes", type=int, default=24, metavar="N", help="mistakes to show (default: 24)")
 
     help = "write a page that shows what a model sees in images"
     examples = ["keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html"]
@@ -320,7 +380,9 @@ def build_parser():
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
     help = "checkpoint to start from: a path, hf://owner/name, a tag (imagenet21k), or none (default: the recipe's)"
     add("--weights", metavar="MODEL", help=help)
-    add("--set", **SETTINGS, help="change a recipe setting, one of those that `recipes NAME` shows")
+    for name, (kind, metavar, help) in LENGTHS.items():
+        add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
+    add("--set", **SETTINGS, help="change a setting of the recipe; `recipes NAME` shows all of them")
     help = "steps between checkpoints in an epoch (default: 500)"
     add("--save-every", type=int, default=500, metavar="N", help=help)
     help = "seed of the initial weights, the order and the augmentation (default: 0)"
@@ -340,7 +402,9 @@ def build_parser():
 
 def main(argv=None):
     """Runs a command and returns the exit status: 0, 1 after an error, or 130 after Ctrl-C."""
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unknown argument {unknown[0]}{nearest(unknown[0], args.parser.options)}")
     args.command = sys.argv[1:] if argv is None else list(argv)
     try:
         args.run(args)

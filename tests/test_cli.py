@@ -114,6 +114,33 @@ def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path):
     assert status == 1 and "there is no folder" in err
 
 
+def test_evaluate_writes_confusions_and_mistakes(capsys, tmp_path):
+    names = ["ant", "bee", "cat"]
+    model = build(num_classes=3, include_preprocessing=True, class_names=names, head_init="zeros")
+    model.save(tmp_path / "model.keras")
+    (tmp_path / "test").mkdir()
+    for i in range(4):
+        keras.utils.save_img(tmp_path / "test" / f"{i}.png", np.full((9, 9, 3), 60.0 * i), scale=False)
+    (tmp_path / "test.csv").write_text("id,animal\n0,ant\n1,bee\n2,ant\n3,bee\n")
+    command = ["evaluate", tmp_path / "model.keras", "--data", tmp_path / "test.csv", "--images", tmp_path / "test"]
+    command += ["--path-column", "id", "--label-column", "animal", "--extension", ".png", "--out", tmp_path / "out"]
+    status, out, err = run(capsys, *command)
+    assert status == 0 and "4 images: top_1 0.5000" in out, err
+    rows = [line.split() for line in out.splitlines()[2:6]]
+    assert rows == [["class", "images", "accuracy"], ["bee", "2", "0.0000"], ["ant", "2", "1.0000"], ["cat", "0", "-"]]
+    lines = (tmp_path / "out" / "confusion.csv").read_text().split()
+    assert lines[-3:] == ["ant,2,0,0", "bee,2,0,0", "cat,0,0,0"]
+    for picture in ("confusion.png", "mistakes.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_unknown_option_gets_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "--data", "photos", "--bach-size", "8"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "unknown argument --bach-size. Did you mean '--batch-size'?" in error
+
+
 @pytest.mark.parametrize("package", ["tensorflow", "matplotlib"])
 def test_train_names_the_missing_package(package, capsys, tmp_path, monkeypatch):
     for name in ("cat", "dog"):
@@ -221,11 +248,13 @@ def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     options = ["--data", tmp_path / "train.csv", "--images", tmp_path / "images", "--path-column", "id"]
     options += ["--label-column", "animal", "--out", tmp_path / "run", "--weights", "none"]
     options += tiny_model("model.num_layers=1", "image_size=8", "steps=3")
+    options += ["--batch-size", 16, "--learning-rate", 0.001]
     status, out, err = run(capsys, "train", *options)
     assert status == 0, err
     assert "4 images, 2 outputs" in out and "cat 2, dog 2" in out and "the model takes 0 to 255" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["recipe"]["name"] == "finetune" and results["recipe"]["batch_size"] == 16
+    assert results["recipe"]["learning_rate"] == 0.001
     assert results["class_names"] == ["cat", "dog"] and results["steps"] == 3
 
 

@@ -7,6 +7,7 @@ from keras_vit.evaluation.classification import (
     real_accuracy,
     top_k_accuracy,
 )
+from keras_vit.evaluation.confusion import classification_report, plot_confusion_matrix, write_confusion_matrix
 from keras_vit.evaluation.features import extract_features
 from keras_vit.evaluation.few_shot import FewShotResult, few_shot_accuracy, few_shot_from_features
 from keras_vit.evaluation.knn import knn_accuracy, knn_from_features
@@ -19,6 +20,7 @@ __all__ = [
     "LinearProbeResult",
     "ResultsTable",
     "accuracy",
+    "classification_report",
     "ensemble",
     "extract_features",
     "few_shot_accuracy",
@@ -28,10 +30,12 @@ __all__ = [
     "knn_from_features",
     "linear_probe_accuracy",
     "linear_probe_from_features",
+    "plot_confusion_matrix",
     "predict",
     "read_real_labels",
     "real_accuracy",
     "top_k_accuracy",
     "vtab_mean",
+    "write_confusion_matrix",
 ]
 __dir__ = __all__.copy

@@ -1,0 +1,147 @@
+import csv
+import os
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import ArrayLike
+
+from keras_vit import arguments
+from keras_vit.console import text_table
+from keras_vit.evaluation.checks import invalid
+from keras_vit.evaluation.classification import top_k_accuracy
+from keras_vit.evaluation.features import outputs_and_labels
+from keras_vit.files import replacing
+from keras_vit.images.figures import finish, new_figure
+from keras_vit.prediction.classes import classes_of, mean_probabilities, prediction_activation
+from keras_vit.prediction.inputs import to_numpy
+from keras_vit.prediction.outputs import image_batches
+from keras_vit.prediction.preprocessing import normalization_of
+
+
+def classification_report(
+    model: keras.Model, data: Any, *, num_mistakes: int = 0, batch_size: int = 32, verbose: int = 1
+) -> dict[str, Any]:
+    """Measures where a classifier is right and wrong: accuracy per class, confusion matrix and the worst mistakes.
+
+    Args:
+        model: A model of this package, or with one in it, of classes that exclude each other.
+        data: Labeled test images; like `batch_size` and `verbose`, as in `extract_features`. With `num_mistakes`, the
+            images must come in the same order each time.
+        num_mistakes: Int of at least 0, the number of mistakes to return, the most confident first.
+
+    Returns:
+        A dict: "num_images"; "top_1", and "top_5" for five classes or more; "class_names"; "per_class", a list of
+        accuracies, None for a class without images; "confusion_matrix", int64 (num_classes, num_classes), true classes
+        by predicted classes. With `num_mistakes` also "mistakes", a dict of "images" in [0, 255] (number, height,
+        width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
+
+    Raises:
+        ValueError: If an argument is out of range, a label is no class of the model, or several classes may be right.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, class_names=["cat", "dog"])
+    >>> images, labels = np.zeros((4, 32, 32, 3)), np.array([0, 1, 0, 0])
+    >>> report = classification_report(model, (images, labels), verbose=0)  # a new head predicts class 0
+    >>> report["top_1"], report["per_class"], report["confusion_matrix"].tolist()
+    (0.75, [1.0, 0.0], [[3, 0], [1, 0]])
+    """
+    arguments.non_negative_int("num_mistakes", num_mistakes)
+    names, activation = [name for _, name in classes_of(model)], prediction_activation(model)
+    if activation == "sigmoid" or len(names) < 2:
+        raise arguments.invalid("model", "a classifier of two or more classes that exclude each other", model.name)
+    outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
+    probabilities = mean_probabilities([outputs], activation)
+    report = {"num_images": len(labels), "top_1": top_k_accuracy(probabilities, labels)}
+    if len(names) >= 5:
+        report["top_5"] = top_k_accuracy(probabilities, labels, k=5)
+    predicted = probabilities.argmax(axis=1)
+    matrix = np.zeros((len(names), len(names)), "int64")
+    np.add.at(matrix, (labels, predicted), 1)
+    counts = matrix.sum(axis=1)
+    report["class_names"] = names
+    report["per_class"] = [float(hits / n) if n else None for hits, n in zip(np.diag(matrix), counts, strict=True)]
+    report["confusion_matrix"] = matrix
+    if num_mistakes:
+        wrong = np.flatnonzero(predicted != labels)
+        worst = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:num_mistakes]
+        images = _images_at(model, data, worst, batch_size)
+        parts = {"labels": labels[worst], "probabilities": probabilities[worst], "indices": worst}
+        report["mistakes"] = {"images": images, **parts}
+    return report
+
+
+def _images_at(model, data, indices, batch_size):
+    """Returns the images of a dataset at some indices, in [0, 255]."""
+    wanted, found, start = set(indices.tolist()), {}, 0
+    # Labels come second in a tuple; a tuple of arrays is one dataset and no batch.
+    images = data[0] if isinstance(data, tuple) else data
+    for batch in image_batches(images, batch_size)[0] if wanted else ():
+        found |= {i: batch[i - start] for i in wanted.intersection(range(start, start + len(batch)))}
+        start += len(batch)
+    if not wanted:
+        return np.zeros((0, *model.input_shape[1:]))
+    return to_numpy(normalization_of(model).raw_images(np.stack([found[i] for i in indices.tolist()])))
+
+
+def report_text(report):
+    """Returns a report of `classification_report` as text, with the least accurate classes first."""
+    rows = zip(report["class_names"], report["confusion_matrix"].sum(axis=1).tolist(), report["per_class"], strict=True)
+    rows = sorted(rows, key=lambda row: (row[2] is None, row[2]))
+    accuracies = ", ".join(f"{key} {report[key]:.4f}" for key in ("top_1", "top_5") if key in report)
+    table = text_table(["class", "images", "accuracy"], rows, missing="-")
+    return f"{report['num_images']} images: {accuracies}\n\n{table}"
+
+
+def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.PathLike | None = None):
+    """Plots a confusion matrix with a row per true class, coloured by share of the row, and returns the figure.
+
+    Args:
+        matrix: Counts, (num_classes, num_classes), as of `classification_report`.
+        class_names: The names of the classes; None for their numbers.
+        path: Path of a .png file to write, in an existing folder; None for none.
+
+    Raises:
+        ValueError: If the matrix is not square, or the names do not fit it.
+        ImportError: If matplotlib is not installed.
+
+    Example:
+
+    >>> figure = plot_confusion_matrix([[3, 1], [0, 2]], ["cat", "dog"])
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['3', '1', '0', '2']
+    """
+    matrix = np.asarray(matrix)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise invalid("matrix", "counts of shape (num_classes, num_classes)", f"shape {matrix.shape}")
+    count = len(matrix)
+    names = arguments.class_names(class_names, count) or [str(i) for i in range(count)]
+    side = 2.5 + 0.35 * min(count, 60)
+    figure = new_figure(side + 1, side)
+    axes = figure.subplots()
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    # More names or numbers than these cannot be read.
+    if count <= 60:
+        axes.set_xticks(range(count), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(count), names, fontsize=8)
+    for (row, column), share in np.ndenumerate(shares) if count <= 20 else ():
+        colour = "white" if share > 0.5 else "black"
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
+    return finish(figure, path)
+
+
+def write_confusion_matrix(matrix: ArrayLike, class_names, path: str | os.PathLike) -> None:
+    """Writes a confusion matrix as a CSV file: a row per true class, a column per predicted class.
+
+    Args:
+        matrix: Counts, (num_classes, num_classes).
+        class_names: The names of the classes.
+        path: Path of the file, in an existing folder.
+    """
+    with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["true \\ predicted", *class_names])
+        writer.writerows([name, *map(int, counts)] for name, counts in zip(class_names, matrix, strict=True))
