@@ -20,7 +20,7 @@ from keras_vit.models.graph import operations_before
 from keras_vit.prediction.classes import activation_of, classes_of
 from keras_vit.prediction.inputs import KEEP_SCALE, range_of
 from keras_vit.prediction.preprocessing import normalization_of
-from keras_vit.prediction.watch import Watch
+from keras_vit.prediction.taps import AttentionTaps
 
 # Used by serving_bytes if the model takes any size.
 DEFAULT_SIZE = 224
@@ -206,7 +206,7 @@ def _check_attention(model, images):
             f"Expected a model of 1 or 3 channels with attention=True. Received: {images.shape[-1]} channels"
         )
     try:
-        Watch(model).rollout(images)
+        AttentionTaps(model).rollout(images)
     except ValueError as error:
         raise ValueError(f"Expected a model that has attention rollout with attention=True. {error}") from error
 

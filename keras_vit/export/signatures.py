@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 
 from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
-from keras_vit.prediction.watch import Watch
+from keras_vit.prediction.taps import AttentionTaps
 
 
 class Server(tf.Module):
@@ -56,10 +56,10 @@ class Server(tf.Module):
 
     def _serve_attention(self, image_bytes):
         images, status, seen = self._read(image_bytes)
-        watch = Watch(self._model.value)
-        outputs, rollout = watch.rollout(self._cast(self._scaled(images)))
+        taps = AttentionTaps(self._model.value)
+        outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
         # The patches may leave a remainder at the right and the bottom.
-        parts = [n * patch / side for side, n, patch in zip(*watch.layout[:3], strict=True)]
+        parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._of_good({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
 

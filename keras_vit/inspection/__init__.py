@@ -7,6 +7,7 @@ from keras_vit.inspection.attention_plots import (
     plot_attention_rollout,
     plot_token_attention,
 )
+from keras_vit.inspection.grad_cam import grad_cam
 from keras_vit.inspection.gradients import gradient_rollout
 from keras_vit.inspection.inputs import patch_layout
 from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
@@ -19,7 +20,7 @@ from keras_vit.inspection.weights import (
     plot_position_similarity,
     position_similarity,
 )
-from keras_vit.prediction.watch import PatchLayout
+from keras_vit.prediction.taps import PatchLayout
 
 __all__ = [
     "PatchLayout",
@@ -29,6 +30,7 @@ __all__ = [
     "attention_overlay",
     "attention_rollout",
     "embedding_filters",
+    "grad_cam",
     "gradient_rollout",
     "patch_layout",
     "plot_attention_distance",

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.inspection.inputs import batches, indices
-from keras_vit.prediction.watch import Watch, scores_of, to_numpy
+from keras_vit.prediction.taps import AttentionTaps, attention_weights, to_numpy
 
 FUSIONS = {"mean": ops.mean, "max": ops.max, "min": ops.min}
 
@@ -42,18 +42,21 @@ def attention_maps(
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A, equation 6.
     """
-    watch = Watch(model)
-    chosen = indices("blocks", blocks, len(watch.blocks))
+    taps = AttentionTaps(model)
+    chosen = indices("blocks", blocks, len(taps.blocks))
     maps = {i: [] for i in chosen}
-
-    def keep(i, block, tokens, **inputs):
-        if i in maps:
-            maps[i].append(scores_of(block, tokens, **inputs))
-
-    for batch in batches(images, batch_size):
-        watch.run(batch, keep)
+    for batch in batches(model, images, batch_size):
+        for i, weights in enumerate(weights_of_blocks(taps, batch, maps)):
+            if weights is not None:
+                maps[i].append(weights)
     joined = [np.concatenate(maps[i]) for i in chosen]
     return joined[0] if isinstance(blocks, numbers.Integral) else joined
+
+
+def weights_of_blocks(taps, batch, chosen=None):
+    """Yields the attention weights of each block in turn, as NumPy float32; None for blocks that are not chosen."""
+    for i, (block, tokens, options) in enumerate(taps.run(batch)[1]):
+        yield to_numpy(attention_weights(block, tokens, **options)) if chosen is None or i in chosen else None
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
@@ -70,21 +73,18 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 right, and appendix D.7.
     """
-    watch = Watch(model)
+    taps = AttentionTaps(model)
     # Per block, each (num_heads,).
     sums, counts = {}, {}
-
-    def add(i, block, tokens, **inputs):
-        n = watch.layout.num_prefix_tokens
-        scores = scores_of(block, tokens, **inputs)[:, :, n:, n:]
-        weights = scores.sum(axis=-1)
-        looks = weights > 0
-        per_query = np.einsum("bhqk,qk->bhq", scores, _patch_distances(watch.layout)) / np.where(looks, weights, 1)
-        sums[i] = sums.get(i, 0) + per_query.sum(axis=(0, 2), dtype="float64")
-        counts[i] = counts.get(i, 0) + looks.sum(axis=(0, 2))
-
-    for batch in batches(images, batch_size):
-        watch.run(batch, add)
+    for batch in batches(model, images, batch_size):
+        for i, scores in enumerate(weights_of_blocks(taps, batch)):
+            n = taps.layout.num_prefix_tokens
+            scores = scores[:, :, n:, n:]
+            weights = scores.sum(axis=-1)
+            looks = weights > 0
+            per_query = np.einsum("bhqk,qk->bhq", scores, _patch_distances(taps.layout)) / np.where(looks, weights, 1)
+            sums[i] = sums.get(i, 0) + per_query.sum(axis=(0, 2), dtype="float64")
+            counts[i] = counts.get(i, 0) + looks.sum(axis=(0, 2))
     return (np.stack(list(sums.values())) / np.maximum(np.stack(list(counts.values())), 1)).astype("float32")
 
 
@@ -128,17 +128,16 @@ def attention_rollout(
     """
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
-    watch, fuse = Watch(model, readout), FUSIONS[head_fusion]
+    taps, fuse = AttentionTaps(model, readout), FUSIONS[head_fusion]
 
     def discard(matrices):
         return ops.convert_to_tensor(discard_smallest(to_numpy(matrices), discard_ratio))
 
-    return np.concatenate(
-        [
-            to_numpy(watch.rollout(batch, fuse, discard if discard_ratio else None)[1])
-            for batch in batches(images, batch_size)
-        ]
-    )
+    rollouts = [
+        to_numpy(taps.rollout(batch, fuse, discard if discard_ratio else None)[1])
+        for batch in batches(model, images, batch_size)
+    ]
+    return np.concatenate(rollouts)
 
 
 def discard_smallest(matrices, ratio):

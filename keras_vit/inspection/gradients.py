@@ -1,13 +1,12 @@
 """Gradient-weighted attention rollout, and gradients on each backend."""
 
-import itertools
-
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.inspection.inputs import batches
-from keras_vit.prediction.watch import Watch, scores_of, to_numpy
+from keras_vit.inspection.inputs import batches, class_indices
+from keras_vit.prediction.classes import names_of
+from keras_vit.prediction.taps import AttentionTaps, attention_weights, onward, to_numpy
 
 
 def gradient_rollout(
@@ -23,7 +22,8 @@ def gradient_rollout(
         model: As in `attention_maps`, with one output, (batch, classes), no quantized attention and no
             `attention_norm`; else raises ValueError.
         images, batch_size, readout: As in `attention_rollout`.
-        classes: Int or ints, (batch,), the class to explain. None takes the top-1 class of each image.
+        classes: The class to explain, an int or a name of the model's class names, or (batch,) of them. None takes the
+            top-1 class of each image.
 
     Example:
 
@@ -34,63 +34,65 @@ def gradient_rollout(
     Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover pooled
     patches; here the pooling's weights are the last step.
     """
-    watch = Watch(model, readout)
-    if mode := quantization_of_attention(watch):
+    taps = AttentionTaps(model, readout)
+    if mode := quantization_of_attention(taps.blocks):
         raise ValueError(
             "Expected a model without quantized attention, which has no gradient. "
             f"Received: model {model.name!r}, quantized to {mode!r}"
         )
-    if watch.config.attention_norm:
+    if any(block.attention_norm for block in taps.blocks):
         raise ValueError(f"Expected a model without attention_norm. Received: model {model.name!r}")
-    number = len(keras.tree.flatten(images)[0])
+    pairs = batches_and_classes(model, images, classes, batch_size)
+    return np.concatenate([_rollout(taps, batch, chosen) for batch, chosen in pairs])
+
+
+def batches_and_classes(model, images, classes, batch_size):
+    """Yields batches of images with the classes to explain, integers, or None for the top-1 classes."""
+    parts = batches(model, images, batch_size)
     if classes is not None:
-        classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
+        number = len(keras.tree.flatten(images)[0])
+        classes = class_indices("classes", classes, names_of(model))
         if classes.shape not in ((), (number,)):
             raise ValueError(
                 f"Expected `classes` to be one integer, or one for each of {number} images. Received: shape "
                 f"{classes.shape}"
             )
         classes = np.broadcast_to(classes, number)
-    chosen = itertools.repeat(None) if classes is None else batches(classes, batch_size)
-    return np.concatenate([_of_batch(watch, *pair) for pair in zip(batches(images, batch_size), chosen, strict=False)])
+    for i, batch in enumerate(parts):
+        yield batch, None if classes is None else classes[i * batch_size : (i + 1) * batch_size]
 
 
-def quantization_of_attention(watch):
+def quantization_of_attention(blocks):
     """Returns the quantization mode of the attention, or None; Keras replaces the call of quantized layers."""
-    modes = (getattr(block.attention.out, "quantization_mode", None) for block in watch.blocks)
+    modes = (getattr(block.attention.out, "quantization_mode", None) for block in blocks)
     return next((mode for mode in modes if mode), None)
 
 
-def _of_batch(watch, inputs, classes):
-    seen = []
+def _rollout(taps, inputs, classes):
+    """Returns the gradient-weighted rollout of a batch."""
+    outputs, calls = taps.run(inputs)
+    batch, length, _ = calls[0][1].shape
+    row = start = to_numpy(taps.read_out(ops.tile(ops.eye(length, dtype="float32")[None], (batch, 1, 1))))
+    gradient, later = None, None
+    for block, tokens, options in reversed(calls):
+        rest = onward(taps.model, (inputs,), block, later)
+        weight = class_weights(outputs, classes) if gradient is None else ops.cast(gradient, "float32")
 
-    def keep(i, block, tokens, **inputs):
-        seen.append((block, ops.stop_gradient(tokens), inputs))
+        def weighted(tokens, change, block=block, options=options, rest=rest, weight=weight):
+            attended = block.attention(block.norm_1(tokens), **options) + change
+            (y,) = rest(block.add_mlp(block.add_attention(tokens, attended)))
+            return ops.sum(ops.cast(y, "float32") * weight)
 
-    weights = _weights_of_class(watch.run(inputs, keep), classes)
-    batch, length, _ = seen[0][1].shape
-    row = start = to_numpy(watch.read_out(ops.tile(ops.eye(length, dtype="float32")[None], (batch, 1, 1))))
-
-    def output_of_class(*changes):
-        """Returns the class output with `changes` added to the output of each attention layer."""
-
-        def add_change(i, block, tokens, **inputs):
-            attended = block.attention(block.norm_1(tokens), **inputs) + changes[i]
-            return block.add_mlp(block.add_attention(tokens, attended))
-
-        (logits,) = watch.run(inputs, add_change)
-        return ops.sum(ops.cast(logits, "float32") * weights)
-
-    found = gradients(output_of_class, *(ops.zeros_like(tokens) for _, tokens, _ in seen))
-    for (block, tokens, inputs), gradient in zip(reversed(seen), reversed(found), strict=True):
-        of_scores = _of_scores(block.attention, block.norm_1(tokens), gradient)
-        weighted = np.maximum(scores_of(block, tokens, **inputs) * of_scores, 0).mean(axis=1)
-        row = row + np.einsum("bq,bqk->bk", row, weighted)
-    return to_numpy(watch.to_grid(row - start))
+        gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
+        of_scores = _of_scores(block.attention, block.norm_1(tokens), change)
+        positive = np.maximum(to_numpy(attention_weights(block, tokens, **options)) * of_scores, 0).mean(axis=1)
+        row = row + np.einsum("bq,bqk->bk", row, positive)
+        later = block
+    return to_numpy(taps.to_grid(row - start))
 
 
-def _weights_of_class(outputs, classes):
-    """One-hot classes, (batch, classes)."""
+def class_weights(outputs, classes):
+    """Returns one-hot classes, (batch, num_classes), for a list of a model's outputs; None takes the top-1 classes."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")

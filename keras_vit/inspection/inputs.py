@@ -1,14 +1,14 @@
-"""The images, batches and blocks that inspection works on."""
+"""The images, batches, blocks and classes that inspection works on."""
 
 import numbers
-from collections.abc import Iterator
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.prediction.watch import PatchLayout, Watch, to_numpy
+from keras_vit.prediction.inputs import check_images
+from keras_vit.prediction.taps import AttentionTaps, PatchLayout, to_numpy
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:
@@ -20,31 +20,31 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
     >>> layout.grid_size, layout.patch_size, layout.num_prefix_tokens
     ((3, 2), (16.0, 16.0), 5)
     """
-    watch = Watch(model)
-    watch.run(next(batches(images, 1)))
-    return watch.layout
+    taps = AttentionTaps(model)
+    taps.run(batches(model, images, 1)[0])
+    return taps.layout
 
 
 def pictures_of(model, images):
     """Undoes a model's preprocessing of its input: images in [0, 255], (batch, height, width, channels), float32."""
-    watch = Watch(model)
-    watch.run(images)
-    if watch.images is None:
+    taps = AttentionTaps(model)
+    taps.run(images)
+    if taps.images is None:
         raise ValueError(
             f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r}"
         )
-    layer, images = watch.images
-    return to_numpy(layer.raw_images(ops.cast(images, "float32")))
+    return to_numpy(taps.normalization.raw_images(ops.cast(taps.images, "float32")))
 
 
-def batches(inputs, batch_size) -> Iterator:
-    """Splits a model's input, an array or a structure of arrays, into batches."""
+def batches(model, inputs, batch_size) -> list:
+    """Splits a model's input, an array or a structure of arrays, into batches, after a check of the images."""
     arguments.positive_int("batch_size", batch_size)
+    check_images(model, inputs, "images")
     number = len(keras.tree.flatten(inputs)[0])
     if not number:
         raise ValueError("Expected `images` to hold at least one image. Received: none")
-    for start in range(0, number, batch_size):
-        yield keras.tree.map_structure(lambda x, start=start: x[start : start + batch_size], inputs)
+    starts = range(0, number, batch_size)
+    return [keras.tree.map_structure(lambda x, start=start: x[start : start + batch_size], inputs) for start in starts]
 
 
 def indices(name, value, depth) -> list:
@@ -55,3 +55,15 @@ def indices(name, value, depth) -> list:
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
         raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
     return [i % depth for i in chosen]
+
+
+def class_indices(name, classes, names):
+    """Returns an array of classes, names or integers, as integers, by the position in `names`."""
+    classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
+    if classes.dtype.kind not in "UO":
+        return classes
+    names = list(names or ())
+    if unknown := [value for value in classes.ravel().tolist() if names.count(value) != 1]:
+        expected = "names that the model has once" if names else "integers, as the model has no class names"
+        raise arguments.invalid(name, expected, unknown[0], names)
+    return np.reshape([names.index(value) for value in classes.ravel().tolist()], classes.shape)

@@ -27,7 +27,7 @@ from keras_vit.layers import PositionEmbedding
 from keras_vit.prediction.classes import gives_features, postprocess_of
 from keras_vit.prediction.classify import classify, read_image
 from keras_vit.prediction.preprocessing import scaled
-from keras_vit.prediction.watch import Watch, sublayers
+from keras_vit.prediction.taps import AttentionTaps, sublayers
 
 _STYLE = """
 :root { color-scheme: light }
@@ -79,12 +79,12 @@ def write_report(
         raise arguments.invalid("path", "a .html file", str(path))
     if not images:
         raise ValueError("Expected `images` to hold at least one path. Received: none")
-    watch = Watch(model)
+    taps = AttentionTaps(model)
     title = html.escape(title or f"What {model.name} sees")
     # Missing folders and unreadable images raise before the computation starts.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
-        body = "\n".join([*_of_images(watch, images, arrays, top), *_of_model(model, notes)])
+        body = "\n".join([*_of_images(taps, images, arrays, top), *_of_model(model, notes)])
         temporary.write_text(
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
             f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n",
@@ -93,8 +93,8 @@ def write_report(
     return path
 
 
-def _of_images(watch, paths, arrays, top):
-    model, distances = watch.model, []
+def _of_images(taps, paths, arrays, top):
+    model, distances = taps.model, []
     yield "<h2>Images</h2>"
     # One by one, as images may have different sizes.
     pairs = list(zip(paths, arrays, strict=True))
@@ -119,7 +119,7 @@ def _of_images(watch, paths, arrays, top):
             "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
             "In the middle the image, darkened where little does.",
         )
-        if best is not None and quantization_of_attention(watch):
+        if best is not None and quantization_of_attention(taps.blocks):
             yield "<p>The model's attention is quantized, so it has no gradient to weight the rollout by.</p>"
         elif best is not None:
             yield _figure(
@@ -128,7 +128,7 @@ def _of_images(watch, paths, arrays, top):
             )
         yield _figure(
             plot_attention_maps(array, attention_maps(model, inputs)[0], grid_size=layout.grid_size),
-            f"Attention in the last block (index {len(watch.blocks) - 1}), each head on its own scale.",
+            f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale.",
         )
     yield "<h2>Attention distance</h2>"
     yield _figure(

@@ -3,11 +3,10 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_vit.inspection.inputs import batches, indices
 from keras_vit.models.vt_resnet.vt_module import VTModule
-from keras_vit.prediction.watch import infer, run_once, sublayers, to_numpy, unfolded
+from keras_vit.prediction.taps import sublayers, taps, to_numpy
 
 
 def token_attention_maps(
@@ -46,22 +45,11 @@ def token_attention_maps(
         )
     chosen = indices("modules", modules, len(found))
     maps = {i: [] for i in chosen}
-
-    def call(layer, *args, **kwargs):
-        if isinstance(layer, VTModule):
-            run_once(layer, ran, model)
-            *outputs, weights = layer(*args, training=False, return_attention_scores=True)
-            if (i := found.index(layer)) in maps:
-                weights = to_numpy(weights)
-                # Weights rounded to the compute dtype do not sum to 1.
-                maps[i].append(weights / weights.sum(axis=(2, 3), keepdims=True))
-            return tuple(outputs) if layer.project else outputs[0]
-        if isinstance(layer, keras.Layer) and sublayers(layer, VTModule):
-            return unfolded(layer, args, kwargs, call)
-        return infer(layer, args, kwargs)
-
-    for batch in batches(images, batch_size):
-        ran = []
-        unfolded(model, (keras.tree.map_structure(ops.convert_to_tensor, batch),), {}, call)
+    for batch in batches(model, images, batch_size):
+        _, entering = taps(model, (batch,), found)
+        for i in maps:
+            weights = to_numpy(found[i].tokenizer(*entering[found[i]], return_attention_scores=True)[1])
+            # Weights rounded to the compute dtype do not sum to 1.
+            maps[i].append(weights / weights.sum(axis=(2, 3), keepdims=True))
     joined = [np.concatenate(maps[i]) for i in chosen]
     return joined[0] if isinstance(modules, numbers.Integral) else joined

@@ -11,7 +11,7 @@ from keras_vit import arguments
 from keras_vit.images.figures import finish, new_figure, new_panels, show
 from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
-from keras_vit.prediction.watch import only_one, sublayers
+from keras_vit.prediction.taps import only_one, sublayers
 
 FIGURE_7 = 28
 

@@ -183,7 +183,8 @@ def mean_probabilities(outputs, activation):
 
 def _has_one_row(model):
     """Whether a model has one output, of numbers for each image."""
-    return len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
+    outputs = getattr(model, "outputs", None) or ()
+    return len(outputs) == 1 and len(outputs[0].shape) == 2
 
 
 def _output_of(model):

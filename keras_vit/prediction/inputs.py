@@ -1,5 +1,8 @@
 """Checks a model's inputs: batches, image sizes and value ranges."""
 
+import logging
+import os
+
 import keras
 import numpy as np
 from keras import ops
@@ -7,6 +10,8 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import carrier_of
 from keras_vit.models.graph import is_graph, operations_before
+
+logger = logging.getLogger("keras_vit")
 
 # How far resized images may exceed 0..255: bicubic and Lanczos kernels overshoot at edges.
 OVERSHOOT = 64
@@ -70,6 +75,18 @@ def graph_of(model):
 def takes(expected, received):
     """Whether a shape matches an input shape, in which None is any size."""
     return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
+
+
+def check_images(model, images, name="images"):
+    """Raises unless images are arrays that a model can take, and logs a warning if their values are unusual."""
+    for part in keras.tree.flatten(images):
+        if isinstance(part, (str, os.PathLike)):
+            expected = "arrays of images, as keras_vit.read_image(path, model) reads from a file"
+            raise arguments.invalid(name, expected, part)
+    if hasattr(images, "shape"):
+        check_size(model, images, name)
+        if strange := check_values(model, to_numpy(images)):
+            logger.warning("%s", strange)
 
 
 def check_size(model, images, name):

@@ -1,15 +1,11 @@
 """Computes a model's outputs for all images of a dataset."""
 
-import logging
-
 import keras
 import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.prediction.inputs import check_size, check_values, num_batches, sliced, takes, to_numpy
-
-logger = logging.getLogger("keras_vit")
+from keras_vit.prediction.inputs import check_images, check_size, num_batches, sliced, takes, to_numpy
 
 # Test-time augmentation: no augmentation; the image and its mirror image; the corners and the center of a larger image
 # (arXiv 1409.4842, section 7), without and with their mirror images.
@@ -53,8 +49,8 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
         views = views_of(model, images, tta, name)
         if not count:
             continue
-        if not seen and (strange := check_values(model, images)):
-            logger.warning("%s", strange)
+        if not seen:
+            check_images(model, views[0], name)
         # A single batch size compiles only once.
         full = max(full, count)
         where = f"an image among {seen} to {seen + count - 1}"

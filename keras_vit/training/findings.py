@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit.prediction.inputs import graph_of, range_of
-from keras_vit.prediction.watch import sublayers
+from keras_vit.prediction.taps import sublayers
 from keras_vit.training import costs
 from keras_vit.training.batches import data_problems, look, names_differ, num_replicas, step_problems
 from keras_vit.training.labels_and_loss import counts_of, likely_loss, loss_of, loss_problems

@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.models.backbone import parts_of
-from keras_vit.prediction.watch import sublayers
+from keras_vit.prediction.taps import sublayers
 
 
 class Parameters(NamedTuple):

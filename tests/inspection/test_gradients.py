@@ -85,3 +85,13 @@ def test_gradient_rollout_refuses_invalid_classes_or_model():
     # Quantized attention has no gradient.
     model.get_layer("block_01").attention.out.quantize("int8")
     refuses("without quantized attention.*Received: model 'vit_B16'.*'int8'", gradient_rollout, model, images)
+
+
+def test_classes_by_name_are_those_of_the_model():
+    model, images = reference.build(class_names=["cat", "dog", "daisy", "fox", "owl"])
+    expected = gradient_rollout(model, images, classes=[2, 4])
+    np.testing.assert_array_equal(gradient_rollout(model, images, classes=["daisy", "owl"]), expected)
+    np.testing.assert_array_equal(gradient_rollout(model, images[:1], classes="daisy"), expected[:1])
+    refuses(
+        "names that the model has once. Received: 'dasy'. Did you mean 'daisy'", gradient_rollout, model, images, "dasy"
+    )

@@ -1,0 +1,74 @@
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.inspection.gradients import batches_and_classes, class_weights, gradients
+from keras_vit.models.graph import call_of
+from keras_vit.prediction.taps import onward, sublayers, taps, to_numpy
+
+
+def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None, batch_size: int = 8) -> np.ndarray:
+    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: the places of a feature map that raise a class.
+
+    The channels of the feature map are summed, each weighted by the mean gradient of the class output with respect to
+    it, and clipped at 0. `plot_attention_rollout` and `attention_overlay` draw the result.
+
+    Args:
+        model: A model with one output, (batch, classes), such as a BiT, EfficientNet or CoAtNet, possibly fine-tuned or
+            nested in another model. For a ViT, use `gradient_rollout`.
+        images, classes, batch_size: As in `gradient_rollout`.
+        layer: String, the name of the layer whose output is the feature map, (batch, rows, columns, channels). None
+            takes the feature map that the last `GlobalAveragePooling2D` pools.
+
+    Raises:
+        ValueError: If the model has no such layer, or an argument is invalid.
+
+    Example:
+
+    >>> model = keras_vit.BiT("R50x1", image_size=64, num_classes=3, head_init="glorot_uniform")
+    >>> grad_cam(model, np.zeros((2, 64, 64, 3)), classes=1).shape
+    (2, 2, 2)
+
+    Reference: [arXiv 1610.02391](https://arxiv.org/abs/1610.02391), equations 1 and 2.
+    """
+    source = _source(model, layer)
+    pairs = batches_and_classes(model, images, classes, batch_size)
+    return np.concatenate([_of_batch(model, source, batch, chosen) for batch, chosen in pairs])
+
+
+def _of_batch(model, source, inputs, classes):
+    """Returns the Grad-CAM of a batch for the output of the layer `source`."""
+    outputs, entering = taps(model, (inputs,), [source])
+    weights, rest = class_weights(outputs, classes), onward(model, (inputs,), source)
+
+    def class_output(feature_map):
+        (logits,) = rest(feature_map)
+        return ops.sum(ops.cast(logits, "float32") * weights)
+
+    feature_map = source(*entering[source])
+    if len(feature_map.shape) != 4:
+        raise ValueError(
+            "Expected a `layer` whose output is (batch, rows, columns, channels). Received: layer "
+            f"{source.name!r} with output of shape {tuple(feature_map.shape)}"
+        )
+    gradient = to_numpy(gradients(class_output, feature_map)[0])
+    return np.maximum(np.einsum("brsc,bc->brs", to_numpy(feature_map), gradient.mean(axis=(1, 2))), 0)
+
+
+def _source(model, name):
+    """Returns the layer whose output is the feature map."""
+    if name is not None:
+        found = [layer for layer in sublayers(model, keras.Layer) if layer.name == name]
+        if len(found) != 1:
+            raise ValueError(
+                f"Expected the name of one layer of model {model.name!r} as `layer`. Received: {name!r}, the name of "
+                f"{len(found)} layers"
+            )
+        return found[0]
+    poolings = sublayers(model, keras.layers.GlobalAveragePooling2D)
+    if not poolings:
+        raise ValueError(
+            "Expected a model with a layer of type GlobalAveragePooling2D, or the name of a layer in `layer`; for a "
+            f"ViT, use gradient_rollout. Received: model {model.name!r}, layer=None"
+        )
+    return call_of(poolings[-1].input)[0]

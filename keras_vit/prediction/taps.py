@@ -1,0 +1,279 @@
+"""Reads the tensors that enter layers of a model, and the attention of the ViT in it."""
+
+import contextlib
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbedding, TokenPooling, TransformerBlock
+from keras_vit.models.graph import call_of, is_graph, nodes_before
+
+
+class PatchLayout(NamedTuple):
+    """The position of a ViT's tokens in its images.
+
+    Args:
+        image_size: (height, width) in pixels of the images that reach the ViT.
+        grid_size: (rows, columns) of patches.
+        patch_size: (height, width) of a patch in pixels of these images; not always whole numbers in hybrids.
+        num_prefix_tokens: Number of class, distillation and register tokens before the patches.
+    """
+
+    image_size: tuple[int, int]
+    grid_size: tuple[int, int]
+    patch_size: tuple[float, float]
+    num_prefix_tokens: int
+
+
+class AttentionTaps:
+    """Reads the tokens that enter the blocks of the one ViT in a model, in inference mode.
+
+    Args:
+        model: As in `keras_vit.inspection.attention_maps`.
+        readout: As in `keras_vit.inspection.attention_rollout`.
+    """
+
+    def __init__(self, model, readout=None):
+        self.model = model
+        self.blocks = sublayers(model, TransformerBlock)
+        if not self.blocks:
+            raise ValueError(
+                "Expected a model that holds a ViT of this package, with layers of type TransformerBlock. "
+                f"Received: model {model.name!r}"
+            )
+        if any(block.token_merging for block in self.blocks):
+            raise ValueError(
+                "Expected a model without token merging, which breaks the grid of patches. Received: model "
+                f"{model.name!r}. Build it with token_merging=0 and load the same weights."
+            )
+        self.embedding = only_one(model, PatchEmbedding)
+        backbone = next((inner for inner in sublayers(model, keras.Model) if self.embedding in inner.layers), model)
+        self.normalization = next(iter(sublayers(backbone, ImageNormalization)), None)
+        self.poolings = sublayers(model, (AttentionPooling, TokenPooling))
+        self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
+        self.layout = self.images = self.values = None
+
+    def run(self, inputs):
+        """Returns a list of outputs, and (block, tokens that enter it, its call arguments) for each block."""
+        layers = [*self.blocks, self.embedding, *self.poolings]
+        layers += [] if self.normalization is None else [self.normalization]
+        outputs, self.values = taps(self.model, (inputs,), layers)
+        calls = []
+        for block in self.blocks:
+            tokens, *rotary = self.values[block]
+            calls.append((block, tokens, {"rotary": rotary[0]} if rotary else {}))
+        self.images = None if self.normalization is None else self.values[self.normalization][0]
+        self.layout = self._layout(self.values[self.embedding][0].shape[1:3], calls[0][1].shape[1])
+        return outputs, calls
+
+    def _layout(self, sides, num_tokens):
+        """Returns the `PatchLayout` for the sides of the embedded feature map and the number of tokens."""
+        image_size = tuple(sides if self.images is None else self.images.shape[1:3])
+        patch = self.embedding.patch_size
+        grid_size = sides[0] // patch[0], sides[1] // patch[1]
+        num_prefix = num_tokens - grid_size[0] * grid_size[1]
+        if num_prefix < 0:
+            raise ValueError(
+                f"Expected blocks that get a token for each of the patches, {grid_size[0]} x {grid_size[1]}. "
+                f"Received: {num_tokens} tokens in model {self.model.name!r}"
+            )
+        pixels = patch[0] * image_size[0] / sides[0], patch[1] * image_size[1] / sides[1]
+        return PatchLayout(image_size, grid_size, pixels, num_prefix)
+
+    def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
+        """Returns a list of outputs and the attention rollout, (batch, rows, columns), float32; works in graphs too.
+
+        `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0.
+        """
+        outputs, calls = self.run(inputs)
+        product = None
+        for block, tokens, options in calls:
+            matrices = fuse(attention_weights(block, tokens, **options), axis=1)
+            if discard is not None:
+                matrices = discard(matrices)
+            # The identity stands for the residual branch.
+            matrices = matrices + ops.eye(matrices.shape[-1], dtype="float32")
+            matrices = matrices / ops.sum(matrices, axis=-1, keepdims=True)
+            product = matrices if product is None else ops.matmul(matrices, product)
+        return outputs, self.to_grid(self.read_out(product, fuse))
+
+    def read_out(self, rows, fuse=ops.mean):
+        """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
+        num_prefix, readout = self.layout.num_prefix_tokens, self.readout or self._pooling()
+        if readout == "token" and not num_prefix:
+            raise ValueError(
+                "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
+                f"Received: 'token' for model {self.model.name!r}"
+            )
+        if readout == "token_gap":
+            return (rows[:, 0] + ops.mean(rows[:, num_prefix:], axis=1)) / 2
+        if readout == "token":
+            # A distilled model reads two tokens.
+            read = [layer.index for layer in self.poolings if isinstance(layer, TokenPooling)]
+            return ops.mean(ops.take(rows, read if self.readout is None and read else [0], axis=1), axis=1)
+        rows = rows[:, num_prefix:]
+        if readout != "map":
+            return ops.mean(rows, axis=1)
+        pooling = self.poolings[-1]
+        weights = in_float32(pooling(self.values[pooling][0], return_attention_scores=True)[1])
+        weights = fuse(weights, axis=1)[:, 0]
+        return ops.einsum("bp,bpt->bt", weights / ops.sum(weights, axis=-1, keepdims=True), rows)
+
+    def _pooling(self):
+        """Returns the pooling of the model's layers, or else of its config: "token", "gap", "token_gap" or "map"."""
+        if self.poolings:
+            return getattr(self.poolings[-1], "method", "map")
+        config = getattr(self.normalization, "config", None)
+        if config is None:
+            raise ValueError(
+                "Expected a model with a layer of type TokenPooling or AttentionPooling, or readout='token' or 'gap', "
+                f"which states what the head reads. Received: model {self.model.name!r}, readout=None"
+            )
+        return config.pooling
+
+    def to_grid(self, rows):
+        """Reshapes the patches of (batch, num_tokens) to (batch, rows, columns)."""
+        return ops.reshape(rows[:, self.layout.num_prefix_tokens :], (-1, *self.layout.grid_size))
+
+
+def taps(model, args, layers):
+    """Runs a model without gradients; returns its outputs, and {layer: tensors that enter it} for layers at any depth.
+
+    Args:
+        model: A model or layer.
+        args: Tuple of the arguments of its call.
+        layers: Layers in it, each of which has to run once.
+    """
+    with _no_gradients():
+        return _read(model, args, layers)
+
+
+def _read(model, args, layers):
+    """Does the work of `taps`, with gradients."""
+    graph, values = _graph_of(model, args)
+    calls = [(*call, _within(call[0], layers)) for call in nodes_before(graph.outputs)]
+    calls = [call for call in calls if call[2]]
+    ran = [layer for *_, inner in calls for layer in inner]
+    for layer in layers:
+        if ran.count(layer) != 1:
+            raise ValueError(
+                f"Expected a model of blocks that run once. Received: {layer.name!r} "
+                f"{'run again' if layer in ran else 'not run'} in model {model.name!r}. If the model calls a ViT "
+                "several times, pass the ViT: model.get_layer(...)."
+            )
+    reader = keras.Model(graph.inputs, [*graph.outputs, *(x for _, tensors, _ in calls for x in tensors)])
+    computed = keras.tree.flatten(reader(values, training=False))
+    outputs, computed = computed[: len(graph.outputs)], iter(computed[len(graph.outputs) :])
+    found = {}
+    for operation, tensors, inner in calls:
+        entering = [next(computed) for _ in tensors]
+        found |= {operation: entering} if operation in layers else _read(operation, entering, inner)[1]
+    return outputs, found
+
+
+def onward(model, args, start, end=None):
+    """Returns a function from the output of layer `start` to the first tensor that enters layer `end`, in a list.
+
+    Without `end`, the function returns the model's outputs. Arguments are as in `taps`; gradients pass the function.
+    """
+    graph, values = _graph_of(model, args)
+    calls = list(nodes_before(graph.outputs))
+    ((first, entering),) = (call for call in calls if _within(call[0], [start]))
+    last, stops = next((call for call in calls if end is not None and _within(call[0], [end])), (None, graph.outputs))
+    if first is not start:
+        with _no_gradients():
+            entering = keras.tree.flatten(keras.Model(graph.inputs, entering)(values, training=False))
+        inner = onward(first, entering, start, end if last is first else None)
+        if last is first:
+            return inner
+    # The later inputs of a block, such as rotary positions, do not depend on its tokens.
+    stops = stops[:1] if last is not None and last is end else stops
+    tensors = [*graph.outputs, *(x for _, inputs in calls for x in inputs)]
+    leaving = list({id(x): x for x in tensors if call_of(x)[0] is first}.values())
+    computed = [x for x in stops if all(x is not y for y in leaving)]
+    rest = keras.Model([*graph.inputs, *leaving], computed) if computed else None
+
+    def run(x):
+        outputs = [x] if first is start else inner(x)
+        entering = [outputs[call_of(y)[3]] for y in leaving]
+        found = {id(y): x for y, x in zip(leaving, entering, strict=True)}
+        if rest is not None:
+            found |= zip(map(id, computed), keras.tree.flatten(rest([*values, *entering], training=False)), strict=True)
+        found = [found[id(x)] for x in stops]
+        return found if last is None or last is end else _read(last, found, [end])[1][end][:1]
+
+    return run
+
+
+def _within(operation, layers):
+    """Returns the layers that an operation is or holds."""
+    held = sublayers(operation, keras.Layer) if isinstance(operation, keras.Layer) else ()
+    return [layer for layer in layers if layer in held]
+
+
+def _graph_of(model, args):
+    """Returns a functional model, or the graph of one with its own `call`, and a list of its input tensors."""
+    values = [ops.convert_to_tensor(x) for x in keras.tree.flatten(args)]
+    if not is_graph(model):
+        symbols = [keras.Input(batch_shape=x.shape, dtype=keras.backend.standardize_dtype(x.dtype)) for x in values]
+        model = keras.Model(symbols, model.call(*keras.tree.pack_sequence_as(args, symbols)))
+    return model, [ops.cast(x, tensor.dtype) for x, tensor in zip(values, model.inputs, strict=True)]
+
+
+def _no_gradients():
+    """Keeps PyTorch from storing activations."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch  # noqa: TID251
+
+    return torch.no_grad()
+
+
+def attention_weights(block, tokens, **options):
+    """Returns a block's attention weights, (batch, num_heads, num_tokens, num_tokens), float32, without gradients."""
+    with _no_gradients():
+        return in_float32(block.attention(block.norm_1(tokens), return_attention_scores=True, **options)[1])
+
+
+def in_float32(scores):
+    """Casts attention weights to float32."""
+    weights = ops.cast(scores, "float32")
+    if keras.backend.standardize_dtype(scores.dtype) == "float32":
+        return weights
+    # Rows rounded to the compute dtype do not sum to 1.
+    return weights / ops.sum(weights, axis=-1, keepdims=True)
+
+
+def sublayers(model, kind) -> list:
+    """Returns all layers of a type in a model, at any depth, each once, in the order they were added."""
+    if not isinstance(model, keras.Layer):
+        raise ValueError(f"Expected a Keras model. Received: {model!r}")
+    found, pending = [], [model]
+    while pending:
+        layer = pending.pop(0)
+        if layer not in found:
+            found.append(layer)
+            # Layers that are not models hold sublayers as attributes.
+            inner = layer.layers if isinstance(layer, keras.Model) else keras.tree.flatten(list(vars(layer).values()))
+            pending = [each for each in inner if isinstance(each, keras.Layer)] + pending
+    return [layer for layer in found if isinstance(layer, kind)]
+
+
+def only_one(model, kind) -> keras.Layer:
+    """Returns the only layer of a type in a model; raises ValueError if there are none or several."""
+    found = sublayers(model, kind)
+    if len(found) != 1:
+        raise ValueError(
+            f"Expected a model with one layer of type {kind.__name__}. Received: model {model.name!r} with "
+            f"{len(found)}. If the model holds several ViTs, pass one of them: model.get_layer(...)."
+        )
+    return found[0]
+
+
+def to_numpy(x) -> np.ndarray:
+    """Converts a tensor to a NumPy float32 array."""
+    # A copy, as some backends return read-only shared memory.
+    return np.array(ops.convert_to_numpy(ops.cast(ops.stop_gradient(x), "float32")))
