@@ -48,13 +48,18 @@ def _predict(args):
 
     header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
     names, paths = zip(*images, strict=True)
+    columns = [args.id_column or header, args.label_column or "label"] if args.id_column or args.label_column else None
+    if columns and (args.csv is None or args.top not in (1, None)):
+        raise ValueError("Expected --id-column and --label-column with --csv and one class per image, without --top")
     top = 1 if args.csv and args.top is None else args.top
     # Fails on a missing folder before predicting, not after.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
         with _off_stdout():
             predictions = classify(model, paths, top, broken="skip" if len(paths) > 1 else "raise")
-        if args.csv:
+        if columns:
+            prediction_files.write_submission(draft, *columns, names, predictions)
+        elif args.csv:
             prediction_files.write_csv(draft, header, names, predictions)
     if args.csv:
         print(f"Wrote {args.csv}: {len(names)} images")
@@ -314,12 +319,16 @@ def build_parser():
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
-    examples += ["keras-vit predict test.csv --images photos --weights runs/species --csv submission.csv"]
+    table = "keras-vit predict test.csv --images photos --weights runs/species --csv"
+    examples += [f"{table} predictions.csv", f"{table} submission.csv --id-column id --label-column species"]
     action = command("predict", _predict, "name the classes of images", examples, TABLE | MODEL)
     add = action.add_argument
     add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
     add("--weights", required=True, metavar="MODEL", help=kept)
     add("--top", type=int, metavar="N", help="classes per image (default: 5; in a CSV file 1)")
+    help = "write a CSV file with two columns, as competitions expect it, and call the column of images so"
+    add("--id-column", metavar="NAME", help=help)
+    add("--label-column", metavar="NAME", help="write such a file, and call the column of classes so")
     form = action.add_mutually_exclusive_group()
     form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")

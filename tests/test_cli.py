@@ -103,6 +103,13 @@ def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path):
     assert rows[0] == ["image", "label", "probability"] and rows[2] == ["images/1.png", "", ""]
     assert [row[0] for row in rows[1:]] == ["images/2.png", "images/1.png", "images/0.png"]
 
+    command = ("predict", tmp_path / "test.csv", "--weights", tmp_path / "run", "--label-column", "species")
+    assert run(capsys, *command, "--csv", tmp_path / "two.csv")[0] == 0
+    two = [line.split(",") for line in (tmp_path / "two.csv").read_text().splitlines()]
+    assert two == [["image", "species"], *(row[:2] for row in rows[1:])]
+    status, _, err = run(capsys, *command, "--json")
+    assert status == 1 and "--label-column with --csv" in err
+
     file = tmp_path / "run" / "model.keras"
     status, out, _ = run(capsys, "predict", tmp_path / "images", "--weights", file, "--json")
     answers = {pathlib.Path(answer["path"]).name: answer["classes"] for answer in json.loads(out)}

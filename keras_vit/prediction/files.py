@@ -161,6 +161,18 @@ def write_csv(path, header, names, predictions):
             writer.writerow([name, *cells, *[""] * (2 * top - len(cells))])
 
 
+def write_submission(path, id_column, label_column, names, predictions):
+    """Writes the most probable class of each image, as competitions expect it; the label of unreadable images is empty.
+
+    `names` and `predictions` are as for `write_csv`.
+    """
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow([id_column, label_column])
+        for name, classes in zip(names, predictions, strict=True):
+            writer.writerow([name, classes[0][1] if classes else ""])
+
+
 def as_json(names, predictions):
     """Returns the results of `classify` as JSON, one object per image; "classes" is [] if unreadable."""
     rows = []
