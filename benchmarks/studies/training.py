@@ -15,7 +15,7 @@ from axial_block import AxialBlock
 from cifar10 import Batches, read
 
 import keras_vit
-from keras_vit.evaluation import extract_features, few_shot_from_features
+from keras_vit.evaluation import extract_features, few_shot_accuracy
 from keras_vit.training import AdamW, WarmupDecay
 
 SHOTS = 10
@@ -164,7 +164,7 @@ def few_shot(model, data):
         extract_features(model, (enlarged(images, size), labels), batch_size=500, verbose=0)
         for images, labels in (data["train"], data["test"])
     ]
-    return few_shot_from_features(*features[0], *features[1], shots=SHOTS, seeds=(0, 1, 2), verbose=0).accuracy
+    return few_shot_accuracy(None, *features, shots=SHOTS, seeds=(0, 1, 2), verbose=0)["accuracy"]
 
 
 def with_new_head(model, num_classes, **changes):

@@ -1,4 +1,4 @@
-"""Evaluation: predictions, accuracy, k-NN, few-shot and linear probes on frozen features, and tables of results."""
+"""Evaluation: predictions, accuracy, k-NN, few-shot and linear probes on frozen features."""
 
 from keras_vit.evaluation.classification import (
     accuracy,
@@ -9,27 +9,21 @@ from keras_vit.evaluation.classification import (
 )
 from keras_vit.evaluation.confusion import classification_report, plot_confusion_matrix, write_confusion_matrix
 from keras_vit.evaluation.features import extract_features
-from keras_vit.evaluation.few_shot import FewShotResult, few_shot_accuracy, few_shot_from_features
-from keras_vit.evaluation.knn import knn_accuracy, knn_from_features
-from keras_vit.evaluation.linear_probe import LinearProbeResult, linear_probe_accuracy, linear_probe_from_features
+from keras_vit.evaluation.few_shot import few_shot_accuracy
+from keras_vit.evaluation.knn import knn_accuracy
+from keras_vit.evaluation.linear_probe import linear_probe_accuracy
 from keras_vit.evaluation.prediction import ensemble, predict
-from keras_vit.evaluation.results import ResultsTable, vtab_mean
+from keras_vit.evaluation.vtab import vtab_mean
 
 __all__ = [
-    "FewShotResult",
-    "LinearProbeResult",
-    "ResultsTable",
     "accuracy",
     "classification_report",
     "ensemble",
     "extract_features",
     "few_shot_accuracy",
-    "few_shot_from_features",
     "imagenet_real_accuracy",
     "knn_accuracy",
-    "knn_from_features",
     "linear_probe_accuracy",
-    "linear_probe_from_features",
     "plot_confusion_matrix",
     "predict",
     "read_real_labels",

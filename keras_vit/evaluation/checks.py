@@ -49,16 +49,20 @@ def checked_features(name, features):
     return features
 
 
-def checked_parts(train_features, train_labels, test_features, test_labels):
-    """Checks training and test features and labels, and that they fit each other."""
-    parts = []
-    for part, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
-        features, labels = checked_features(f"{part}_features", features), integer_labels(labels)
-        if len(features) != len(labels):
-            expected = f"one label for each row of `{part}_features`, {len(features)}"
-            raise invalid(f"{part}_labels", expected, len(labels))
-        parts += [features, labels]
-    widths = parts[0].shape[1], parts[2].shape[1]
-    if widths[0] != widths[1]:
-        raise invalid("test_features", f"{widths[0]} features for each image, as in `train_features`", widths[1])
-    return parts
+def class_order(names, onto, owner):
+    """Returns the places of the class `names` of data in the names `onto` of `owner`; None if they need no change."""
+    if names is None or onto is None or list(names) == list(onto):
+        return None
+    names, onto = list(names), list(onto)
+    if unknown := [name for name in names if onto.count(name) != 1]:
+        raise invalid("data", f"class names that {owner} has once: {onto!s:.300}", f"{unknown!s:.300}")
+    return np.array([onto.index(name) for name in names])
+
+
+def in_order(labels, order):
+    """Returns labels as places in the names of `class_order`."""
+    if order is None:
+        return labels
+    if labels.max() >= len(order):
+        raise invalid("labels", f"classes below {len(order)}, the number of class names of the data", labels.max())
+    return order[labels]

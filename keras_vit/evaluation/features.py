@@ -6,11 +6,11 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.evaluation.checks import integer_labels, invalid
+from keras_vit.evaluation.checks import checked_features, class_order, in_order, integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.family import cut_from
 from keras_vit.prediction.inputs import is_arrays, sliced, to_numpy
-from keras_vit.prediction.outputs import finite_batches, outputs_of
+from keras_vit.prediction.outputs import check_one_input, finite_batches, outputs_of
 
 
 def extract_features(
@@ -52,14 +52,30 @@ def extract_features(
     return features, labels
 
 
-def train_and_test_features(model, train, test, **options):
-    """Returns the features and labels of two datasets, as arguments of `*_from_features`."""
-    return *extract_features(model, train, **options), *extract_features(model, test, **options)
+def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
+    """Returns checked features and labels, (train_x, train_y, test_x, test_y), of a model or of (features, labels)."""
+    names = (getattr(data, "class_names", None) for data in (test, train))
+    parts, order = [], class_order(*names, "the training data")
+    for part, data in (("train", train), ("test", test)):
+        if model is not None:
+            features, labels = extract_features(model, data, layer=layer, batch_size=batch_size, verbose=verbose)
+        elif is_arrays(data, or_lists=True):
+            features, labels = checked_features(part, data[0]), integer_labels(data[1])
+        else:
+            raise invalid(part, "(features, labels) as arrays, since `model` is None", type(data).__name__)
+        if len(features) != len(labels):
+            raise invalid(part, f"one label for each of {len(features)} rows of features", len(labels))
+        parts += [features, labels]
+    widths = parts[0].shape[1], parts[2].shape[1]
+    if widths[0] != widths[1]:
+        raise invalid("test", f"{widths[0]} features for each image, as in `train`", widths[1])
+    return [*parts[:3], in_order(parts[3], order)]
 
 
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
     """Returns a model's float32 outputs for all images, and the labels, each batch's converted by `read_labels`."""
     labels = []
+    check_one_input(model)
     batches, steps = _batches(data, batch_size)
 
     def images_of():

@@ -1,15 +1,13 @@
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
-from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.evaluation.checks import invalid, one_or_more
+from keras_vit.evaluation.features import train_and_test
 
 # As in the official code: from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
@@ -17,29 +15,8 @@ STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 BIAS = 100.0
 
 
-@dataclasses.dataclass(frozen=True)
-class FewShotResult:
-    """The accuracy of few-shot classifiers on frozen features; `float(result)` is its `accuracy`.
-
-    Args:
-        accuracy: Float, the mean of `by_seed`.
-        by_seed: Mapping from each seed to its test accuracy at the strength in `l2`.
-        l2: Mapping from each seed to the strength chosen: the one with the lowest leave-one-out squared error on the
-            training images.
-        by_l2: Mapping from each strength to its mean test accuracy over the seeds.
-    """
-
-    accuracy: float
-    by_seed: Mapping[int, float]
-    l2: Mapping[int, float]
-    by_l2: Mapping[float, float]
-
-    def __float__(self):
-        return self.accuracy
-
-
 def few_shot_accuracy(
-    model: keras.Model,
+    model: keras.Model | None,
     train: Any,
     test: Any,
     *,
@@ -47,67 +24,42 @@ def few_shot_accuracy(
     seeds: int | Sequence[int] = (0, 1, 2),
     l2: float | Sequence[float] = STRENGTHS,
     **options: Any,
-) -> FewShotResult:
+) -> dict[str, Any]:
     """Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
     It is L2-regularized least squares with targets of 1 for the class and -1 for the others, solved in closed form in
-    NumPy.
+    NumPy. The regularization strength of each seed has the lowest leave-one-out squared error on the training images.
 
     Args:
-        model: A `keras.Model`, as in `extract_features`.
-        train, test: The labeled images to draw the shots from and to test on, as `data` in `extract_features`.
+        model, train, test: As in `knn_accuracy`; the shots are drawn from the training images.
         shots: Int, images per class; None uses all.
         seeds: Int of at least 0, or several: one draw of the shots each.
         l2: Float above 0, or several: the regularization strengths.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
+
+    Returns:
+        "accuracy", the mean of "by_seed": the test accuracy for each seed, at its strength in "l2"; and "by_l2": for
+        each strength, the mean test accuracy over the seeds.
 
     Raises:
         ValueError: If a class has fewer images than `shots`, or an argument is out of range.
 
     Example:
 
-    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> images, labels = np.random.default_rng(0).normal(size=(8, 32, 32, 3)), np.array([0, 1] * 4)
-    >>> result = few_shot_accuracy(model, (images, labels), (images, labels), shots=3, verbose=0)
-    >>> 0 <= result.accuracy <= 1
-    True
+    >>> x, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+    >>> few_shot_accuracy(None, (x, y), (x, y), shots=2, seeds=0, l2=1e-3)
+    {'accuracy': 1.0, 'by_seed': {0: 1.0}, 'l2': {0: 0.001}, 'by_l2': {0.001: 1.0}}
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength on
-    the test images, `max(result.by_l2.values())`; here it is chosen on the training images.
+    the test images, `max(result["by_l2"].values())`; here it is chosen on the training images.
     """
-    _checked_options(shots, seeds, l2)
-    features = train_and_test_features(model, train, test, **options)
-    return few_shot_from_features(*features, shots=shots, seeds=seeds, l2=l2, verbose=options.get("verbose", 1))
-
-
-def few_shot_from_features(
-    train_features: ArrayLike,
-    train_labels: ArrayLike,
-    test_features: ArrayLike,
-    test_labels: ArrayLike,
-    *,
-    shots: int | None = 10,
-    seeds: int | Sequence[int] = (0, 1, 2),
-    l2: float | Sequence[float] = STRENGTHS,
-    verbose: int = 1,
-) -> FewShotResult:
-    """Like `few_shot_accuracy`, from precomputed features; the other arguments and the result are the same.
-
-    Args:
-        train_features, test_features: (num_images, num_features).
-        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
-
-    Example:
-
-    >>> x, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-    >>> few_shot_from_features(x, y, x, y, shots=2, l2=1e-3).accuracy
-    1.0
-    """
-    shots, seeds, strengths = _checked_options(shots, seeds, l2)
-    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
+    shots = arguments.optional(arguments.positive_int, "shots", shots)
+    seeds = one_or_more("seeds", seeds, arguments.non_negative_int)
+    strengths = one_or_more("l2", l2, arguments.positive_number)
+    x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     if unknown := sorted(set(test_labels) - set(labels)):
-        received = f"none of {', '.join(map(str, unknown[:10]))}"
-        raise invalid("train_labels", "images of each class that is tested", received)
+        raise invalid("train", "images of each class that is tested", f"none of {', '.join(map(str, unknown[:10]))}")
+    verbose = options.get("verbose", 1)
     accuracies, chosen = [], []
     count = len(seeds) * len(strengths)
     with Progress(count, "classifier", "classifiers", title="Fitting linear classifiers", verbose=verbose) as progress:
@@ -117,12 +69,12 @@ def few_shot_from_features(
             accuracies.append(of_seed)
             chosen.append(int(np.argmin(errors)))
     by_seed = {seed: row[i] for seed, row, i in zip(seeds, accuracies, chosen, strict=True)}
-    return FewShotResult(
-        accuracy=float(np.mean(list(by_seed.values()))),
-        by_seed=by_seed,
-        l2={seed: strengths[i] for seed, i in zip(seeds, chosen, strict=True)},
-        by_l2=dict(zip(strengths, np.mean(accuracies, axis=0).tolist(), strict=True)),
-    )
+    return {
+        "accuracy": float(np.mean(list(by_seed.values()))),
+        "by_seed": by_seed,
+        "l2": {seed: strengths[i] for seed, i in zip(seeds, chosen, strict=True)},
+        "by_l2": dict(zip(strengths, np.mean(accuracies, axis=0).tolist(), strict=True)),
+    }
 
 
 def _fit(x, labels, test_x, test_labels, strengths, progress):
@@ -160,10 +112,3 @@ def _draw(labels, shots, seed):
         raise invalid("shots", f"at most {counts.min()}, the images of class {rarest} to train on", shots)
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:shots] for c in classes])
-
-
-def _checked_options(shots, seeds, l2):
-    if shots is not None:
-        shots = arguments.positive_int("shots", shots)
-    seeds = one_or_more("seeds", seeds, arguments.non_negative_int)
-    return shots, seeds, one_or_more("l2", l2, arguments.positive_number)

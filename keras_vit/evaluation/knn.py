@@ -3,19 +3,18 @@ from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import checked_parts, invalid
-from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.evaluation.checks import invalid
+from keras_vit.evaluation.features import train_and_test
 
 # Test images per step, to bound the memory of their similarities to all training images.
 CHUNK = 1024
 
 
 def knn_accuracy(
-    model: keras.Model,
+    model: keras.Model | None,
     train: Any,
     test: Any,
     *,
@@ -28,8 +27,10 @@ def knn_accuracy(
     The k training images with the highest cosine similarity vote, each with weight exp(similarity / temperature).
 
     Args:
-        model: A `keras.Model`, as in `extract_features`.
-        train, test: The labeled training and test images, as `data` in `extract_features`.
+        model: A `keras.Model`, as in `extract_features`, or None if `train` and `test` are features.
+        train, test: The labeled training and test images, as `data` in `extract_features`; without a model, (features,
+            labels), of shapes (num_images, num_features) and (num_images,). If both have `class_names`, classes are
+            matched by name, else by position.
         k: Int, the number of neighbors.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
@@ -43,44 +44,23 @@ def knn_accuracy(
     >>> images, labels = np.random.default_rng(0).normal(size=(4, 32, 32, 3)), np.array([0, 1, 0, 1])
     >>> knn_accuracy(model, (images, labels), (images, labels), k=1, verbose=0)
     1.0
+    >>> knn_accuracy(None, (np.eye(3), [0, 1, 2]), (np.eye(3) + 0.1, [0, 1, 2]), k=2)
+    1.0
 
     Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4; k=20: [arXiv
     2104.14294](https://arxiv.org/abs/2104.14294), appendix.
     """
-    _check_options(k, temperature)
-    features = train_and_test_features(model, train, test, **options)
-    return knn_from_features(*features, k=k, temperature=temperature, verbose=options.get("verbose", 1))
-
-
-def knn_from_features(
-    train_features: ArrayLike,
-    train_labels: ArrayLike,
-    test_features: ArrayLike,
-    test_labels: ArrayLike,
-    *,
-    k: int = 20,
-    temperature: float = 0.07,
-    verbose: int = 1,
-) -> float:
-    """Like `knn_accuracy`, from precomputed features; the other arguments and the result are the same.
-
-    Args:
-        train_features, test_features: (num_images, num_features).
-        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
-
-    Example:
-
-    >>> x, y = np.eye(3), np.array([0, 1, 2])
-    >>> knn_from_features(x, y, x + 0.1, y, k=2)
-    1.0
-    """
-    _check_options(k, temperature)
-    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
+    arguments.positive_int("k", k)
+    if temperature != math.inf:
+        arguments.positive_number("temperature", temperature)
+    x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     if len(x) < k:
         raise invalid("k", f"at most {len(x)}, the number of training images", k)
     x, test_x = _unit(x), _unit(test_x)
     right = 0
-    progress = Progress(len(test_x), "image", "images", title="Finding the nearest neighbors", verbose=verbose)
+    progress = Progress(
+        len(test_x), "image", "images", title="Finding the nearest neighbors", verbose=options.get("verbose", 1)
+    )
     for start in progress.over(range(0, len(test_x), CHUNK), lambda start: min(CHUNK, len(test_x) - start)):
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
@@ -96,9 +76,3 @@ def knn_from_features(
 def _unit(features):
     """Scales features to length 1; zeros stay zeros."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-
-
-def _check_options(k, temperature):
-    arguments.positive_int("k", k)
-    if temperature != math.inf:
-        arguments.positive_number("temperature", temperature)

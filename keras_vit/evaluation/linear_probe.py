@@ -1,42 +1,22 @@
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import checked_parts, invalid, one_or_more
+from keras_vit.evaluation.checks import invalid, one_or_more
 from keras_vit.evaluation.classification import top_k_accuracy
-from keras_vit.evaluation.features import train_and_test_features
+from keras_vit.evaluation.features import train_and_test
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # The number of steps from which L-BFGS estimates the curvature; 10 is usual.
 MEMORY = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearProbeResult:
-    """The accuracy of a linear classifier on frozen features; `float(result)` is its `accuracy`.
-
-    Args:
-        accuracy: Float, on the test images.
-        l2: Float, the regularization strength chosen.
-        head: A built `keras.layers.Dense` from features, not standardized, to logits. It can replace the model's head.
-    """
-
-    accuracy: float
-    l2: float
-    head: keras.layers.Dense
-
-    def __float__(self):
-        return self.accuracy
-
-
 def linear_probe_accuracy(
-    model: keras.Model,
+    model: keras.Model | None,
     train: Any,
     test: Any,
     *,
@@ -44,7 +24,7 @@ def linear_probe_accuracy(
     validation_split: float = 0.2,
     seed: int = 0,
     **options: Any,
-) -> LinearProbeResult:
+) -> dict[str, Any]:
     """Fits a linear classifier to a model's frozen features of all training images, and tests it.
 
     It is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in NumPy. Among
@@ -52,55 +32,33 @@ def linear_probe_accuracy(
     Arguments out of range raise a ValueError.
 
     Args:
-        model: A `keras.Model`, as in `extract_features`.
-        train, test: The labeled training and test images, as `data` in `extract_features`.
+        model, train, test: As in `knn_accuracy`.
         l2: Float above 0, or several: the strengths. The penalty is `l2 / 2` times the sum of squared weights, without
             bias.
         validation_split: Float in (0, 1), the share of the training images held out.
         seed: Int of at least 0, for the choice of these images.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
+    Returns:
+        "accuracy" on the test images; "l2", the strength chosen; and "head", a built `keras.layers.Dense` from
+        features, not standardized, to logits, which can replace the model's head.
+
     Example:
 
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
     >>> images, labels = np.random.default_rng(0).normal(size=(4, 32, 32, 3)), np.array([0, 1, 0, 1])
     >>> result = linear_probe_accuracy(model, (images, labels), (images, labels), l2=1e-3, verbose=0)
-    >>> model.get_layer("head").set_weights(result.head.get_weights())
+    >>> model.get_layer("head").set_weights(result["head"].get_weights())
 
     Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3, which does not standardize, and finds
     the strength by bisection.
     """
-    _checked_options(l2, validation_split, seed)
-    features = train_and_test_features(model, train, test, **options)
-    own = {"l2": l2, "validation_split": validation_split, "seed": seed, "verbose": options.get("verbose", 1)}
-    return linear_probe_from_features(*features, **own)
-
-
-def linear_probe_from_features(
-    train_features: ArrayLike,
-    train_labels: ArrayLike,
-    test_features: ArrayLike,
-    test_labels: ArrayLike,
-    *,
-    l2: float | Sequence[float] = STRENGTHS,
-    validation_split: float = 0.2,
-    seed: int = 0,
-    verbose: int = 1,
-) -> LinearProbeResult:
-    """Like `linear_probe_accuracy`, from precomputed features; the other arguments and the result are the same.
-
-    Args:
-        train_features, test_features: (num_images, num_features).
-        train_labels, test_labels: (num_images,), classes counted from 0, or one-hot.
-
-    Example:
-
-    >>> x, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-    >>> linear_probe_from_features(x, y, x, y, l2=1e-3).accuracy
-    1.0
-    """
-    strengths = _checked_options(l2, validation_split, seed)
-    x, labels, test_x, test_labels = checked_parts(train_features, train_labels, test_features, test_labels)
+    arguments.non_negative_int("seed", seed)
+    if not arguments.rate("validation_split", validation_split) > 0:
+        raise invalid("validation_split", "a number in (0, 1)", repr(validation_split))
+    strengths = one_or_more("l2", l2, arguments.positive_number)
+    x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
+    verbose = options.get("verbose", 1)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
     # A constant feature has no information, and no standard deviation to divide by.
@@ -118,7 +76,7 @@ def linear_probe_from_features(
     head.build((None, x.shape[1]))
     head.set_weights([kernel.astype("float32"), bias.astype("float32")])
     accuracy = top_k_accuracy(test_x @ kernel + bias, test_labels, k=1)
-    return LinearProbeResult(accuracy=accuracy, l2=strength, head=head)
+    return {"accuracy": accuracy, "l2": strength, "head": head}
 
 
 def _best(strengths, x, labels, validation_split, seed, progress):
@@ -126,7 +84,7 @@ def _best(strengths, x, labels, validation_split, seed, progress):
     order = np.random.default_rng(seed).permutation(len(x))
     count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
     if not count:
-        raise invalid("train_features", "two images or more to choose `l2` on", len(x))
+        raise invalid("train", "two images or more to choose `l2` on", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
     # From strong to weak; each fit starts at the last, nearby optimum.
@@ -191,10 +149,3 @@ def _inverse_curvature(gradient, pairs):
     for (move, turn), factor in zip(pairs, reversed(factors), strict=True):
         q += move * (factor - turn @ q / (move @ turn))
     return q
-
-
-def _checked_options(l2, validation_split, seed):
-    arguments.non_negative_int("seed", seed)
-    if not arguments.rate("validation_split", validation_split) > 0:
-        raise invalid("validation_split", "a number in (0, 1)", repr(validation_split))
-    return one_or_more("l2", l2, arguments.positive_number)

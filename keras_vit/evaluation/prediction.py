@@ -18,7 +18,7 @@ from keras_vit.prediction.classes import (
     prediction_activation,
 )
 from keras_vit.prediction.inputs import is_arrays, to_numpy
-from keras_vit.prediction.outputs import image_batches, outputs_of_views
+from keras_vit.prediction.outputs import check_one_input, image_batches, outputs_of_views
 from keras_vit.prediction.preprocessing import normalization_of
 
 
@@ -57,6 +57,7 @@ def predict(
 
     Reference: [arXiv 1409.4842](https://arxiv.org/abs/1409.4842), section 7.
     """
+    check_one_input(model)
     outputs_named(model)
     activation = prediction_activation(model)
     # A list of arrays is one of batches.

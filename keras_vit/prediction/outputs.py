@@ -12,6 +12,15 @@ from keras_vit.prediction.inputs import check_images, check_size, num_batches, s
 TTA = (None, "flip", "five_crop", "ten_crop")
 
 
+def check_one_input(model):
+    """Raises if a model takes more than images."""
+    if len(getattr(model, "inputs", None) or [model]) > 1:
+        raise ValueError(
+            f"Expected a model with one input, images. Received: model {model.name!r} with {len(model.inputs)} inputs. "
+            "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
+        )
+
+
 def finite_batches(data, expected, name="data"):
     """Returns the batches of a dataset and their number, None if unknown; raises if it does not end, or is none."""
     if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):

@@ -4,7 +4,19 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.evaluation import accuracy, imagenet_real_accuracy, read_real_labels, real_accuracy, top_k_accuracy
+import keras_vit
+from keras_vit.evaluation import (
+    accuracy,
+    extract_features,
+    few_shot_accuracy,
+    imagenet_real_accuracy,
+    knn_accuracy,
+    linear_probe_accuracy,
+    predict,
+    read_real_labels,
+    real_accuracy,
+    top_k_accuracy,
+)
 from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
@@ -128,3 +140,49 @@ def test_read_real_labels_refuses_invalid_file(tmp_path):
 def test_real_accuracy_refuses_invalid_labels():
     refuses("Expected classes below 5, .*Received: 5", real_accuracy, PREDICTIONS, [[5]] * 6)
     refuses("at least one image with a class", real_accuracy, PREDICTIONS, [[]] * 6)
+
+
+class Named(list):
+    """Batches with the names of their classes, as datasets of `keras_vit.data` have them."""
+
+    def __init__(self, images, labels, class_names):
+        super().__init__([(images, labels)])
+        self.class_names = class_names
+
+
+def test_accuracy_matches_classes_by_name():
+    model, images = model_and_images()
+    images = np.eye(5, dtype="float32")[:, None, None]
+    scaled = keras_vit.layers.ImageNormalization(class_names=list("abcde"))
+    named = keras.Sequential([keras.Input((1, 1, 5)), scaled, keras.layers.Reshape((5,))])
+    # The test data lack class "b" and have another order.
+    data = Named(images[[0, 4, 2, 3]], np.array([3, 0, 2, 1]), ["e", "d", "c", "a"])
+    assert accuracy(named, data, k=1, verbose=0) == {"top_1": 1.0}
+    assert accuracy(model, data, k=1, verbose=0) == {"top_1": 0.25}, "without names of the model, places count"
+    data.class_names = ["e", "d", "c", "z"]
+    refuses(r"class names that the model has once: \['a', .*Received: .*'z'", accuracy, named, data, k=1, verbose=0)
+    data.class_names = ["e", "d", "c"]
+    refuses("classes below 3, the number of class names of the data. Received: 3", accuracy, named, data, verbose=0)
+
+
+def test_frozen_features_match_classes_by_name():
+    images = RNG.normal(size=(6, 16, 16, 3)).astype("float32")
+    model, labels = build(), np.array([0, 1, 2, 0, 1, 2])
+    train = Named(images, labels, ["0", "1", "10"])
+    # Places as integers would be 0 and 1.
+    test = Named(images[[2, 5, 0]], np.array([1, 1, 0]), ["0", "10"])
+    assert knn_accuracy(model, train, test, k=1, verbose=0) == 1
+    assert few_shot_accuracy(model, train, test, shots=None, l2=1e-3, verbose=0)["accuracy"] == 1
+    assert linear_probe_accuracy(model, train, test, l2=1e-3, verbose=0)["accuracy"] == 1
+    test.class_names = ["0", "2"]
+    refuses(r"class names that the training data has once.*\['2'\]", knn_accuracy, model, train, test, k=1, verbose=0)
+
+
+def test_models_of_two_inputs_are_refused():
+    vit = build()
+    extra = keras.Input((5,))
+    model = keras.Model([vit.input, extra], keras.layers.Add()([vit.output, extra]))
+    inputs = [IMAGES, np.zeros((11, 5), "float32")]
+    for function, data in ((accuracy, (inputs, LABELS)), (predict, inputs), (extract_features, (inputs, LABELS))):
+        refuses("one input, images. Received: model .* with 2 inputs. Pass its outputs", function, model, data)
+    assert 0 <= top_k_accuracy(model.predict(inputs, verbose=0), LABELS) <= 1

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_vit.evaluation import knn, knn_accuracy, knn_from_features
+from keras_vit.evaluation import knn, knn_accuracy
 from tests.errors import refuses
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
@@ -16,13 +16,13 @@ def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
     monkeypatch.setattr(knn, "CHUNK", 64)
     reference = neighbors.KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
     expected = reference.fit(*TRAIN).score(*TEST)
-    assert knn_from_features(*TRAIN, *TEST, k=k, temperature=temperature) == pytest.approx(expected)
+    assert knn_accuracy(None, TRAIN, TEST, k=k, temperature=temperature) == pytest.approx(expected)
     assert 0.3 < expected < 1
 
 
 def test_knn_low_temperature_does_not_overflow():
-    nearest = knn_from_features(*TRAIN, *TEST, k=1)
-    assert knn_from_features(*TRAIN, *TEST, k=5, temperature=1e-5) == nearest
+    nearest = knn_accuracy(None, TRAIN, TEST, k=1)
+    assert knn_accuracy(None, TRAIN, TEST, k=5, temperature=1e-5) == nearest
 
 
 def test_knn_accuracy_of_model():
@@ -31,6 +31,6 @@ def test_knn_accuracy_of_model():
 
 
 def test_knn_refuses_invalid_options():
-    refuses("`k`. Expected at most 80, .*Received: 81", knn_from_features, *TRAIN, *TEST, k=81)
+    refuses("`k`. Expected at most 80, .*Received: 81", knn_accuracy, None, TRAIN, TEST, k=81)
     for options in ({"k": 0}, {"temperature": 0}, {"temperature": -1.0}):
         refuses(f"`{next(iter(options))}`", knn_accuracy, None, None, None, **options)
