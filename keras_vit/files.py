@@ -100,18 +100,38 @@ def _replaced(folder, path):
     return folder / f"{path.name}.replaced"
 
 
-def remove_abandoned(folder, pattern, alone=False):
-    """Removes draft folders of ended processes for names that match a glob pattern."""
-    # The lock of a running process on its draft holds across containers, but rarely across machines on network folders.
-    # If locks are unsupported, drafts are removed only if no other process writes to the folder (`alone`).
+def remove_abandoned(folder, pattern):
+    """Removes draft folders of ended processes for names that match a glob pattern, where files can be locked."""
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
         # If killed between the two renames, the draft holds the only copies of the old and new contents.
         halfway = _replaced(draft, path).exists() and not path.exists()
-        if (lock is not None or alone) and not halfway:
+        if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)
         _unlock(lock)
+
+
+@contextlib.contextmanager
+def only_process(path):
+    """Holds the lock file `path` while the block runs; raises if another process holds it."""
+    with open(path, "a+", encoding="ascii") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RuntimeError(
+                f"Expected a folder that no other process uses. Received: {str(path.parent)!r}, in which process "
+                f"{file.read().strip()} trains. Wait for its end, or give another folder."
+            ) from None
+        except OSError:
+            # Some network folders have no locks.
+            pass
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def _lock(folder, wait):

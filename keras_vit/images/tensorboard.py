@@ -32,7 +32,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = None
 
     def get_state(self):
-        """Returns the state for `keras_vit.training.Resume`."""
+        """Returns the state for `keras_vit.training.fit`."""
         return {"left_out": self._left_out}
 
     def set_state(self, state):

@@ -31,7 +31,7 @@ class MetaPseudoLabels(TrainingWrapper):
 
     `evaluate`, `predict` and calls use only the student. `plain_model` is the student; both models are trained in
     place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student; `save_weights` and
-    `keras_vit.training.Resume` keep both models and both optimizers. Afterwards, the student can be fine-tuned on the
+    `keras_vit.training.fit` keep both models and both optimizers. Afterwards, the student can be fine-tuned on the
     labelled images as any model: `student.compile(...)` and `student.fit(...)`.
 
     In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are

@@ -56,8 +56,8 @@ def noisy_student(
     >>> build = lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
     >>> def train(student, labels, checkpoints):
     ...     student.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
-    ...     resume = keras_vit.training.Resume(checkpoints, callbacks=[])
-    ...     student.fit(images[labels.indices], labels.labels, callbacks=[resume], verbose=0)
+    ...     pseudo = images[labels.indices], labels.labels
+    ...     keras_vit.training.fit(student, pseudo, epochs=1, resume=checkpoints, verbose=0)
     >>> student = noisy_student(build(), [build, build], images, train, tempfile.mkdtemp())
     >>> student.output_shape
     (None, 2)

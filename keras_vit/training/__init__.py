@@ -5,7 +5,6 @@ from keras_vit.training.fitting import fit
 from keras_vit.training.layer_decay import LayerDecay
 from keras_vit.training.optimizers import SGD, AdamW
 from keras_vit.training.recipes import RECIPES
-from keras_vit.training.resume import Resume
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
@@ -19,7 +18,6 @@ __all__ = [
     "AdamW",
     "LayerDecay",
     "Recipe",
-    "Resume",
     "WarmupDecay",
     "enable_lora",
     "fit",

@@ -1,5 +1,7 @@
 """Reads and writes the checkpoint files of a run."""
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -10,9 +12,9 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.distribution.processes import metrics_to_numpy, share_of_metrics, to_numpy
-from keras_vit.files import remove_abandoned, replacing
+from keras_vit.files import only_process, remove_abandoned, replacing
 
-_FORMAT = "keras_vit training checkpoint, version 1"
+_FORMAT = "keras_vit training checkpoint, version 2"
 OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
@@ -31,10 +33,13 @@ class CheckpointSlots:
         self.folder = Path(folder)
         self.slots = arguments.positive_int("slots", slots)
 
-    def open(self):
-        """Creates the folder, and removes the drafts of killed processes."""
+    @contextlib.contextmanager
+    def opened(self):
+        """Creates the folder, refuses a second process in it, and removes the drafts of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(self.folder, "step_*.npz", alone=True)
+        with only_process(self.folder / ".lock"):
+            remove_abandoned(self.folder, "step_*.npz")
+            yield
 
     def paths(self):
         """Returns the checkpoint files, oldest first."""
@@ -58,26 +63,35 @@ class CheckpointSlots:
     def newest(self):
         """Reads the newest undamaged checkpoint, or returns None; gives damaged ones another name, with a notice."""
         for path in reversed(self.paths()):
-            try:
-                return _read(path)
-            except MemoryError:
-                raise
-            # Flipped bits make zipfile and NumPy raise nearly any error.
-            except Exception as error:
-                # Otherwise it would count among the last ones, and new checkpoints of earlier steps would be removed.
-                aside = path.rename(f"{path}.damaged")
-                print(
-                    f"The checkpoint {str(path)!r} is damaged ({error}); it is now {aside.name!r}. Using an older one."
-                )
+            # An error in opening a file, such as of permission, is no damage.
+            with open(path, "rb") as file:
+                try:
+                    return _read(path, file)
+                except (MemoryError, _OtherVersionError):
+                    raise
+                # Flipped bits make zipfile and NumPy raise nearly any error.
+                except Exception as error:
+                    if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                        raise
+                    reason = error
+            # A damaged file must not count among the last ones, or new checkpoints of earlier steps would be removed.
+            aside = path.rename(f"{path}.damaged")
+            print(f"The checkpoint {str(path)!r} is damaged ({reason}); it is now {aside.name!r}. Using an older one.")
         return None
 
 
-def _read(path):
-    with np.load(path, allow_pickle=False) as archive:
+class _OtherVersionError(ValueError):
+    pass
+
+
+def _read(path, file):
+    with np.load(file, allow_pickle=False) as archive:
         members = dict(archive)
     header = json.loads(members["header"].tobytes())
     if header["format"] != _FORMAT:
-        raise ValueError(f"expected a {_FORMAT}, received {header['format']!r}")
+        raise _OtherVersionError(
+            f"Expected a {_FORMAT}. Received: {str(path)!r}, a {header['format']}. " + OTHER_FOLDER.format(path.parent)
+        )
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
     # The checksums are of single arrays: damage to the archive's directory can hide one.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
@@ -101,10 +115,6 @@ def signature(model):
 
 def check_model(model, slot):
     """Builds the optimizer, and raises if the checkpoint is of another model or optimizer."""
-    if not model.built:
-        raise ValueError(
-            f"Expected a built model to resume from {str(slot.path)!r}: call it on a batch, or give Input."
-        )
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     here = signature(model)
@@ -121,16 +131,16 @@ def check_model(model, slot):
             raise ValueError(f"{str(slot.path)!r} is of another {group}: it has {different}. {advice}")
 
 
-def assign(model, slot, *groups):
-    """Restores the variables of the given groups from a checkpoint."""
+def assign(model, arrays, facts, *groups):
+    """Restores the variables of the given groups from the arrays and facts of a checkpoint."""
     variables = _variables(model)
     for group in groups:
-        if group == "metrics" and slot.facts["variables"][group] != signature(model)[group]:
-            print("The metrics are not those of the checkpoint: this epoch's metrics start from here.")
+        if group == "metrics" and facts["variables"][group] != signature(model)[group]:
+            print("The metrics are not those of the checkpoint: the metrics of this epoch begin here.")
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):
-            value = slot.arrays[f"{group}/{i:05d}"]
+            value = arrays[f"{group}/{i:05d}"]
             variable.assign(share_of_metrics(value) if group == "metrics" else value)
 
 

@@ -1,91 +1,135 @@
-import math
+import numpy as np
 
-import keras
-
+from keras_vit import arguments
 from keras_vit.distribution.synchronization import check_synchronized
-from keras_vit.prediction.inputs import num_batches
-from keras_vit.training.resume import Resume
-from keras_vit.training.run_record import data_of
+from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.epochs import Epochs, one_batch
+from keras_vit.training.resume import ResumableRun
+from keras_vit.training.run_record import PARTS, data_of, record_of
 
 
-def fit(model, make_dataset, epochs, *, resume, callbacks=(), verbose="auto", **options):
-    """Trains like `model.fit`, with a dataset per epoch, and resumes an interrupted run at its last checkpoint.
+def fit(model, data, epochs, *, resume, callbacks=(), **options):
+    """Trains like `model.fit`, and resumes an interrupted run at its last checkpoint.
 
-    Use it for a `tf.data.Dataset` that is shuffled and augmented anew in each epoch. The global random seeds are set
-    from the epoch before its dataset is made, so a resumed run sees the same batches as an uninterrupted one.
-    `keras_vit.data` datasets also get the epoch by `set_epoch`, so `make_dataset` may return the same one each time.
-    Returns the `keras.callbacks.History` of the whole run, including the epochs before a restart.
+    The same script, started again, continues at the step of the last checkpoint, and computes the same as an
+    uninterrupted run, bit for bit on one machine if the backend is deterministic. A checkpoint contains the model's
+    variables, random generators, optimizer, metrics, history, callbacks and position in the data. The global random
+    seeds are set from the epoch, so that data shuffled and augmented by them is the same in each process.
+
+    A run stopped by a callback, such as EarlyStopping, is finished, unless it is started again without that callback. A
+    finished run trains no more unless `epochs` has grown. A loss or weight that is not finite stops the run, and the
+    model gets the weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
-        make_dataset: Function of the epoch (int, from 0) that returns one epoch of data, as `x` of `model.fit`.
+        data: Arrays (x, y) or (x, y, sample_weight), a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, a
+            `tf.data.Dataset`, or a function of the epoch (int, from 0) that returns one of these. A `tf.data.Dataset`
+            that is shuffled anew in each pass needs the function. Datasets of `keras_vit.data` do not.
         epochs: Int, epochs of the whole run.
-        resume: `Resume`, or the path of a folder for one with default arguments.
-        callbacks: As for `model.fit`. They see one run with one beginning and end, and `Resume` saves their states.
-        verbose: As for `model.fit`.
-        **options: Other arguments of `model.fit`: validation_data, validation_freq, class_weight, ...
+        resume: Path of the folder of checkpoints, for this run only.
+        save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with one.
+        keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last one is damaged, the one
+            before it is used.
+        seed: Int of at least 0, from which the order of arrays and the global random seeds follow; 0 by default.
+        allow: What may differ from the checkpoint, a tuple of "seed", "model" (its config), "optimizer",
+            "learning_rate" (the new one counts), "loss", "data" (its sizes, values, order and class weights) and
+            "callbacks" (their settings).
+        callbacks: List of callbacks. They see one run with one beginning and end. Checkpoints contain the states of
+            Keras' own, and of any with `get_state()`, which returns a dict of JSON values and NumPy arrays, and
+            `set_state(state)`.
+        **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
-        ValueError: As `Resume` does.
-        RuntimeError: In one of several PyTorch processes without `keras_vit.distribution.synchronize`.
+        ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, or the
+            checkpoint is of another run (see `allow`).
+        RuntimeError: If another process trains in the folder, or in one of several PyTorch processes without
+            `keras_vit.distribution.synchronize`.
 
     Example:
 
     >>> import tempfile
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> folder = tempfile.mkdtemp()
+    >>> data = np.zeros((12, 3)), np.zeros(12)
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
     >>> model.compile("adam", "mse")
-    >>> class Data(keras.utils.PyDataset):
-    ...     def __len__(self):
-    ...         return 4
-    ...     def __getitem__(self, i):
-    ...         return keras.ops.ones((2, 3)), keras.ops.ones((2, 1))
-    >>> history = fit(model, lambda epoch: Data(), epochs=2, resume=tempfile.mkdtemp(), verbose=0)
-    >>> len(history.history["loss"])
-    2
+    >>> history = fit(model, data, epochs=2, resume=folder, save_every=2, batch_size=4, verbose=0)
+    >>> again = fit(model, data, epochs=3, resume=folder, batch_size=4, verbose=0)  # doctest: +ELLIPSIS
+    Resuming from '...step_000000000006.npz': epoch 3 of 3, batch 0, step 6.
+    >>> len(again.history["loss"])
+    3
     """
+    return train(model, data, epochs, resume=resume, callbacks=callbacks, **options).history
+
+
+def train(
+    model,
+    data,
+    epochs,
+    *,
+    resume,
+    save_every=500,
+    keep=3,
+    seed=0,
+    allow=(),
+    callbacks=(),
+    batch_size=None,
+    shuffle=True,
+    class_weight=None,
+    steps_per_epoch=None,
+    verbose="auto",
+    **options,
+):
+    """Trains as `fit` does; returns the run, whose `history` is that of Keras."""
     check_synchronized(model)
-    resume = resume if isinstance(resume, Resume) else Resume(resume)
-    given, optimizer = resume.callbacks, model.optimizer
-    resume.callbacks = [*(given or []), *callbacks]
-    # Each fit would replace the weights by their moving average; only the end of the run may.
-    optimizer.finalize_variable_values = lambda variables: None
-    try:
-        params = {"verbose": verbose, "epochs": epochs, "steps": None}
-        run = _OneRun([resume], add_history=True, add_progbar=verbose != 0, model=model, **params)
-        # Builds the metrics; otherwise `fit` would on a first batch, and another iterator may shuffle in another order.
-        resume.set_seeds(0)
-        dataset = make_dataset(0)
-        model.evaluate(dataset, steps=1, verbose=0)
-        resume.data = data_of(dataset, steps=num_batches(dataset))
-        # As fit does before on_train_begin.
-        model.make_train_function()
-        keras.callbacks.CallbackList.on_train_begin(run)
-        for epoch in range(epochs if resume.stopped else resume.epoch, epochs):
-            resume.set_seeds(epoch)
-            dataset = make_dataset(epoch)
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(epoch)
-            steps = num_batches(dataset)
-            run.set_params({**params, "steps": None if steps == math.inf else steps})
-            # Keras warns that it cannot shuffle a tf.data.Dataset.
-            order = {"shuffle": False} if hasattr(dataset, "element_spec") else {}
-            ends = {"initial_epoch": epoch, "epochs": epoch + 1}
-            model.fit(dataset, callbacks=run, verbose=verbose, **ends, **{**order, **options})
-            if model.stop_training:
-                break
-        type(optimizer).finalize_variable_values(optimizer, model.trainable_weights)
-        keras.callbacks.CallbackList.on_train_end(run)
-    finally:
-        del optimizer.finalize_variable_values
-        resume.callbacks, resume.data = given, None
-    return model.history
+    checkpoints = CheckpointSlots(resume, keep)
+    arguments.positive_int("epochs", epochs)
+    arguments.positive_int("save_every", save_every)
+    arguments.non_negative_int("seed", seed)
+    allow = tuple(arguments.one_of("allow", part, PARTS) for part in allow)
+    params = {"verbose": verbose, "epochs": epochs, "steps": None}
+    run = ResumableRun(model, callbacks, checkpoints, save_every, params)
+    data = Epochs(data, seed, batch_size or 32, shuffle, steps_per_epoch)
+    with checkpoints.opened():
+        batch, steps = data.first_batch()
+        _check_class_weight(class_weight, batch)
+        # Builds the metrics.
+        model.evaluate(one_batch(batch), verbose=0)
+        weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
+        record = record_of(model, None, batch)
+        facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
+        record["data"] = data_of(data.latest, batch, steps, **facts)
+        run.begin({"seed": seed, **record, "callbacks": run.settings}, allow)
+        while not run.ended:
+            first = run.batch
+            x, steps = data.batches(run.epoch, first, run.restore_generators)
+            run.set_params({**params, "steps": steps})
+            model.fit(
+                x,
+                callbacks=run,
+                initial_epoch=run.epoch,
+                epochs=run.epoch + 1,
+                batch_size=batch_size,
+                shuffle=False,
+                class_weight=class_weight,
+                steps_per_epoch=None if steps is None else steps - first,
+                verbose=verbose,
+                **options,
+            )
+            if not run.ended:
+                run.undo_average()
+        run.end()
+    run.history = model.history
+    return run
 
 
-class _OneRun(keras.callbacks.CallbackList):
-    """Callbacks that see several calls of fit as one run."""
-
-    def on_train_begin(self, logs=None):
-        pass
-
-    def on_train_end(self, logs=None):
-        pass
+def _check_class_weight(class_weight, batch):
+    """Raises if class weights are for labels with several classes an image, of which Keras would take the largest."""
+    if class_weight is None or len(batch) < 2 or not isinstance(batch[1], np.ndarray):
+        return
+    labels = batch[1]
+    one_hot = ((labels == 1).sum(-1) == 1) & ((labels != 0).sum(-1) == 1)
+    if labels.ndim > 1 and labels.shape[-1] > 1 and not one_hot.all():
+        raise ValueError(
+            "Expected one class an image for `class_weight`. Received: labels of several classes an image, or mixed "
+            "ones. Give a weight for each image: data=(images, labels, weights)."
+        )

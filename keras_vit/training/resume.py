@@ -1,316 +1,243 @@
-import functools
+"""Saves a run every few steps, and restores it at its last checkpoint."""
+
 import math
 
 import keras
 import numpy as np
 
-from keras_vit import arguments
 from keras_vit.distribution.processes import agree, first_in_process_0, process_id
-from keras_vit.distribution.synchronization import check_synchronized, spread_seeds
-from keras_vit.training.checkpoints import OTHER_FOLDER, CheckpointSlots, assign, check_model, model_arrays, signature
-from keras_vit.training.kept_callbacks import KeptCallbacks
-from keras_vit.training.run_record import (
-    PARTS,
-    arguments_of_fit,
-    data_of,
-    difference,
-    goes_on,
-    plain_rate,
-    record_of,
-)
+from keras_vit.distribution.synchronization import spread_seeds
+from keras_vit.training import callback_states
+from keras_vit.training.checkpoints import OTHER_FOLDER, assign, check_model, model_arrays, signature
+from keras_vit.training.run_record import PARTS, difference, plain_rate
 from keras_vit.training.torch_generators import generator_states, set_generator_states
 
-_UNKNOWN_STOPPER = "a callback that was not given to Resume"
+_UNKNOWN_STOPPER = "the model"
 
 
-class Resume(keras.callbacks.Callback):
-    """Saves a run every few steps; the same script, started again, resumes at the step of the last checkpoint.
-
-    A checkpoint has the model's variables, random generators, optimizer, metrics, history, callbacks and position in
-    the data. A resumed run computes the same as an uninterrupted one, bit for bit on one machine if the backend is
-    deterministic. `keras.callbacks.BackupAndRestore` restores neither the position within an epoch nor the history,
-    generators or other callbacks.
-
-    To return to its position, the run skips the epoch's first batches, so an epoch must have the same batches in each
-    process. This holds for data that is not shuffled, or shuffled once, and for NumPy arrays, a `keras.utils.PyDataset`
-    or a `torch.utils.data.DataLoader` shuffled by the global random seeds. (On TensorFlow, arrays are shuffled by the
-    seed at the time of `model.fit`: call `keras.utils.set_random_seed` first.) For a `tf.data.Dataset` shuffled anew in
-    each epoch, use `keras_vit.training.fit`.
-
-    Give other callbacks to this one instead of `model.fit`: `Resume(folder, callbacks=[EarlyStopping()])`. They are not
-    called for skipped batches, and their states are saved: those of Keras' own callbacks, and of any with
-    `get_state()`, which returns a dict of JSON values and NumPy arrays, and `set_state(state)`.
-
-    A run stopped by a callback, such as EarlyStopping, is finished, unless it is started again with `callbacks` without
-    that one. A finished run trains no more unless `epochs` has grown. Raise KeyboardInterrupt to interrupt a process,
-    such as at a time limit. A loss or weight that is not finite stops the run, and the model gets the weights of the
-    last checkpoint.
+class ResumableRun(keras.callbacks.CallbackList):
+    """The callbacks of a run, which see one `model.fit` per epoch as a whole run, and its checkpoints.
 
     Args:
-        folder: Path of the folder of checkpoints, for this run only.
-        every: Int of at least 1, steps between checkpoints. Each epoch also ends with one.
-        slots: Int of at least 1, the number of checkpoints to keep. If one is damaged, the one before it is used.
-        seed: Int of at least 0 from which the global random seeds (Python, NumPy, backend) are set at the start of each
-            epoch; None leaves them.
-        callbacks: List of the other callbacks; [] if there are none, since None prints a notice.
-        allow: What may differ from the checkpoint, a tuple of "seed", "model" (its config), "optimizer",
-            "learning_rate" (the new one counts), "loss" and "data" (its sizes, and a sample of arrays).
+        model: A compiled and built `keras.Model`.
+        callbacks: List of the user's callbacks.
+        checkpoints: `CheckpointSlots`.
+        every: Int, steps between checkpoints.
+        params: Dict of "verbose", "epochs" and "steps", as callbacks get it.
 
     Attributes: `epoch`, `batch` and `step`: the position; `first_step`: where this process began; `diverged`: whether a
     number was not finite; `stopped`: the name of the callback that stopped the run, or None.
-
-    Raises:
-        ValueError: If an argument is invalid, the model is not built, the checkpoint is of another run (see `allow`),
-            or `steps_per_epoch` lets an epoch begin within the data, where a resumed run would not.
-        RuntimeError: At the start of training, in one of several PyTorch processes without
-            `keras_vit.distribution.synchronize`.
-
-    Example:
-
-    >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> x, y = np.zeros((12, 3)), np.zeros(12)
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-    >>> model.compile("adam", "mse")
-    >>> resume = Resume(folder, every=2, callbacks=[keras.callbacks.ReduceLROnPlateau("loss")])
-    >>> history = model.fit(x, y, batch_size=4, epochs=2, callbacks=[resume], verbose=0)
-    >>> resume.step
-    6
-    >>> resume = Resume(folder, callbacks=[keras.callbacks.ReduceLROnPlateau("loss")])
-    >>> again = model.fit(x, y, batch_size=4, epochs=3, callbacks=[resume], verbose=0)  # doctest: +ELLIPSIS
-    Resuming from '...step_000000000006.npz': epoch 3 of 3, batch 0, step 6.
-    >>> len(again.history["loss"])
-    3
     """
 
-    def __init__(self, folder, every=500, slots=3, seed=0, callbacks=None, allow=()):
-        super().__init__()
-        self.checkpoints = CheckpointSlots(folder, slots)
-        self.every = arguments.positive_int("every", every)
-        self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
-        self.callbacks = callbacks
-        self.allow = tuple(arguments.one_of("allow", part, PARTS) for part in allow)
-        # As `run_record.data_of` describes it, if `model.fit` does not get it.
-        self.data = None
+    def __init__(self, model, callbacks, checkpoints, every, params):
+        self.named = callback_states.named(callbacks)
+        # `self.model` would copy the state on JAX each time.
+        self.trained, self.checkpoints, self.every = model, checkpoints, every
+        self.epoch, self.batch, self.step, self.first_step, self.saved_step = 0, 0, 0, 0, 0
+        self.diverged, self.stopped = False, None
+        self.slot, self.new_rate, self.arrays, self.generators = None, None, {}, {}
+        super().__init__(
+            list(self.named.values()), add_history=True, add_progbar=params["verbose"] != 0, model=model, **params
+        )
+        self.named.setdefault("History", model.history)
+        self.swaps = [callback for callback in self.callbacks if callback_states.swaps_on_epoch(callback)]
+        self.first_attributes = {}
 
     @property
-    def callbacks(self):
-        """The other callbacks, which this one calls; None if none were given."""
-        return self._callbacks
-
-    @callbacks.setter
-    def callbacks(self, callbacks):
-        self._callbacks, self._kept = callbacks, KeptCallbacks(callbacks or [])
+    def settings(self):
+        """The settings of the callbacks, by name, which a resumed run must share."""
+        return {name: callback_states.settings(callback) for name, callback in self.named.items()}
 
     def set_params(self, params):
         super().set_params(params)
-        self._kept.set_params(params)
+        for callback in self.callbacks:
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                # In its last epoch it would drop the weights without the average, which a longer run needs.
+                callback.set_params({**params, "epochs": params["epochs"] + 1})
 
-    def set_model(self, model):
-        super().set_model(model)
-        self._kept.set_model(model)
-
-    def on_train_begin(self, logs=None):
-        check_synchronized(self.model)
-        self.epoch, self.batch, self.step, self.first_step = 0, 0, 0, 0
-        self._saved = (0, 0, 0)
-        self._to_skip = 0
-        self._skip = None
-        self._epochs = []
-        self._slot = None
-        self.diverged = False
-        self.stopped = None
-        # A fit interrupted before its first epoch would leave its value.
-        self.model._initial_epoch = None
-        self._record = self._new_record()
-        self._new_rate = None
-        slot = first_in_process_0(self._newest)
+    def begin(self, record, allow):
+        """Restores the newest checkpoint if there is one, and calls `on_train_begin` of the callbacks."""
+        self.record, total = record, self.params["epochs"]
+        slot = first_in_process_0(self.checkpoints.newest)
         step = -1 if slot is None else slot.facts["step"]
         if agree(step) != step:
             raise ValueError(
-                "Expected `folder` to be the same for all processes. "
-                f"Received: {str(self.checkpoints.folder)!r}, with other checkpoints here than in process 0"
+                "Expected the folder of checkpoints to be the same for all processes. "
+                f"Received: {str(self.checkpoints.folder)!r}, with other checkpoints than in process 0"
             )
-        if self.callbacks is None:
-            print("Resume saves no state of callbacks given to fit. Give them to Resume(folder, callbacks=[...]).")
+        if slot is not None:
+            check_model(self.trained, slot)
+            self._check_record(slot, allow)
+        states = self._states(slot)
+        for callback in self.callbacks:
+            name = next((name for name, other in self.named.items() if other is callback), None)
+            callback_states.begin(callback, states.get(name, {}))
         if slot is None:
-            self._kept.begin(self.params, None)
+            self._remember()
             return
-        check_model(self.model, slot)
-        self._check_record(slot)
-        self._kept.begin(self.params, slot)
-        self._slot = slot
-        self._assign("model", "optimizer")
-        self.epoch, self.batch, self.step = self._saved = tuple(slot.facts[k] for k in ("epoch", "batch", "step"))
-        self.first_step = self.step
-        self._epochs = [tuple(pair) for pair in slot.facts["history"]]
-        if self.callbacks is None or slot.facts.get("stopped") in (*self._kept.named, _UNKNOWN_STOPPER):
-            self.stopped = slot.facts.get("stopped")
-        total = self.params["epochs"]
-        # As keras.callbacks.BackupAndRestore does; fit reads it after this method.
-        self.model._initial_epoch = total if self.stopped else self.epoch
-        if self.batch:
-            self._skip_batches()
-        else:
-            self._kept.unpack(slot)
-        if self.stopped or self.epoch >= total:
-            end = (
-                f"was stopped by {self.stopped}, in epoch {self.epoch}" if self.stopped else f"has done {total} epochs"
-            )
+        self.epoch, self.batch, self.step = (slot.facts[key] for key in ("epoch", "batch", "step"))
+        self.first_step = self.saved_step = self.step
+        if slot.facts["stopped"] in (*self.named, _UNKNOWN_STOPPER):
+            self.stopped = slot.facts["stopped"]
+        self.slot = slot
+        if not self.batch:
+            self._restore()
+        if self.ended:
+            end = f"has done {total} epochs"
+            if self.stopped:
+                end = f"was stopped by {self.stopped}, in epoch {self.epoch}"
             print(f"The run in {str(self.checkpoints.folder)!r} {end}: nothing is left to train.")
         else:
             place = f"epoch {self.epoch + 1} of {total}, batch {self.batch}, step {self.step}"
             print(f"Resuming from {str(slot.path)!r}: {place}.")
 
-    def on_epoch_begin(self, epoch, logs=None):
-        # Otherwise it would apply to the next fit as well.
-        self.model._initial_epoch = None
-        if self._slot is not None:
-            self._restore_history()
-        if not self._to_skip:
-            if self._slot is not None:
-                set_generator_states(self._slot.arrays)
-            self.epoch, self.batch = epoch, 0
-            if self.step > self._saved[-1] or self._saved[0] < epoch:
-                # Only now have all callbacks seen the end of the previous epoch.
-                self._save({})
-        self.set_seeds(epoch)
-        spread_seeds(self.model)
-        self._kept.tell("on_epoch_begin", epoch, logs)
+    @property
+    def ended(self):
+        """Whether nothing is left to train."""
+        return self.stopped is not None or self.diverged or self.epoch >= self.params["epochs"]
 
-    def on_train_batch_begin(self, batch, logs=None):
-        if self._skip is not None:
-            self._skip()
-        else:
-            self._kept.tell("on_train_batch_begin", batch, logs)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._to_skip:
-            return
-        if self._skip is not None:
-            # Metrics are sure to have their variables only after a step.
-            self._assign("model", "optimizer", "metrics")
-            set_generator_states(self._slot.arrays)
-            spread_seeds(self.model)
-            self._kept.unpack(self._slot)
-            self._skip = self._slot = None
-            return
-        self._slot = None
-        self.step += batch + 1 - self.batch
-        self.batch = batch + 1
-        self._kept.tell("on_train_batch_end", batch, logs)
-        if not math.isfinite((logs or {}).get("loss", 0.0)):
-            self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        elif self.step - self._saved[-1] >= self.every:
-            self._save(logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self._to_skip:
-            self._refuse_short_epoch()
-        self._kept.tell("on_epoch_end", epoch, logs)
-        # Not a copy: later callbacks still add to it.
-        self._epochs.append((epoch, logs))
-        if epoch + 1 >= self.params["epochs"] or self.model.stop_training:
-            self._save_the_end()
-
-    def _tell(self, *args, **kwargs):
-        self._kept.tell(*args, **kwargs)
-
-    on_test_begin = functools.partialmethod(_tell, "on_test_begin")
-    on_test_end = functools.partialmethod(_tell, "on_test_end")
-    on_test_batch_begin = functools.partialmethod(_tell, "on_test_batch_begin")
-    on_test_batch_end = functools.partialmethod(_tell, "on_test_batch_end")
-
-    def on_train_end(self, logs=None):
-        self.model._initial_epoch = None
-        if self._slot is not None:
-            self._restore_history()
-        elif self.model.stop_training and self.stopped is None and self._epochs:
-            # Stopped by a callback after this one.
-            self._save_the_end()
+    def end(self):
+        """Gives the model its final weights and calls `on_train_end` of the callbacks."""
         slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
-            assign(self.model, slot, "model", "optimizer")
+            assign(self.trained, slot.arrays, slot.facts, "model", "optimizer")
             print(f"The model has the weights of {str(slot.path)!r} again, step {slot.facts['step']}.")
-        self._kept.tell("on_train_end", logs)
+        elif self.swaps:
+            self.undo_average()
+        elif not self.diverged:
+            self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
+        self._call("on_train_end")
 
-    def _newest(self):
-        if process_id() == 0:
-            self.checkpoints.open()
-        return self.checkpoints.newest()
+    def undo_average(self):
+        """Restores the weights that `model.fit` has replaced by their moving average at the end of an epoch."""
+        if self.arrays:
+            assign(self.trained, self.arrays, None, "model")
 
-    def set_seeds(self, epoch):
-        """Sets the global random seeds for the start of an epoch (int, from 0)."""
-        if self.seed is not None:
-            keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
+    # `model.fit` calls these once per epoch.
+    def on_train_begin(self, logs=None):
+        pass
 
-    def _new_record(self):
-        given = arguments_of_fit() if self.data is None else {}
-        if goes_on(**given) and "data" not in self.allow:
-            raise ValueError(
-                f"Expected epochs that each begin the data anew. Received: steps_per_epoch={given['steps_per_epoch']}, "
-                "with data that goes on. Leave `steps_per_epoch` out, or use keras_vit.training.fit with a dataset for "
-                "each epoch; `allow=('data',)` lets a resumed run begin it anew."
-            )
-        names = ("x", "y", "sample_weight", "batch_size")
-        data = self.data or data_of(*(given.get(name) for name in names), steps=self.params["steps"])
-        return {"seed": self.seed, **record_of(self.model, data)}
+    def on_train_end(self, logs=None):
+        pass
 
-    def _check_record(self, slot):
+    def on_epoch_begin(self, epoch, logs=None):
+        self._call("on_epoch_begin", epoch, logs)
+        if self.slot is not None:
+            self._restore()
+        spread_seeds(self.trained)
+        self.offset = self.batch
+
+    def restore_generators(self):
+        """Restores PyTorch's generators: before the first batch is read, but after Keras' loader has drawn a number."""
+        states, self.generators = self.generators, {}
+        set_generator_states(states)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.restore_generators()
+        self._call("on_train_batch_begin", batch + self.offset, _floats(logs))
+
+    def on_train_batch_end(self, batch, logs=None):
+        logs = _floats(logs)
+        batch += self.offset
+        self.step += batch + 1 - self.batch
+        self.batch = batch + 1
+        self._call("on_train_batch_end", batch, logs)
+        if not math.isfinite(logs.get("loss", 0.0)):
+            self._stop(f"The loss is {logs['loss']} at step {self.step}.")
+        elif self.step - self.saved_step >= self.every:
+            self._save()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._call("on_epoch_end", epoch, _floats(logs))
+        self.epoch, self.batch = epoch + 1, 0
+        if self.trained.stop_training and not self.diverged:
+            self.stopped = self.stopped or _UNKNOWN_STOPPER
+        self._save()
+
+    def _call(self, event, *args):
+        """Calls a method of each callback, and notes which one stops the run."""
+        for callback in self.callbacks:
+            stopped = self.trained.stop_training
+            getattr(callback, event)(*args)
+            if self.trained.stop_training and not stopped:
+                names = (name for name, other in self.named.items() if other is callback)
+                self.stopped = next(names, _UNKNOWN_STOPPER)
+
+    def _check_record(self, slot, allow):
         """Raises if the checkpoint is of a run with something else that `allow` does not name."""
-        # A checkpoint of an older version has only the seed.
-        saved, here = {"seed": slot.facts["seed"], **slot.facts.get("record", {})}, self._record
-        rate = plain_rate(self.model.optimizer)
-        if rate is not None and here["learning_rate"] != saved.get("learning_rate", here["learning_rate"]):
-            number = next(i for i, variable in enumerate(self.model.optimizer.variables) if variable is rate)
+        saved, here = slot.facts["record"], self.record
+        rate = plain_rate(self.trained.optimizer)
+        if rate is not None and here["learning_rate"] != saved["learning_rate"]:
+            number = next(i for i, variable in enumerate(self.trained.optimizer.variables) if variable is rate)
             # The second fit of a process has the rate that the first ended with.
             if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
                 here["learning_rate"] = saved["learning_rate"]
             else:
-                self._new_rate = here["learning_rate"]
+                self.new_rate = here["learning_rate"]
+        if {"data", "seed"} & set(allow):
+            # It depends on the labels of the first batch.
+            here["loss"].pop("value", None)
         for part in PARTS:
-            found = None if part in self.allow else difference(saved.get(part, here[part]), here[part], part)
+            found = None if part in allow else difference(saved[part], here[part], part)
             if found:
                 raise ValueError(
                     f"{str(slot.path)!r} is of another run: {found}. {OTHER_FOLDER.format(slot.path.parent)} "
                     f"`allow=({part!r},)` resumes it all the same."
                 )
 
-    def _assign(self, *groups):
-        assign(self.model, self._slot, *groups)
-        if self._new_rate is not None:
-            self.model.optimizer.learning_rate = self._new_rate
+    def _states(self, slot):
+        """Returns the callbacks' states in a checkpoint, by name; prints which are new or missing."""
+        if slot is None:
+            return {}
+        saved = {name: callback_states.unpack(state, slot.arrays) for name, state in slot.facts["callbacks"]}
+        state_of = callback_states.get_state
+        if new := [name for name, callback in self.named.items() if name not in saved and state_of(callback)]:
+            print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: starting afresh.")
+        if gone := sorted(name for name, state in saved.items() if state and name not in self.named):
+            print(f"{str(slot.path)!r} holds the state of {', '.join(gone)}, not among the callbacks: it is dropped.")
+        return saved
 
-    def _save_the_end(self):
-        self.epoch, self.batch = self._epochs[-1][0] + 1, 0
-        if self.model.stop_training and not self.diverged:
-            self.stopped = self._kept.stopper or _UNKNOWN_STOPPER
-        self._save({})
+    def _restore(self):
+        """Gives the model, the optimizer, the metrics and the callbacks the states of the checkpoint."""
+        slot, self.slot = self.slot, None
+        for callback in () if self.batch else self.swaps:
+            # At the end of an epoch the model has the average, which this callback must note.
+            callback.on_epoch_begin(self.epoch)
+            callback.on_epoch_end(self.epoch)
+        assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
+        if self.new_rate is not None:
+            self.trained.optimizer.learning_rate = self.new_rate
+        for name, state in slot.facts["callbacks"]:
+            if name in self.named:
+                callback_states.set_state(self.named[name], callback_states.unpack(state, slot.arrays))
+        self._remember()
+        if self.batch:
+            self.generators = slot.arrays
+        else:
+            self._keep(slot.arrays)
 
-    def _save(self, logs):
+    def _save(self):
         """Writes a checkpoint, unless a weight is not finite or the run has diverged."""
         if self.diverged:
             return
-        # On JAX, each access to `self.model` in a callback copies the state.
+        # On JAX, this copies the state to the variables.
         model = self.model
         arrays = model_arrays(model) | generator_states()
         for i, variable in enumerate(model.variables):
             if not np.isfinite(arrays[f"model/{i:05d}"]).all():
                 self._stop(f"The weight {variable.path!r} is not finite at step {self.step}.")
                 return
+        self._print_lost_state()
         facts = {
             "epoch": self.epoch,
             "batch": self.batch,
             "step": self.step,
-            "seed": self.seed,
-            "record": self._record,
-            "logs": _json(logs),
-            "history": [[epoch, _json(values)] for epoch, values in self._epochs],
+            "record": self.record,
             "variables": signature(model),
-            "callbacks": self._kept.pack(arrays),
+            "callbacks": [[name, self._pack(name, arrays)] for name in self.named],
             "stopped": self.stopped,
         }
-        # So that a resumed run, which knows only the seeds of process 0, draws the same numbers.
+        # So that a resumed run, which has only the seeds of process 0, draws the same numbers.
         spread_seeds(model)
         try:
             if process_id() == 0:
@@ -320,62 +247,49 @@ class Resume(keras.callbacks.Callback):
             if not self.checkpoints.paths():
                 raise
             print(f"No checkpoint could be written at step {self.step} ({error}). The earlier ones are kept.")
-        self._saved = (self.epoch, self.batch, self.step)
+        self.saved_step = self.step
+        if not self.batch:
+            self._keep(arrays)
+
+    def _keep(self, arrays):
+        """Keeps the weights of the end of an epoch if `model.fit` replaces them by their average."""
+        if _averages(self.trained.optimizer):
+            self.arrays = {name: array for name, array in arrays.items() if name.startswith("model/")}
+
+    def _pack(self, name, arrays):
+        try:
+            return callback_states.pack(callback_states.get_state(self.named[name]), arrays, "callbacks")
+        except TypeError as error:
+            raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
+
+    def _remember(self):
+        self.first_attributes = {
+            name: callback_states.own_attributes(callback) for name, callback in self.named.items()
+        }
+
+    def _print_lost_state(self):
+        """Reports callbacks, once each, that changed since training began but cannot save their state."""
+        for name, first in list(self.first_attributes.items()):
+            now = callback_states.own_attributes(self.named[name])
+            if changed := sorted(key for key, value in now.items() if value != first.get(key)):
+                del self.first_attributes[name]
+                print(
+                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
+                    "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
+                )
 
     def _stop(self, reason):
         print(f"{reason} Training stops; the checkpoints written before are kept.")
         self.diverged = True
-        self.model.stop_training = True
-
-    def _skip_batches(self):
-        """Makes fit skip the batches already seen without training on them."""
-        model, path = self.model, str(self._slot.path)
-        together = model.steps_per_execution
-        if self.batch % together:
-            raise ValueError(
-                f"Expected `steps_per_execution` to divide {self.batch}, the batches that {path!r} has seen of its "
-                f"epoch. Received: steps_per_execution={together}"
-            )
-        if self.params["steps"] is not None and self.params["steps"] <= self.batch - together:
-            # On TensorFlow, Keras could not end an epoch without a step.
-            self._refuse_short_epoch()
-        self._to_skip = self.batch // together
-        model.make_train_function()
-        train = model.train_function
-
-        def skip(*args):
-            # For one call only: an interrupted fit must not leave a model that does not train.
-            model.train_function = train
-            # (state, iterator) on JAX, (iterator,) on TensorFlow, (batches,), already drawn, on PyTorch.
-            self._to_skip -= 1
-            logs = self._slot.facts["logs"]
-            if not self._to_skip:
-                # Trains on the last one to create all variables; on_train_batch_end then undoes it.
-                result = train(*args)
-                return (logs, result[1]) if len(args) == 2 else logs
-            if hasattr(args[-1], "__next__"):
-                for _ in range(together):
-                    next(args[-1])
-            return (logs, args[0]) if len(args) == 2 else logs
-
-        self._skip = functools.partial(setattr, model, "train_function", skip)
-
-    def _refuse_short_epoch(self):
-        raise ValueError(
-            f"Expected the data to have the {self.batch} batches that {str(self._slot.path)!r} has seen of epoch "
-            f"{self.epoch + 1}. Received: an epoch of fewer batches."
-        )
-
-    def _restore_history(self):
-        """Adds the epochs before this process to the history."""
-        record = self.model.history
-        record.epoch = [epoch for epoch, _ in self._epochs]
-        record.history = {}
-        for _, values in self._epochs:
-            for name, value in values.items():
-                record.history.setdefault(name, []).append(value)
+        self.trained.stop_training = True
 
 
-def _json(logs):
-    """Converts the scalars of a log to floats for JSON."""
-    return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+def _floats(logs):
+    """Converts the scalars of a log to floats, as Keras does."""
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in (logs or {}).items()}
+
+
+def _averages(optimizer):
+    """Returns whether an optimizer, or one within it, replaces the weights by their average at the end of training."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return bool(getattr(optimizer, "use_ema", False)) or any(_averages(part) for part in inner if part is not None)

@@ -1,7 +1,6 @@
 """Records what decides the course of a run, so that it is not resumed with something else."""
 
 import hashlib
-import inspect
 import os
 import re
 import reprlib
@@ -9,14 +8,17 @@ import reprlib
 import keras
 import numpy as np
 
-from keras_vit.prediction.inputs import num_batches, to_numpy
+from keras_vit.prediction.inputs import graph_of, to_numpy
+from keras_vit.training.epochs import is_arrays
 
-PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data")
+PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data", "callbacks")
+# Arrays up to this size are compared as a whole, larger ones by a sample of rows.
+_WHOLE_BYTES, _ROWS = 2**26, 4096
 # Modules differ between backends and versions; the state of random generators is in the checkpoint.
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
-def record_of(model, data):
+def record_of(model, data, batch=None):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
     rate = plain_rate(model.optimizer)
     kept = {id(variable) for variable in model.variables}
@@ -26,9 +28,24 @@ def record_of(model, data):
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
         "optimizer": _clean(_config(model.optimizer)),
         "learning_rate": None if rate is None else float(rate),
-        "loss": _clean(_config(getattr(model, "loss", None))),
+        "loss": {"config": _clean(_config(getattr(model, "loss", None))), **_loss_value(model, batch)},
         "data": _clean(data),
     }
+
+
+def _loss_value(model, batch):
+    """Returns the loss of made-up outputs, which differs between two functions of one name; {} if it is unknown."""
+    graph, loss = graph_of(model), getattr(model, "loss", None)
+    if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
+        return {}
+    try:
+        shape = (len(batch[1]), *graph.outputs[0].shape[1:])
+        outputs = np.random.default_rng(0).normal(size=shape).astype("float32")
+        values = loss(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
+        return {"value": f"{float(keras.ops.mean(values)):.4g}"}
+    # A loss may need other outputs, such as those of two heads.
+    except Exception:
+        return {}
 
 
 def plain_rate(optimizer):
@@ -37,22 +54,26 @@ def plain_rate(optimizer):
     return rate if isinstance(rate, keras.Variable) else None
 
 
-def data_of(x, y=None, sample_weight=None, batch_size=None, steps=None):
-    """Describes data for `model.fit` by what can be known without reading it."""
-    arrays = keras.tree.flatten((x, y, sample_weight))
-    if all(hasattr(array, "shape") or array is None for array in arrays):
-        return {"batch_size": batch_size or 32, "arrays": [_digest(array) for array in arrays if array is not None]}
+def data_of(data, batch, steps, **options):
+    """Describes data for `fit`, its first batch and the options that decide about its order and weights."""
+    options["steps"] = steps
+    if is_arrays(data):
+        arrays = keras.tree.flatten(data)
+        return {**options, "arrays": [_digest(array) for array in arrays if array is not None]}
     # A job may find the same files in another folder.
-    files = [os.path.basename(path) for path in getattr(x, "file_paths", None) or ()]
-    return {
-        "kind": type(x).__name__,
-        "spec": str(_whole_batch(x)),
-        "batch_size": batch_size or getattr(x, "batch_size", None),
-        "steps": steps,
-        "num_images": getattr(x, "num_images", None),
-        "class_names": _sha256(repr(getattr(x, "class_names", None)).encode()),
+    files = [os.path.basename(path) for path in getattr(data, "file_paths", None) or ()]
+    described = {
+        **options,
+        "kind": type(data).__name__,
+        "spec": str(_whole_batch(data)),
+        "num_images": getattr(data, "num_images", None),
+        "class_names": _sha256(repr(getattr(data, "class_names", None)).encode()),
         "files": _sha256(repr(files).encode()),
     }
+    # A run of several processes can be resumed by one.
+    if getattr(data, "num_shards", 1) == 1:
+        described["first_batch"] = [_digest(array) for array in keras.tree.flatten(batch) if array is not None]
+    return described
 
 
 def _whole_batch(x):
@@ -64,22 +85,6 @@ def _whole_batch(x):
     return keras.tree.map_structure(
         lambda part: type(part)((part.shape[0] * num_shards, *part.shape[1:]), part.dtype), spec
     )
-
-
-def goes_on(x=None, batch_size=None, steps_per_epoch=None, **others):
-    """Returns whether each epoch of `model.fit` with these arguments goes on in the data where the last one ended."""
-    if steps_per_epoch is None:
-        return False
-    first = keras.tree.flatten(x)[0]
-    return steps_per_epoch != (-(-len(first) // (batch_size or 32)) if hasattr(first, "shape") else num_batches(x))
-
-
-def arguments_of_fit():
-    """Returns the arguments of the running `model.fit`, since Keras does not tell callbacks."""
-    frame = inspect.currentframe()
-    while frame is not None and not (frame.f_code.co_name == "fit" and "steps_per_epoch" in frame.f_locals):
-        frame = frame.f_back
-    return {} if frame is None else dict(frame.f_locals)
 
 
 def difference(saved, here, place=""):
@@ -139,10 +144,11 @@ def _clean(value):
 
 
 def _digest(array):
-    """Describes an array by shape, and a digest of about 64 of its rows if it is dense."""
+    """Describes an array by shape, and a digest of its rows, or of a sample of them, if it is dense."""
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
-        rows = to_numpy(array[:: max(1, array.shape[0] // 64)])
+        whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES
+        rows = to_numpy(array if whole else array[:: max(1, array.shape[0] // _ROWS)])
     except (TypeError, ValueError, NotImplementedError):
         return described
     values = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()

@@ -17,10 +17,10 @@ from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
+from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.findings import preflight
-from keras_vit.training.fitting import fit
+from keras_vit.training.fitting import train as fit_run
 from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
-from keras_vit.training.resume import Resume
 from keras_vit.training.sam import SAM
 from keras_vit.training.settings import TEXTS
 from keras_vit.training.trainable import merge_lora
@@ -50,7 +50,7 @@ def run(
     """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
     First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`
-    (from `Resume`: the same call resumes a killed run at its last checkpoint), `history.csv`, `tensorboard` if it is
+    (the same call resumes a killed run at its last one), `history.csv`, `tensorboard` if it is
     installed, and at the end `results.json` and `model.keras`, which takes raw images of 0..255 and has the class
     names.
 
@@ -140,9 +140,9 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     trained.compile(optimizer(recipe, model, length.total, length.warmup), **judged)
     synchronize(trained)
 
-    resume = Resume(out / "checkpoints", save_every, seed=seed)
     facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
-    _refuse_another(out, facts, resume)
+    checkpoints = out / "checkpoints"
+    _refuse_another(out, facts, CheckpointSlots(checkpoints))
     preflight(
         trained,
         train,
@@ -171,18 +171,20 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     # TensorBoard does not come with TensorFlow.
     if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
-    history = fit(
+    ended = fit_run(
         trained,
         epoch_of,
         length.epochs,
-        resume=resume,
+        resume=checkpoints,
+        save_every=save_every,
+        seed=seed,
         callbacks=[*logs, *callbacks],
         validation_data=test,
         verbose=verbose,
     )
-    if resume.diverged:
+    if ended.diverged:
         raise FloatingPointError(
-            f"The run in {str(out)!r} reached non-finite values at step {resume.step} of {length.total}. "
+            f"The run in {str(out)!r} reached non-finite values at step {ended.step} of {length.total}. "
             "A lower learning_rate, a longer warm-up or a smaller clip may help."
         )
     if recipe.train == "lora":
@@ -206,16 +208,16 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "steps": length.total,
         # Of the last process only, which began at `first_step`.
         "seconds": round(time.time() - started, 1),
-        "first_step": resume.first_step,
+        "first_step": ended.first_step,
         "parameters": model.count_params(),
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
-        "history": history.history,
+        "history": ended.history.history,
         "class_names": train.class_names,
     }
-    if writes and (resume.first_step < length.total or not (out / "results.json").exists()):
+    if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
-    return Run(model, history, results)
+    return Run(model, ended.history, results)
 
 
 def _identity(recipe, train, test):
@@ -230,10 +232,10 @@ def _identity(recipe, train, test):
     }
 
 
-def _refuse_another(out, facts, resume):
+def _refuse_another(out, facts, checkpoints):
     """Raises if the folder has checkpoints of a run with other settings or data."""
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
-    if path.is_file() and resume.checkpoints.paths():
+    if path.is_file() and checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
         # A setting that is missing there is newer than that run, and is not compared.
         if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):

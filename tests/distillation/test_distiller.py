@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.distillation import Distiller, HardDistillation, SoftDistillation
-from keras_vit.training import Resume
+from keras_vit.training import fit
 from tests import tiny
 from tests.distillation.models import IMAGES, LABELS, assert_equal, conv_teacher, linear_student, numpy, weights
 from tests.errors import refuses
@@ -229,23 +229,23 @@ def test_mixed_float16_scales_loss_and_keeps_pixels():
 
 
 def test_resume_compares_teacher_without_storing_it(tmp_path):
-    def fit(teacher, epochs):
-        distiller, resume = compiled(linear_student(), teacher), Resume(tmp_path, every=2)
-        distiller.fit(IMAGES, LABELS, batch_size=4, epochs=epochs, verbose=0, callbacks=[resume])
+    def train(teacher, epochs):
+        distiller = compiled(linear_student(), teacher)
+        fit(distiller, (IMAGES, LABELS), epochs, resume=tmp_path, batch_size=4, verbose=0)
 
     def seeded_teacher():
         # The seed of its dropout is compared too.
         keras.utils.set_random_seed(1)
         return conv_teacher()
 
-    fit(seeded_teacher(), 1)
-    archive = np.load(max(tmp_path.iterdir()))
+    train(seeded_teacher(), 1)
+    archive = np.load(max(tmp_path.glob("step_*")))
     # The arrays are the student's kernel and bias.
     assert sorted(name for name in archive.files if "/model/" in name) == ["arrays/model/00000", "arrays/model/00001"]
-    fit(seeded_teacher(), 2)
+    train(seeded_teacher(), 2)
     other = seeded_teacher()
     other.set_weights([0.5 * w for w in other.get_weights()])
-    refuses("another run: model.unsaved.*`allow=", fit, other, 3)
+    refuses("another run: model.unsaved.*`allow=", train, other, 3)
 
 
 def test_bad_arguments():

@@ -20,6 +20,7 @@ from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, l
 from keras_vit.distribution.layouts import MODEL
 from keras_vit.layers import MultiHeadSelfAttention
 from keras_vit.pretraining import MAE
+from keras_vit.training.fitting import train as train_run
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build
 
@@ -276,10 +277,11 @@ def fit_and_resume(folder, layouts, kill=None):
     with on(layouts):
         keras.utils.set_random_seed(0)
         model = compiled(small(), metrics=["accuracy"])
-        resume = training.Resume(folder, every=1, callbacks=[] if kill is None else [Kill(kill)])
+        callbacks = [] if kill is None else [Kill(kill)]
         with contextlib.suppress(KeyboardInterrupt):
-            history = model.fit(PICTURES, LABELS, batch_size=8, epochs=2, callbacks=[resume], verbose=0).history
-            return {"history": history, "first_step": resume.first_step}
+            options = {"resume": folder, "save_every": 1, "batch_size": 8, "callbacks": callbacks, "verbose": 0}
+            run = train_run(model, (PICTURES, LABELS), 2, **options)
+            return {"history": run.history.history, "first_step": run.first_step}
 
 
 def chain():

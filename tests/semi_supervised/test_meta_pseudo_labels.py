@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.semi_supervised import MetaPseudoLabels
-from keras_vit.training import SGD, AdamW, Resume
+from keras_vit.training import SGD, AdamW, fit
 from tests import tiny
 from tests.distillation.models import assert_equal, numpy
 from tests.errors import refuses
@@ -162,9 +162,12 @@ def trained(folder=None, callbacks=(), epochs=2):
     teacher = keras.Sequential([keras.Input((3,)), *layers])
     trainer = MetaPseudoLabels(teacher, keras.models.clone_model(teacher), uda_steps=4, baseline=True, seed=1)
     trainer.compile(AdamW(0.05), SGD(0.1), metrics=["accuracy"])
-    resume = [Resume(folder, every=2, callbacks=list(callbacks))] if folder else []
     x = (np.tile(X, (3, 1)), np.concatenate([CLEAN] * 2), np.concatenate([AUGMENTED] * 2))
-    history = trainer.fit(x, np.tile(Y, 3), batch_size=4, epochs=epochs, callbacks=resume, verbose=0)
+    if folder:
+        options = {"resume": folder, "save_every": 2, "callbacks": callbacks}
+        history = fit(trainer, (x, np.tile(Y, 3)), epochs, batch_size=4, verbose=0, **options)
+    else:
+        history = trainer.fit(x, np.tile(Y, 3), batch_size=4, epochs=epochs, verbose=0)
     return trainer, history.history
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import data
 from keras_vit.semi_supervised import noisy_student, pseudo_labels
-from keras_vit.training import Resume, fit
+from keras_vit.training import fit
 from tests import tiny
 from tests.distillation.models import assert_equal, weights
 from tests.errors import refuses
@@ -59,7 +59,7 @@ def train(student, labels, checkpoints, callbacks=()):
         shuffled = chosen.unbatch().shuffle(20).batch(4)
         return data.with_pseudo_labels(batches(LABELLED, LABELS, 4).repeat(), shuffled, num_classes=3, ratio=2.0)
 
-    fit(student, epoch, 2, resume=Resume(checkpoints, every=2), callbacks=list(callbacks), verbose=0)
+    fit(student, epoch, 2, resume=checkpoints, save_every=2, callbacks=list(callbacks), verbose=0)
 
 
 def run(folder, train=train, rounds=2, teacher=None, **options):

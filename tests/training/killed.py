@@ -25,7 +25,8 @@ import tensorflow as tf
 
 from keras_vit.distillation import Distiller
 from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
-from keras_vit.training import SAM, Resume, fit
+from keras_vit.training import SAM, fit
+from keras_vit.training.fitting import train
 from tests.tiny import build
 
 # EarlyStopping ends the run before the last epoch.
@@ -81,21 +82,21 @@ class Counter(keras.callbacks.Callback):
 class Steps(keras.callbacks.Callback):
     """Prints that a step is done before its checkpoint is written, or interrupts there."""
 
-    def __init__(self, last):
+    def __init__(self, last=None):
         super().__init__()
-        self.resume, self.last = None, last
+        self.step, self.last = 0, last
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.resume.step == self.last:
+        self.step += 1
+        if self.step == self.last:
             raise KeyboardInterrupt
-        print("done", self.resume.step, flush=True)
+        print("done", self.step, flush=True)
 
+    def get_state(self):
+        return {"step": self.step}
 
-def resume_of(folder, *callbacks, last=None):
-    """Returns a `Resume` that saves and prints each step."""
-    steps = Steps(last)
-    steps.resume = Resume(folder, every=1, callbacks=[*callbacks, steps])
-    return steps.resume
+    def set_state(self, state):
+        self.step = state["step"]
 
 
 def stateful(folder):
@@ -107,7 +108,7 @@ def stateful(folder):
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.99 * rate),
         keras.callbacks.EarlyStopping(patience=2, min_delta=0.02, restore_best_weights=True),
         keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_best_only=True, **options),
-        keras.callbacks.ModelCheckpoint(folder / "last.weights.h5", save_freq=5, **options),
+        keras.callbacks.ModelCheckpoint(folder / "last.weights.h5", **options),
         keras.callbacks.CSVLogger(folder / "log.csv"),
         Counter(),
     ]
@@ -117,15 +118,15 @@ def train_plain(folder):
     """Trains with many callbacks until EarlyStopping ends it."""
     folder = Path(folder)
     *callbacks, counter = stateful(folder)
-    resume = resume_of(folder / "run", *callbacks, counter)
     model = make_model()
-    validation = make_dataset(0).take(5).cache()
-    history = fit(model, make_dataset, EPOCHS, resume=resume, validation_data=validation, verbose=0)
+    options = {"validation_data": make_dataset(0).take(5).cache(), "callbacks": [*callbacks, counter, Steps()]}
+    run = train(model, make_dataset, EPOCHS, resume=folder / "run", save_every=1, verbose=0, **options)
+    history = run.history
     last = model.get_weights()
     end = [*last, *(history.history[k] for k in sorted(history.history)), model.optimizer.learning_rate.numpy()]
     model.load_weights(folder / "best.weights.h5")
     end += [*model.get_weights(), counter.epochs, counter.batches, counter.mean, (folder / "log.csv").read_text()]
-    np.savez(Path(folder) / "end.npz", *end, stopped=resume.stopped or "", epochs=history.epoch)
+    np.savez(Path(folder) / "end.npz", *end, stopped=run.stopped or "", epochs=history.epoch)
 
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -157,19 +158,23 @@ def train_small(mode, folder, last=None):
     options = {"jit_compile": keras.backend.backend() == "jax"}
     model.compile(keras.optimizers.Adam(0.01), LOSS if labelled else None, **options)
     falling = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)
-    resume = resume_of(Path(folder) / "run", falling, last=last)
+    steps = Steps(last)
 
     def make_few(epoch):
         dataset = make_dataset(epoch).take(FEW["steps"])
         return dataset if labelled else dataset.map(lambda x, y: x)
 
+    def go(epochs, name="run", steps=steps):
+        given = {"resume": Path(folder) / name, "callbacks": [falling, steps], "save_every": 1}
+        return fit(model, make_few, epochs, **given, verbose=0)
+
     if mode == "two_fits":
-        fit(model, make_few, 1, resume=resume, verbose=0)
-        fit(model, make_few, 2, resume=resume, verbose=0)
+        go(1)
+        go(2)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), LOSS, **options)
-        history = fit(model, make_few, 2, resume=resume_of(Path(folder) / "run2", falling), verbose=0)
+        history = go(2, "run2", Steps())
     else:
-        history = fit(model, make_few, FEW["epochs"], resume=resume, verbose=0)
+        history = go(FEW["epochs"])
     variables = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
     losses = [history.history[name] for name in sorted(history.history)]
     np.savez(

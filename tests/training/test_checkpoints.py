@@ -1,4 +1,4 @@
-import contextlib
+import json
 import os
 
 import numpy as np
@@ -23,7 +23,7 @@ def same(first, second):
 
 def saved(folder, steps, slots=3):
     checkpoints = CheckpointSlots(folder, slots)
-    checkpoints.open()
+    folder.mkdir(parents=True, exist_ok=True)
     return checkpoints, [checkpoints.save(step, {"step": step}, {**ARRAYS, "step": np.array(step)}) for step in steps]
 
 
@@ -105,13 +105,17 @@ def test_newest_skips_missing_arrays_and_pickles(tmp_path, capsys):
         assert reason in capsys.readouterr().out
 
 
-def test_open_removes_the_file_of_a_killed_save(tmp_path):
+def test_opened_removes_only_the_draft_of_a_killed_save(tmp_path):
     checkpoints, paths = saved(tmp_path, (1,))
-    with contextlib.suppress(FileNotFoundError), replacing(tmp_path / "step_000000000002.npz") as draft:
+    with replacing(tmp_path / "step_000000000002.npz") as draft:
         draft.write_bytes(b"half")
         assert checkpoints.paths() == paths
-        checkpoints.open()
-        assert list(tmp_path.iterdir()) == paths
+        # A draft that a process is writing stays.
+        with checkpoints.opened():
+            assert draft.is_file()
+    (tmp_path / ".step_000000000002.npz.0.draft").mkdir()
+    with checkpoints.opened():
+        assert sorted(tmp_path.iterdir()) == [tmp_path / ".lock", *checkpoints.paths()]
 
 
 def test_failed_save_keeps_the_other_files(tmp_path, monkeypatch):
@@ -126,3 +130,42 @@ def test_failed_save_keeps_the_other_files(tmp_path, monkeypatch):
         checkpoints.save(2, {}, ARRAYS)
     assert list(tmp_path.iterdir()) == paths
     assert checkpoints.newest().facts == {"step": 1}
+
+
+def test_unreadable_checkpoint_raises_and_stays(tmp_path, monkeypatch):
+    checkpoints, paths = saved(tmp_path, (1, 2))
+
+    def denied(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("builtins.open", "keras_vit.training.checkpoints._read"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, denied)
+            with pytest.raises(PermissionError):
+                checkpoints.newest()
+    assert checkpoints.paths() == paths and checkpoints.newest().facts == {"step": 2}
+
+
+def test_checkpoint_of_another_version_is_refused(tmp_path):
+    checkpoints, paths = saved(tmp_path, (1,))
+    header = np.frombuffer(json.dumps({"format": "keras_vit training checkpoint, version 1"}).encode(), "uint8")
+    np.savez(paths[0], header=header)
+    with pytest.raises(ValueError, match="Expected a .*version 2. Received: .*version 1"):
+        checkpoints.newest()
+    assert checkpoints.paths() == paths
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the second process is forked")
+def test_second_process_in_a_folder_is_refused(tmp_path):
+    checkpoints, _ = saved(tmp_path, (1,))
+    with checkpoints.opened():
+        pid = os.fork()
+        if not pid:
+            try:
+                with CheckpointSlots(tmp_path).opened():
+                    os._exit(1)
+            except RuntimeError as error:
+                os._exit(0 if f"process {os.getppid()} trains" in str(error) else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with checkpoints.opened():
+        assert checkpoints.newest().facts == {"step": 1}

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.training import Resume
+from keras_vit import training
+from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.fitting import train
 from tests.errors import refuses
 from tests.tiny import Kill
 from tests.training.killed import stateful
@@ -29,15 +31,20 @@ def make_model(units=3, optimizer=None, metrics=("accuracy",), **options):
     return model
 
 
-def fit(model, folder, *callbacks, epochs=EPOCHS, x=X, every=2, **options):
-    """Six steps an epoch, of NumPy arrays that model.fit shuffles."""
-    resume = Resume(folder, every=every, **options)
-    return model.fit(x, Y, batch_size=4, epochs=epochs, callbacks=[*callbacks, resume], verbose=0)
+def fit(model, folder, *callbacks, epochs=EPOCHS, x=X, save_every=2, **options):
+    """Six steps an epoch, of shuffled NumPy arrays."""
+    given = {"resume": folder, "save_every": save_every, "callbacks": callbacks, "batch_size": 4, "verbose": 0}
+    return training.fit(model, (x, Y), epochs, **given, **options)
 
 
 def interrupted(folder, step, **options):
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), folder, Kill(step), **options)
+
+
+def steps_of(folder):
+    """Returns the steps of the checkpoints in a folder."""
+    return sorted(int(path.stem.split("_")[1]) for path in folder.glob("step_*.npz"))
 
 
 def state(model):
@@ -89,8 +96,6 @@ def test_resume_finished_run_can_be_prolonged(tmp_path, alone, capsys):
     model = make_model()
     assert fit(model, tmp_path).history == alone[1]
     assert_equal(model, alone[0])
-    # The next fit starts at epoch 0.
-    assert model.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
 
 def fit_stateful(folder, *others):
@@ -98,16 +103,15 @@ def fit_stateful(folder, *others):
     (folder / "files").mkdir(parents=True, exist_ok=True)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.8)
     model = make_model(optimizer=optimizer)
-    resume = Resume(folder / "run", every=2, callbacks=stateful(folder / "files"))
-    data = {"validation_data": (X, Y), "batch_size": 8, "epochs": 20, "verbose": 0}
-    history = model.fit(X, Y, callbacks=[*others, resume], **data)
-    counter = resume.callbacks[-1]
+    *callbacks, counter = stateful(folder / "files")
+    options = {"validation_data": (X, Y), "batch_size": 8, "verbose": 0, "resume": folder / "run", "save_every": 2}
+    run = train(model, (X, Y), 20, callbacks=[*others, *callbacks, counter], **options)
     numbers = [*state(model), *counter.mean, model.optimizer.learning_rate, counter.batches]
     for name in ("best.weights.h5", "last.weights.h5"):
         with h5py.File(folder / "files" / name) as file:
             file.visititems(lambda _, item: numbers.append(item[()]) if isinstance(item, h5py.Dataset) else None)
     log = (folder / "files" / "log.csv").read_text()
-    return numbers, (history.history, history.epoch, counter.epochs, log, resume.step, resume.stopped)
+    return numbers, (run.history.history, run.history.epoch, counter.epochs, log, run.step, run.stopped)
 
 
 def assert_same(first, second):
@@ -152,15 +156,12 @@ def test_resume_restores_the_states_of_callbacks(tmp_path, capsys):
 @pytest.mark.backends("tensorflow")
 def test_resume_with_several_steps_per_execution(tmp_path):
     alone = make_model(steps_per_execution=3)
-    fit(alone, tmp_path / "alone", every=3)
+    fit(alone, tmp_path / "alone", save_every=3)
     with pytest.raises(KeyboardInterrupt):
-        fit(make_model(steps_per_execution=3), tmp_path / "run", Kill(4), every=3)
+        fit(make_model(steps_per_execution=3), tmp_path / "run", Kill(4), save_every=3)
     resumed = make_model(steps_per_execution=3)
-    fit(resumed, tmp_path / "run", every=3)
+    fit(resumed, tmp_path / "run", save_every=3)
     assert_equal(resumed, alone)
-    with pytest.raises(KeyboardInterrupt):
-        fit(make_model(steps_per_execution=3), tmp_path / "other", Kill(2), every=3)
-    refuses("`steps_per_execution` to divide 3", fit, make_model(steps_per_execution=2), tmp_path / "other")
 
 
 def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
@@ -168,14 +169,13 @@ def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
     x[np.random.default_rng(2).integers(24)] = np.nan
     model = make_model()
     before = model.get_weights()
-    history = fit(model, tmp_path, x=x, every=1)
+    history = fit(model, tmp_path, x=x, save_every=1, shuffle=False)
     assert len(history.history["loss"]) == 1
     said = capsys.readouterr().out
     assert "The loss is nan at step" in said
-    assert len(list(tmp_path.iterdir())) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1)
+    assert len(steps_of(tmp_path)) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1) > 0
     assert all(np.isfinite(a).all() for a in state(model))
-    if any(tmp_path.iterdir()):
-        assert not all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
 
 
 def test_resume_non_finite_weight_stops_the_run(tmp_path, capsys):
@@ -188,7 +188,7 @@ def test_resume_non_finite_weight_stops_the_run(tmp_path, capsys):
     model = make_model()
     fit(model, tmp_path, Break())
     assert "is not finite at step 4." in capsys.readouterr().out
-    assert [path.stem[-2:] for path in tmp_path.iterdir()] == ["02"]
+    assert steps_of(tmp_path) == [2]
     assert all(np.isfinite(a).all() for a in state(model))
 
 
@@ -198,18 +198,10 @@ def test_resume_refuses_checkpoints_of_another_run(tmp_path):
     refuses(r"another model: it has .*\[8, 3\].* where this one has .*\[8, 5\]", fit, make_model(units=5), tmp_path)
     refuses(r"step_0+4.npz' is of another optimizer: it has adam_w", fit, make_model(optimizer="sgd"), tmp_path)
     refuses("another run: seed 0 and not 1", fit, make_model(), tmp_path, seed=1)
-    with pytest.raises(ValueError, match="the 4 batches that"):
-        make_model().fit(X[:8], Y[:8], batch_size=4, epochs=1, callbacks=[Resume(tmp_path, allow=["data"])], verbose=0)
+    refuses(r"another run: data.class_weight None and not", fit, make_model(), tmp_path, class_weight={0: 2.0})
+    options = {"resume": tmp_path, "allow": ["data"], "batch_size": 4, "verbose": 0}
+    refuses("the 4 batches that", training.fit, make_model(), (X[:8], Y[:8]), 1, **options)
     assert sorted(tmp_path.iterdir()) == files
-
-
-# On other backends, Keras builds the model before it calls the callbacks.
-@pytest.mark.backends("tensorflow")
-def test_resume_unbuilt_model_is_refused(tmp_path):
-    interrupted(tmp_path, 5)
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    refuses("a built model", fit, model, tmp_path)
 
 
 class Noise(keras.layers.Layer):
@@ -231,9 +223,8 @@ def small(rate=0.1, drop=0.1, activation="relu", loss="mse", own=()):
 
 
 def fit_small(folder, model, x=X, batch_size=4, epochs=1, **options):
-    y = np.zeros((len(x), 3))
-    callbacks = [Resume(folder, callbacks=[], **options)]
-    return model.fit(x, y, batch_size=batch_size, epochs=epochs, callbacks=callbacks, verbose=0)
+    data = (x, np.zeros((len(x), 3)))
+    return training.fit(model, data, epochs, resume=folder, batch_size=batch_size, verbose=0, **options)
 
 
 def test_resume_names_changed_settings_unless_allowed(tmp_path):
@@ -248,7 +239,7 @@ def test_resume_names_changed_settings_unless_allowed(tmp_path):
         "model.layers.dense.config.activation 'relu' and not 'gelu'": small(activation="gelu"),
         "optimizer.nesterov": small(),
         "learning_rate 0.1.* and not 0.2": small(0.2),
-        "loss 'mse' and not 'mae'": small(loss="mae"),
+        "loss.config 'mse' and not 'mae'": small(loss="mae"),
     }
     changes["optimizer.nesterov"].optimizer.nesterov = True
     for message, model in changes.items():
@@ -259,24 +250,29 @@ def test_resume_names_changed_settings_unless_allowed(tmp_path):
         part = str(error.value).split("allow=('")[1].split("'")[0]
         assert len(fit_small(tmp_path, model, allow=[part]).epoch) == 1
         assert part != "learning_rate" or float(model.optimizer.learning_rate) == pytest.approx(0.2)
-    for options in ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}):
+    changed = ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}, {"shuffle": False})
+    for options in changed:
         refuses(r"another run: data.*`allow=\('data',\)`", fit_small, tmp_path, small(), **options)
-    refuses("`allow`.*'everything'", Resume, tmp_path, allow=["everything"])
+    refuses("`allow`.*'everything'", fit_small, tmp_path, small(), allow=["everything"])
     assert len(fit_small(tmp_path, small(), epochs=2).epoch) == 2
 
 
 @pytest.mark.parametrize("batches, steps", [(4, 2), (4, 8), (None, 4)])
-def test_resume_refuses_epochs_that_share_a_dataset_pass(tmp_path, batches, steps):
+def test_fit_refuses_epochs_that_share_a_dataset_pass(tmp_path, batches, steps):
     tf = pytest.importorskip("tensorflow")
     data = tf.data.Dataset.from_tensor_slices((X[:16], np.zeros((16, 3)))).batch(4)
     endless = data.repeat() if batches is None else data
-    options = {"steps_per_epoch": steps, "epochs": 2, "verbose": 0}
-    with pytest.raises(ValueError, match=f"Received: steps_per_epoch={steps}.*keras_vit.training.fit"):
-        small().fit(endless, callbacks=[Resume(tmp_path, callbacks=[])], **options)
-    assert not any(tmp_path.iterdir())
+    options = {"resume": tmp_path, "verbose": 0}
+    message = f"Received: steps_per_epoch={steps}.*a function of the epoch"
+    refuses(message, training.fit, small(), endless, 2, steps_per_epoch=steps, **options)
+    refuses(
+        "`steps_per_epoch` for data that never ends", training.fit, small(), lambda epoch: data.repeat(), 2, **options
+    )
+    assert not steps_of(tmp_path)
     if steps < 8:
-        small().fit(endless, callbacks=[Resume(tmp_path, callbacks=[], allow=["data"])], **options)
-    small().fit(data, callbacks=[Resume(tmp_path / "whole", callbacks=[])], **{**options, "steps_per_epoch": 4})
+        training.fit(small(), lambda epoch: endless, 2, steps_per_epoch=steps, **options)
+        assert max(steps_of(tmp_path)) == 2 * steps
+    training.fit(small(), data, 2, steps_per_epoch=4, resume=tmp_path / "whole", verbose=0)
 
 
 def test_resume_with_other_metrics_restarts_them(tmp_path, alone, capsys):
@@ -288,21 +284,20 @@ def test_resume_with_other_metrics_restarts_them(tmp_path, alone, capsys):
 
 
 def test_resume_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypatch):
-    resume = Resume(tmp_path, every=2)
-    save = resume.checkpoints.save
+    save = CheckpointSlots.save
 
-    def full_at_step_4(step, facts, arrays):
+    def full_at_step_4(self, step, facts, arrays):
         if step == 4:
             raise OSError(28, "No space left on device")
-        return save(step, facts, arrays)
+        return save(self, step, facts, arrays)
 
-    monkeypatch.setattr(resume.checkpoints, "save", full_at_step_4)
+    monkeypatch.setattr(CheckpointSlots, "save", full_at_step_4)
     model = make_model()
-    model.fit(X, Y, batch_size=4, epochs=EPOCHS, callbacks=[resume], verbose=0)
+    fit(model, tmp_path)
     assert "No checkpoint could be written at step 4" in capsys.readouterr().out
     assert_equal(model, alone[0])
 
 
-@pytest.mark.parametrize("bad", [{"every": 0}, {"every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"slots": 0}])
-def test_resume_invalid_arguments_are_refused(tmp_path, bad):
-    refuses(f"`{next(iter(bad))}`", Resume, tmp_path, **bad)
+@pytest.mark.parametrize("bad", [{"save_every": 0}, {"save_every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"keep": 0}])
+def test_fit_invalid_arguments_are_refused(tmp_path, bad):
+    refuses("`(slots|save_every|seed)`", fit_small, tmp_path, small(), **bad)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_vit.data import from_dataframe
 from keras_vit.distillation import Distiller
-from keras_vit.training.run_record import data_of, difference, goes_on, plain_rate, record_of
+from keras_vit.training.run_record import data_of, difference, plain_rate, record_of
 from tests.distillation.models import conv_teacher, linear_student
 from tests.tiny import build
 
@@ -61,22 +61,28 @@ def test_record_difference_names_changed_optimizers():
     assert plain_rate(schedule(3)) is None
 
 
-def test_data_record_has_sizes_and_a_sample():
+def described(data, batch=None, steps=None, **options):
+    return data_of(data, batch or (), steps, **options)
+
+
+def test_data_record_has_sizes_and_values():
     x, y = np.arange(300.0).reshape(100, 3), np.zeros(100)
-    assert data_of(x, y) == data_of(x.copy(), y, batch_size=32)
-    for other in (data_of(x + 1, y), data_of(x[:99], y[:99]), data_of(x, y, batch_size=5), data_of(x)):
-        assert difference(data_of(x, y), other)
+    assert described((x, y)) == described((x.copy(), y))
+    one = y.copy()
+    one[17] = 1
+    for other in ((x + 1, y), (x[:99], y[:99]), (x,), (x, one)):
+        assert difference(described((x, y)), described(other))
+    assert difference(described((x, y), batch_size=4), described((x, y), batch_size=5)) == "batch_size 4 and not 5"
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    assert data_of(dataset.batch(4), steps=25) == data_of(dataset.batch(4), steps=25)
-    assert difference(data_of(dataset.batch(4), steps=25), data_of(dataset.batch(5), steps=20)) == "steps 25 and not 20"
+    assert described(dataset.batch(4), steps=25) == described(dataset.batch(4), steps=25)
+    assert difference(described(dataset.batch(4), steps=25), described(dataset.batch(5), steps=20)).startswith("steps")
+    found = difference(described(dataset, (x[:4], y[:4])), described(dataset, (x[:4] + 1, y[:4])))
+    assert found.startswith("first_batch.0.values")
     dataset.file_paths = ["/jobs/1/a.png", "/jobs/1/b.png"]
-    first, dataset.file_paths = data_of(dataset), ["/jobs/2/a.png", "/jobs/2/b.png"]
-    assert data_of(dataset) == first
+    first, dataset.file_paths = described(dataset), ["/jobs/2/a.png", "/jobs/2/b.png"]
+    assert described(dataset) == first
     dataset.file_paths = ["/jobs/2/a.png", "/jobs/2/c.png"]
-    assert difference(first, data_of(dataset)).startswith("files")
-    assert not goes_on(dataset.batch(4)) and not goes_on(dataset.batch(4), steps_per_epoch=25)
-    assert goes_on(dataset.batch(4).repeat(), steps_per_epoch=25) and goes_on(x, steps_per_epoch=3)
-    assert not goes_on(x, batch_size=10, steps_per_epoch=10)
+    assert difference(first, described(dataset)).startswith("files")
 
 
 def test_data_record_of_a_shard_equals_the_whole(tmp_path):
@@ -85,7 +91,9 @@ def test_data_record_of_a_shard_equals_the_whole(tmp_path):
     options = {"image_size": 8, "batch_size": 4, "drop_remainder": True}
     one, part = (from_dataframe(table, **options, **more) for more in ({}, {"num_shards": 2, "shard_index": 1}))
     assert part.element_spec[0].shape[0] == 2
-    assert data_of(part) == data_of(one) and "(4, 8, 8, 3)" in data_of(one)["spec"]
+    batch = (np.zeros((2, 8, 8, 3)),)
+    assert difference(described(part, batch), described(one, batch)) is None
+    assert "(4, 8, 8, 3)" in described(one)["spec"] == described(part)["spec"]
 
 
 def test_record_of_objects_without_config():
@@ -94,12 +102,12 @@ def test_record_of_objects_without_config():
 
     model = build(num_layers=1)
     model.compile("sgd", functools.partial(loss, 2.0))
-    assert record_of(model, None)["loss"]["class"] == "partial"
+    assert record_of(model, None)["loss"]["config"]["class"] == "partial"
     strange = scipy.sparse.csr_matrix(np.eye(3)), np.array(["a", None, 3], object)
-    assert difference(data_of(*strange), data_of(*strange)) is None
-    json.dumps(data_of(*strange))
+    assert difference(described(strange), described(strange)) is None
+    json.dumps(described(strange))
     ragged = tf.ragged.constant([[1], [2, 3]])
-    assert data_of(ragged) == data_of(ragged)
+    assert described(ragged) == described(ragged)
 
 
 def test_difference_ignores_keys_of_one_record():
@@ -107,3 +115,19 @@ def test_difference_ignores_keys_of_one_record():
     assert difference({"a": [{"name": "b", "c": float("nan")}]}, {"a": [{"name": "b", "c": float("nan")}]}) is None
     assert difference([1, 2], [1]) == "length 2 and not 1"
     assert difference({"a": [{"name": "b", "c": 1}]}, {"a": [{"name": "b", "c": 2}]}) == "a.b.c 1 and not 2"
+
+
+def test_record_contains_the_value_of_a_custom_loss():
+    def losses(scale):
+        def loss(y, prediction):
+            return scale * keras.ops.mean(keras.ops.square(y - prediction), -1)
+
+        return loss
+
+    model, batch = build(num_layers=1), (None, np.zeros((2, 5)))
+    records = []
+    for scale in (1, 1, 5):
+        model.compile("sgd", losses(scale))
+        records.append(record_of(model, None, batch))
+    assert difference(records[0], records[1]) is None
+    assert difference(records[0], records[2]).startswith("loss.value ")

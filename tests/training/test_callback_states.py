@@ -1,14 +1,11 @@
-import json
-
 import keras
 import numpy as np
 import pytest
 
-from keras_vit.training import Resume, kept_callbacks
-from keras_vit.training.checkpoints import CheckpointSlots
-from keras_vit.training.kept_callbacks import get_state, pack, set_state, unpack
+from keras_vit.training import callback_states
+from keras_vit.training.callback_states import get_state, named, pack, set_state, unpack
+from keras_vit.training.fitting import train as train_run
 from tests.errors import refuses
-from tests.training.test_resume import InterruptAt
 
 X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
 
@@ -39,35 +36,23 @@ class Lists(keras.callbacks.Callback):
         self.counts["a"] += 1
 
 
-def train(folder, callbacks=None, outer=(), epochs=2, model=None):
+def train(folder, callbacks=(), epochs=2, model=None, **options):
     if model is None:
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
         model.compile("sgd", "mse")
-    resume = Resume(folder, every=1, callbacks=callbacks)
-    history = model.fit(X, Y, 2, epochs=epochs, callbacks=[*outer, resume], verbose=0)
-    return model, resume, history
+    options = {"resume": folder, "save_every": 1, "callbacks": callbacks, "verbose": 0, **options}
+    run = train_run(model, (X, Y), epochs, batch_size=2, **options)
+    return model, run, run.history
 
 
 def test_resume_stays_stopped_until_callback_is_removed(tmp_path, capsys):
     model = train(tmp_path, [Stop(1)], epochs=4)[0]
-    again, resume, history = train(tmp_path, [Stop(1)], epochs=6)
+    again, run, history = train(tmp_path, [Stop(1)], epochs=6)
     assert "was stopped by Stop, in epoch 2: nothing is left to train" in capsys.readouterr().out
-    assert history.epoch == [0, 1] and resume.stopped == "Stop"
+    assert history.epoch == [0, 1] and run.stopped == "Stop"
     np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
     assert train(tmp_path, [], epochs=4)[2].epoch == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_callback_outside_resume_prints_a_notice(tmp_path, capsys, first):
-    for _ in range(2):
-        model = train(tmp_path / "other", [])[0]
-        callbacks = [Stop(1), Resume(tmp_path)] if first else [Resume(tmp_path), Stop(1)]
-        history = model.fit(X, Y, 2, epochs=4, callbacks=callbacks, verbose=0)
-        assert history.epoch == [0, 1]
-    said = capsys.readouterr().out
-    assert said.count("saves no state of callbacks given to fit. Give them to Resume(folder, callbacks=") == 2
-    assert "was stopped by a callback that was not given to Resume, in epoch 2" in said
 
 
 def test_resume_without_lost_state_prints_nothing(tmp_path, capsys):
@@ -95,26 +80,15 @@ def test_missing_and_left_over_states_are_named(tmp_path, capsys):
     train(tmp_path, [stopping("loss"), stopping("val_loss")])
     said = capsys.readouterr().out
     assert "holds no state of EarlyStopping('val_loss'): starting afresh." in said
-    assert "holds the state of EarlyStopping('loss') 2, not given to this Resume: it is dropped." in said
+    assert "holds the state of EarlyStopping('loss') 2, not among the callbacks: it is dropped." in said
 
 
-def test_checkpoint_without_callback_states_is_loaded(tmp_path, capsys):
-    train(tmp_path, [keras.callbacks.ReduceLROnPlateau("loss")])
-    slot = CheckpointSlots(tmp_path).newest()
-    old = {key: value for key, value in slot.facts.items() if key not in ("callbacks", "stopped")}
-    CheckpointSlots(tmp_path).save(old["step"], json.loads(json.dumps(old)), slot.arrays)
-    assert train(tmp_path, [keras.callbacks.ReduceLROnPlateau("loss")], epochs=3)[2].epoch == [0, 1, 2]
-    assert "holds no state of ReduceLROnPlateau('loss')" in capsys.readouterr().out
-
-
-def test_resume_refuses_unsavable_callbacks(tmp_path):
-    stopping = keras.callbacks.EarlyStopping("loss")
-    for outer in ([stopping], [Lists(), stopping]):
-        refuses(r"Expected EarlyStopping\('loss'\) to be given only to Resume", train, tmp_path, [stopping], outer)
-    resume = Resume(tmp_path, callbacks=[stopping])
-    refuses("to be given only to Resume", train, tmp_path, [], [resume, stopping])
-    refuses("no BackupAndRestore", Resume, tmp_path, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
-    refuses("to be Keras callbacks. Received: 3", Resume, tmp_path, callbacks=[3])
+def test_fit_refuses_unsavable_callbacks(tmp_path):
+    weights = tmp_path / "a.weights.h5"
+    counting = keras.callbacks.ModelCheckpoint(weights, save_freq=5, save_weights_only=True)
+    refuses(r"ModelCheckpoint\('val_loss', 'a.weights.h5'\).*save_freq='epoch'", named, [counting])
+    refuses("Received: BackupAndRestore", named, [keras.callbacks.BackupAndRestore(tmp_path)])
+    refuses("to be Keras callbacks. Received: 3", named, [3])
 
     class Bad(Lists):
         def get_state(self):
@@ -126,16 +100,35 @@ def test_resume_refuses_unsavable_callbacks(tmp_path):
     refuses(r"callback Bad cannot be saved.*Received: \{1, 2\}", train, tmp_path, [Bad()], error=TypeError)
 
 
-def test_interrupted_resume_leaves_a_usable_model(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, [Lists(), InterruptAt("on_train_batch_end", 3)])
-    for event in ("on_train_batch_begin", "on_train_batch_end"):
-        model = train(tmp_path / event, [], epochs=1)[0]
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path, [], [InterruptAt(event)], model=model)
-        before = int(model.optimizer.iterations)
-        history = model.fit(X, Y, 2, epochs=2, verbose=0)
-        assert int(model.optimizer.iterations) == before + 8 and history.epoch == [0, 1], event
+def test_resume_refuses_other_callback_settings(tmp_path):
+    def plateau(factor):
+        return [keras.callbacks.ReduceLROnPlateau("loss", factor=factor, patience=1, min_delta=9)]
+
+    train(tmp_path, plateau(0.5))
+    refuses(r"callbacks.ReduceLROnPlateau\('loss'\).factor 0.5 and not 0.1", train, tmp_path, plateau(0.1), 3)
+    assert len(train(tmp_path, plateau(0.1), 3, allow=["callbacks"])[2].epoch) == 3
+    assert len(train(tmp_path, plateau(0.1), 4)[2].epoch) == 4
+
+
+@pytest.mark.every_backend
+def test_early_stopping_restores_the_validated_average(tmp_path):
+    def swapped(name, callbacks):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.9), "mse", jit_compile=False)
+        _, _, history = train(tmp_path / name, callbacks, 4, model, validation_data=(X, Y))
+        return min(history.history["val_loss"]), model.evaluate(X, Y, verbose=0), history.history["val_loss"][-1]
+
+    stopping, swap = keras.callbacks.EarlyStopping, keras.callbacks.SwapEMAWeights
+    best = stopping("val_loss", patience=9, restore_best_weights=True)
+    for wrong in ([swap(), best], [best, swap(swap_on_epoch=True)]):
+        refuses("EarlyStopping.'val_loss'. to restore the weights that were validated", swapped, "refused", wrong)
+    lowest, end, _ = swapped("best", [swap(swap_on_epoch=True), best])
+    assert end == pytest.approx(lowest, rel=1e-5)
+    _, end, last = swapped("last", [swap(swap_on_epoch=True), Stop(2)])
+    assert end == pytest.approx(last, rel=1e-5)
+    _, end, last = swapped("average", [swap()])
+    assert end == pytest.approx(last, rel=1e-5)
 
 
 VALIDATION = (-X, Y)
@@ -143,12 +136,14 @@ VALIDATION = (-X, Y)
 NO_STATE = {
     *("params", "_model", "monitor_op", "min_delta", "_current_epoch"),
     *("csv_file", "writer", "keys", "append_header"),
+    # Without meaning at the end of an epoch.
+    *("_batches_seen_since_last_saving", "_last_batch_seen", "_ema_weights_in_model"),
     *("_prev_summary_state", "_epoch_start_time", "_batch_start_time", "_writers", "_should_write_train_graph"),
     *("_train_accumulated_time", "_previous_epoch_iterations"),
 }
 
 
-# `Resume` refuses these classes, or they need further packages.
+# `named` refuses these classes, or they need further packages.
 OTHERS = {"BackupAndRestore", "Callback", "CallbackList", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard"}
 OTHERS |= {"RemoteMonitor"}
 
@@ -158,7 +153,7 @@ def test_states_of_all_keras_callbacks_are_complete(tmp_path):
     callbacks = [
         keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True),
         keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
-        keras.callbacks.ModelCheckpoint(last, save_freq=3, save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(last, save_weights_only=True),
         keras.callbacks.ReduceLROnPlateau(patience=1, cooldown=2),
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
@@ -183,18 +178,14 @@ def test_states_of_all_keras_callbacks_are_complete(tmp_path):
         assert changed <= NO_STATE | set(get_state(callback)), type(callback).__name__
     stopping, best, last, plateau, *_ = map(get_state, callbacks)
     assert stopping["best"] == best["best"] and len(stopping["best_weights"]) == 2
-    assert last["_batches_seen_since_last_saving"] == 10 % 3
     assert plateau["wait"] + plateau["cooldown_counter"] > 0 or plateau["best"] == best["best"]
 
 
 @pytest.mark.backends("tensorflow")
-def test_tensorboard_state_is_its_counters(tmp_path):
+def test_tensorboard_that_counts_batches_is_refused(tmp_path):
     pytest.importorskip("tensorboard")
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse", jit_compile=False)
-    board = keras.callbacks.TensorBoard(tmp_path)
-    model.fit(X, Y, 4, epochs=2, validation_data=VALIDATION, callbacks=[board], verbose=0)
-    assert get_state(board) == {"_global_train_batch": 4, "_global_test_batch": 4}
+    refuses("update_freq='epoch'", named, [keras.callbacks.TensorBoard(tmp_path, update_freq="batch")])
+    assert named([keras.callbacks.TensorBoard(tmp_path)])
 
 
 def test_states_of_callback_subclasses():
@@ -223,14 +214,14 @@ def test_csv_rows_after_the_checkpoint_are_dropped(tmp_path):
         path = tmp_path / f"{append}.csv"
         path.write_text("from before\n")
         logger = keras.callbacks.CSVLogger(path, append=append)
-        kept_callbacks._begin(logger, {})
+        callback_states.begin(logger, {})
         for epoch in range(3):
             states.append(get_state(logger))
             logger.on_epoch_end(epoch, {"loss": epoch})
         whole = path.read_text()
         assert whole.startswith("from before") == append
         again = keras.callbacks.CSVLogger(path, append=append)
-        kept_callbacks._begin(again, states[-2])
+        callback_states.begin(again, states[-2])
         assert again.append == append
         for epoch in (1, 2):
             again.on_epoch_end(epoch, {"loss": epoch})

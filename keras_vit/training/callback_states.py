@@ -1,0 +1,169 @@
+"""Names callbacks, and returns and restores their states for checkpoints."""
+
+import os
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.training.checkpoints import storable
+
+# Public attributes in which Keras' callbacks keep state; Keras has no API for them.
+# tests/training/test_callback_states.py finds missing ones.
+_ATTRIBUTES = {
+    "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
+    "History": ("epoch", "history"),
+    "ModelCheckpoint": ("best",),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "SwapEMAWeights": (),
+}
+# Attributes that Keras' methods set, and that follow from the arguments or start again in each process.
+_NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", "append_header")
+
+
+def named(callbacks):
+    """Returns a list of callbacks as a dict by unique names; raises if the state of one cannot be saved."""
+    found = {}
+    for callback in keras.tree.flatten(list(callbacks)):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(f"Expected `callbacks` to be Keras callbacks. Received: {callback!r}")
+        shown = (getattr(callback, key, None) for key in ("monitor", "filepath", "filename"))
+        shown = ", ".join(repr(os.path.basename(os.fspath(x))) for x in shown if isinstance(x, (str, os.PathLike)))
+        name = kind = type(callback).__name__ + (f"({shown})" if shown else "")
+        if reason := None if _has_own_state(callback) else _refusal(callback):
+            raise ValueError(f"Expected callbacks whose states can be saved. Received: {name}. {reason}")
+        while name in found:
+            name = f"{kind} {int(name.removeprefix(kind) or 1) + 1}"
+        found[name] = callback
+    _check_averages(found)
+    return found
+
+
+def _refusal(callback):
+    """Returns why a callback cannot be resumed, or None."""
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return "training.fit saves and loads the run itself."
+    if isinstance(getattr(callback, "save_freq", None), int):
+        return "It counts batches in private attributes: use save_freq='epoch'."
+    if isinstance(callback, keras.callbacks.TensorBoard) and isinstance(callback.update_freq, int):
+        return "It counts batches in private attributes: use update_freq='epoch'."
+    return None
+
+
+def _check_averages(found):
+    """Raises if a callback would keep other weights than the average that SwapEMAWeights has validated."""
+    swapped = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in found.values())
+    for name, callback in found.items():
+        swapped = swapped and not swaps_on_epoch(callback)
+        if swapped and getattr(callback, "restore_best_weights", False):
+            raise ValueError(
+                f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights. "
+                "Received: a SwapEMAWeights that takes them out before the epoch ends. Put "
+                f"SwapEMAWeights(swap_on_epoch=True) before {name}."
+            )
+
+
+def swaps_on_epoch(callback):
+    """Returns whether the model has a moving average of its weights after this callback's `on_epoch_end`."""
+    return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
+
+
+def settings(callback):
+    """Returns the arguments, as JSON values, of a callback of Keras that changes the course of a run."""
+    if not type(callback).__module__.startswith("keras.") or not isinstance(callback, _known()):
+        return {}
+    skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
+    values = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in skipped}
+    return {key: value for key, value in values.items() if value is None or isinstance(value, (bool, int, float, str))}
+
+
+def get_state(callback):
+    """Returns a callback's `get_state()`, or the known attributes of Keras' own; {} for others."""
+    if _has_own_state(callback):
+        return callback.get_state()
+    state = {name: getattr(callback, name) for name in _attributes(callback) if hasattr(callback, name)}
+    if isinstance(callback, keras.callbacks.CSVLogger) and os.path.isfile(callback.filename):
+        state["size"] = os.path.getsize(callback.filename)
+    return state
+
+
+def set_state(callback, state):
+    """Restores a state returned by `get_state`."""
+    if _has_own_state(callback):
+        callback.set_state(state)
+        return
+    for name in _attributes(callback):
+        if name in state:
+            setattr(callback, name, state[name])
+
+
+def begin(callback, state):
+    """Calls `on_train_begin`; a `CSVLogger` continues after the checkpoint's rows."""
+    if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
+        callback.on_train_begin()
+        return
+    if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
+        # Rows of epochs to be trained again.
+        os.truncate(callback.filename, state["size"])
+    append, callback.append = callback.append, True
+    try:
+        callback.on_train_begin()
+    finally:
+        callback.append = append
+
+
+def own_attributes(callback):
+    """Returns the attributes, as text, in which a user's callback may keep state that checkpoints do not contain."""
+    if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
+        return {}
+    keras_own = {*_NO_STATE, *_attributes(callback)}
+    own = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in keras_own}
+    # `repr` leaves out most of a large array.
+    return {key: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for key, value in own.items()}
+
+
+def _has_own_state(callback):
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
+
+
+def _known():
+    return tuple(getattr(keras.callbacks, name) for name in _ATTRIBUTES)
+
+
+def _attributes(callback):
+    """Returns the names of a Keras callback's state attributes."""
+    classes = dict(zip(_known(), _ATTRIBUTES.values(), strict=True))
+    return next((classes[cls] for cls in type(callback).__mro__ if cls in classes), ())
+
+
+def pack(value, arrays, name):
+    """Converts a state to JSON types; its arrays go into the dict `arrays` as "name/00000" and so on."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [pack(item, arrays, name) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: pack(item, arrays, name) for key, item in value.items()}}
+    if isinstance(value, np.generic):
+        return float(value) if value.dtype.kind == "V" else value.item()
+    if ops.is_tensor(value) or isinstance(value, keras.Variable):
+        value = ops.convert_to_numpy(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMm":
+        key = f"{name}/{sum(other.startswith(f'{name}/') for other in arrays):05d}"
+        arrays[key] = storable(value)
+        return {"array": key}
+    raise TypeError(
+        "Expected a state of dicts with strings for keys, lists, strings, numbers, None and arrays. "
+        f"Received: {value!r} of type {type(value).__name__}"
+    )
+
+
+def unpack(value, arrays):
+    """Inverts `pack`, except that tuples become lists."""
+    if isinstance(value, list):
+        return [unpack(item, arrays) for item in value]
+    if isinstance(value, dict) and "array" in value:
+        return arrays[value["array"]]
+    if isinstance(value, dict):
+        return {key: unpack(item, arrays) for key, item in value["dict"].items()}
+    return value

@@ -1,0 +1,199 @@
+"""The batches of each epoch, from any data that `fit` takes."""
+
+import math
+
+import keras
+import numpy as np
+
+from keras_vit.prediction.inputs import num_batches, to_numpy
+
+
+class Epochs:
+    """Makes the batches of an epoch, whose order follows from the seed and the epoch.
+
+    Args:
+        data: Arrays, a `keras.utils.PyDataset`, a `tf.data.Dataset`, a `DataLoader` of PyTorch or another iterable of
+            batches, or a function of the epoch that returns one of these.
+        seed: Int from which the global random seeds are set for each epoch.
+        batch_size: Int, rows per batch of arrays.
+        shuffle: Bool, whether to shuffle the rows of arrays and the batches of a `PyDataset`.
+        steps: Int, batches per epoch; None: as many as the data has.
+    """
+
+    def __init__(self, data, seed=0, batch_size=32, shuffle=True, steps=None):
+        self.data, self.seed, self.batch_size, self.shuffle, self.steps = data, seed, batch_size, shuffle, steps
+        self.is_function = callable(data)
+        # The data of the last epoch, and the number of ends of epochs that a PyDataset has seen.
+        self.latest, self._ends = None, 0
+        if hasattr(data, "__next__"):
+            raise ValueError(
+                f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}. Give a "
+                "function of the epoch that returns a new one."
+            )
+        found = None if self.is_function or is_arrays(data) else num_batches(data)
+        if steps is not None and found is not None and steps != found:
+            raise ValueError(
+                f"Expected epochs that each begin the data anew. Received: steps_per_epoch={steps}, with {found} "
+                "batches of data. Leave `steps_per_epoch` out, or give a function of the epoch."
+            )
+
+    def set_seeds(self, epoch):
+        """Sets the global random seeds (Python, NumPy, backend) for the start of an epoch."""
+        keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
+
+    def batches(self, epoch, first=0, before=lambda: None):
+        """Returns (x for `model.fit`, steps): an epoch without its first batches, and its number of all batches.
+
+        `before` is called before a batch is read.
+        """
+        self.set_seeds(epoch)
+        data = self.latest = self.data(epoch) if self.is_function else self.data
+        if hasattr(data, "set_epoch"):
+            data.set_epoch(epoch)
+        order, workers = None, {}
+        if is_arrays(data):
+            data = _Rows(data, self.batch_size)
+            if self.shuffle:
+                data.order = np.random.default_rng([self.seed, epoch]).permutation(data.count)
+            total = self._total(len(data), first)
+            return _Part(data, None, first, total, before), total
+        total = self._total(num_batches(data), first)
+        if isinstance(data, keras.utils.PyDataset):
+            self._begin_epoch(data, epoch)
+            if self.shuffle and total is not None:
+                order = np.random.default_rng([self.seed, epoch]).permutation(total).tolist()
+            workers = {name: getattr(data, name) for name in ("workers", "use_multiprocessing", "max_queue_size")}
+            if workers["workers"] <= 1 and not workers["use_multiprocessing"]:
+                # Reads the batches, so that they draw the same random numbers.
+                for i in range(first):
+                    data[i if order is None else order[i]]
+        elif hasattr(data, "element_spec"):
+            return data.skip(first) if first else data, total
+        else:
+            batches = iter(data)
+            for _ in range(first):
+                next(batches, None)
+            if total is None:
+                return (_as_tuple(batch) for batch in batches), None
+            data = _Drawn(batches, first)
+        return _Part(data, order, first, total, before, **workers), total
+
+    def first_batch(self):
+        """Returns (batch, steps) of the first epoch: the first batch as a tuple of structures of arrays."""
+        batch, seen, steps = self._read_one()
+        if seen is self._look_again() and not hasattr(seen, "set_epoch"):
+            again, *_ = self._read_one()
+            pairs = zip(keras.tree.flatten(batch), keras.tree.flatten(again), strict=True)
+            if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs):
+                raise ValueError(
+                    "Expected `data` that is shuffled and augmented the same in each process. Received: a "
+                    f"{type(seen).__name__} whose first batch differs from one pass to the next. Give a function of "
+                    "the epoch that returns a new one, such as lambda epoch: images.shuffle(1000).batch(32)."
+                )
+        return batch, steps
+
+    def _look_again(self):
+        return self.data(0) if self.is_function else self.data
+
+    def _read_one(self):
+        x, steps = self.batches(0)
+        batch = x[0] if isinstance(x, _Part) else next(iter(x))
+        return keras.tree.map_structure(to_numpy, _as_tuple(batch)), self.latest, steps
+
+    def _total(self, found, first):
+        total = found if self.steps is None else self.steps
+        if total == math.inf:
+            raise ValueError("Expected `steps_per_epoch` for data that never ends. Received: None")
+        if total is not None and first and total <= first:
+            raise ValueError(
+                f"Expected the data to have the {first} batches that the checkpoint has seen of its epoch, and more. "
+                f"Received: an epoch of {total} batches"
+            )
+        return total
+
+    def _begin_epoch(self, data, epoch):
+        """Calls the methods with which a PyDataset shuffles itself, also for the epochs before a restart."""
+        while self._ends <= epoch:
+            self.set_seeds(self._ends)
+            data.on_epoch_end()
+            self._ends += 1
+        self.set_seeds(epoch)
+        data.on_epoch_begin()
+
+
+def one_batch(batch):
+    """Returns a dataset of one batch."""
+    return _Part([batch], None, 0, 1)
+
+
+def is_arrays(data):
+    """Returns whether data is an array, or a tuple, list or dict of arrays as (x, y, sample_weight)."""
+    if hasattr(data, "shape"):
+        return True
+    leaves = keras.tree.flatten(data) if isinstance(data, (tuple, list, dict)) else []
+    return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves if leaf is not None)
+
+
+def _as_tuple(batch):
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+
+
+class _Rows:
+    """Cuts arrays into batches."""
+
+    def __init__(self, arrays, batch_size):
+        self.arrays = keras.tree.map_structure(_array, _as_tuple(arrays))
+        sizes = {len(array) for array in keras.tree.flatten(self.arrays) if array is not None}
+        if len(sizes) != 1:
+            raise ValueError(f"Expected `data` of arrays of equal length. Received: {sorted(sizes)} rows")
+        self.count, self.batch_size, self.order = sizes.pop(), batch_size, None
+
+    def __len__(self):
+        return -(-self.count // self.batch_size)
+
+    def __getitem__(self, i):
+        rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
+        rows = rows if self.order is None else self.order[rows]
+        return keras.tree.map_structure(lambda array: None if array is None else array[rows], self.arrays)
+
+
+def _array(array):
+    """Converts to NumPy, and floats to Keras' default type as `model.fit` does."""
+    if array is None:
+        return None
+    array = to_numpy(array)
+    return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
+
+
+class _Drawn:
+    """Gives the batches of an iterator by number; TensorFlow asks for the first two again."""
+
+    def __init__(self, batches, first):
+        self.batches, self.next, self.kept = batches, first, {}
+        self.first = first
+
+    def __getitem__(self, i):
+        while i >= self.next:
+            batch = _as_tuple(next(self.batches))
+            if keras.backend.backend() != "torch":
+                batch = keras.tree.map_structure(to_numpy, batch)
+            self.kept = {key: value for key, value in self.kept.items() if key < self.first + 2}
+            self.kept[self.next] = batch
+            self.next += 1
+        return self.kept[i]
+
+
+class _Part(keras.utils.PyDataset):
+    """The batches of an epoch from number `first`."""
+
+    def __init__(self, data, order, first, total, before=lambda: None, **workers):
+        super().__init__(**workers)
+        self.data, self.order, self.first, self.total, self.before = data, order, first, total, before
+
+    def __len__(self):
+        return self.total - self.first
+
+    def __getitem__(self, i):
+        self.before()
+        i += self.first
+        return self.data[i if self.order is None else self.order[i]]
