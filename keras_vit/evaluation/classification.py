@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.checks import checked_features, class_order, in_order, integer_labels, invalid, one_or_more
-from keras_vit.evaluation.features import outputs_and_labels
+from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
+from keras_vit.evaluation.features import outputs_and_classes, outputs_and_labels
 from keras_vit.models.graph import is_graph
-from keras_vit.prediction.classes import names_of
 
 # The image number, from 1, as in ILSVRC2012_val_00000001.JPEG; the class's wnid may follow.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
@@ -44,9 +43,7 @@ def accuracy(
     if is_graph(model) and len(model.outputs) == 1 and len(model.outputs[0].shape) == 2:
         # Before all images are computed.
         _check_classes("model", model.outputs[0].shape[1], max(counts or [1]))
-    order = class_order(getattr(data, "class_names", None), names_of(model), "the model")
-    outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
-    labels = in_order(labels, order)
+    outputs, labels = outputs_and_classes(model, data, batch_size, verbose)
     counts = counts or [count for count in (1, 5) if count <= outputs.shape[-1]]
     return {f"top_{count}": top_k_accuracy(outputs, labels, k=count) for count in counts}
 

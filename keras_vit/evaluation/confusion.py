@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.evaluation.checks import invalid
 from keras_vit.evaluation.classification import top_k_accuracy
-from keras_vit.evaluation.features import outputs_and_labels
+from keras_vit.evaluation.features import outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, new_figure
 from keras_vit.prediction.classes import classes_of, mean_probabilities, prediction_activation
@@ -26,8 +26,8 @@ def classification_report(
 
     Args:
         model: A model of this package, or with one in it, of classes that exclude each other.
-        data: Labeled test images; like `batch_size` and `verbose`, as in `extract_features`. With `num_mistakes`, the
-            images must come in the same order each time.
+        data: Labeled test images, whose classes are matched as in `accuracy`; like `batch_size` and `verbose`, as in
+            `extract_features`. With `num_mistakes`, the images must come in the same order each time.
         num_mistakes: Int of at least 0, the number of mistakes to return, the most confident first.
 
     Returns:
@@ -51,7 +51,7 @@ def classification_report(
     names, activation = [name for _, name in classes_of(model)], prediction_activation(model)
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("model", "a classifier of two or more classes that exclude each other", model.name)
-    outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
+    outputs, labels = outputs_and_classes(model, data, batch_size, verbose)
     probabilities = mean_probabilities([outputs], activation)
     report = {"num_images": len(labels), "top_1": top_k_accuracy(probabilities, labels)}
     if len(names) >= 5:

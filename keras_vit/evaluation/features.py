@@ -9,6 +9,7 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, class_order, in_order, integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.family import cut_from
+from keras_vit.prediction.classes import names_of
 from keras_vit.prediction.inputs import is_arrays, sliced, to_numpy
 from keras_vit.prediction.outputs import check_one_input, finite_batches, outputs_of
 
@@ -90,6 +91,13 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
             yield images
 
     return outputs_of(model, images_of(), steps, verbose), np.concatenate(labels)
+
+
+def outputs_and_classes(model, data, batch_size, verbose):
+    """Returns `outputs_and_labels`, the labels matched with the model's classes by name if both have names."""
+    order = class_order(getattr(data, "class_names", None), names_of(model), "the model")
+    outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
+    return outputs, in_order(labels, order)
 
 
 def _feature_model(model, layer):

@@ -4,10 +4,13 @@ import math
 import os
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 from keras import ops
 
 from keras_vit.images.figures import finish, new_panels, show
+from keras_vit.inspection.inputs import class_indices
+from keras_vit.prediction.classes import classes_of
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
@@ -40,25 +43,33 @@ def plot_history(history, path: str | os.PathLike | None = None):
     return finish(figure, path)
 
 
-def plot_predictions(images, labels, probabilities, class_names: Sequence[str], path: str | os.PathLike | None = None):
+def plot_predictions(
+    images,
+    labels,
+    probabilities,
+    class_names: Sequence[str] | keras.Model,
+    path: str | os.PathLike | None = None,
+):
     """Plots a grid of images with true class, predicted class and its probability, and returns the figure.
 
     Wrong predictions are red.
 
     Args:
         images: (number, height, width, 1 or 3), in [0, 255].
-        labels: Ints, (number,), the true classes.
+        labels: Ints or class names, (number,), the true classes.
         probabilities: (number, classes), with rows that sum to 1; logits raise ValueError.
-        class_names: The class names, in order.
+        class_names: The class names, in order, or the model that predicted, for its class names.
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Example:
 
     >>> probabilities = keras.ops.softmax(model.predict(images))  # doctest: +SKIP
-    >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, ["cat", "dog"])  # doctest: +SKIP
+    >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, model)  # doctest: +SKIP
     """
+    if isinstance(class_names, keras.Model):
+        class_names = [name for _, name in classes_of(class_names)]
     images = np.asarray(ops.convert_to_numpy(images))
-    labels = np.asarray(ops.convert_to_numpy(labels))
+    labels = class_indices("labels", labels, class_names)
     probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
     _check_predictions(images, labels, probabilities, len(class_names))
     columns = math.ceil(math.sqrt(len(images) * 1.5))

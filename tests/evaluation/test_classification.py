@@ -7,6 +7,7 @@ import pytest
 import keras_vit
 from keras_vit.evaluation import (
     accuracy,
+    classification_report,
     extract_features,
     few_shot_accuracy,
     imagenet_real_accuracy,
@@ -158,6 +159,7 @@ def test_accuracy_matches_classes_by_name():
     # The test data lack class "b" and have another order.
     data = Named(images[[0, 4, 2, 3]], np.array([3, 0, 2, 1]), ["e", "d", "c", "a"])
     assert accuracy(named, data, k=1, verbose=0) == {"top_1": 1.0}
+    assert classification_report(named, data, verbose=0)["per_class"] == [1, None, 1, 1, 1]
     assert accuracy(model, data, k=1, verbose=0) == {"top_1": 0.25}, "without names of the model, places count"
     data.class_names = ["e", "d", "c", "z"]
     refuses(r"class names that the model has once: \['a', .*Received: .*'z'", accuracy, named, data, k=1, verbose=0)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vit.inspection import plot_history, plot_predictions
+from tests import tiny
 from tests.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -93,6 +94,17 @@ def test_predictions_plot_takes_tensors_and_long_class_names():
     figure = plot_predictions(*tensors, ["black-and-gold garden spider", "dog", "cat"])
     assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), images[0])
+
+
+def test_predictions_plot_takes_names_of_model():
+    images, labels, probabilities = predictions()
+    model = tiny.build(num_classes=3, class_names=NAMES)
+    figure = plot_predictions(images, [NAMES[label] for label in labels], probabilities, model)
+    assert [axes.get_title() for axes in figure.axes][2:] == [
+        "sea horse (80%)\ntrue: sea horse",
+        "dog (80%)\ntrue: cat",
+    ]
+    refuses("`labels`. Expected names .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
 
 
 def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
