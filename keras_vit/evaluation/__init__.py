@@ -1,12 +1,6 @@
 """Evaluation: predictions, accuracy, k-NN, few-shot and linear probes on frozen features."""
 
-from keras_vit.evaluation.classification import (
-    accuracy,
-    imagenet_real_accuracy,
-    read_real_labels,
-    real_accuracy,
-    top_k_accuracy,
-)
+from keras_vit.evaluation.classification import accuracy, imagenet_real_accuracy, top_k_accuracy
 from keras_vit.evaluation.confusion import classification_report, plot_confusion_matrix, write_confusion_matrix
 from keras_vit.evaluation.features import extract_features
 from keras_vit.evaluation.few_shot import few_shot_accuracy
@@ -26,8 +20,6 @@ __all__ = [
     "linear_probe_accuracy",
     "plot_confusion_matrix",
     "predict",
-    "read_real_labels",
-    "real_accuracy",
     "top_k_accuracy",
     "vtab_mean",
     "write_confusion_matrix",

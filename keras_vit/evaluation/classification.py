@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -73,6 +74,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 
 
 def _check_classes(name, num_classes, k):
+    """Raises unless there are two classes or more, and `k` or more."""
     if num_classes == 1:
         expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
         raise invalid(name, expected, "one output")
@@ -81,7 +83,7 @@ def _check_classes(name, num_classes, k):
 
 
 def imagenet_real_accuracy(
-    model: keras.Model,
+    model: keras.Model | None,
     data: Any,
     labels: str | os.PathLike | Sequence[Sequence[int]],
     *,
@@ -94,9 +96,11 @@ def imagenet_real_accuracy(
     A prediction is correct if it is any of the image's classes. Images without classes are left out.
 
     Args:
-        model: A `keras.Model` with one output for each of the 1,000 classes.
-        data: Validation images with any labels; like `batch_size` and `verbose`, as in `extract_features`.
-        labels: Path of the labels' JSON file, or the result of `read_real_labels`.
+        model: A `keras.Model` with one output for each of the 1,000 classes, or None if `data` is predictions.
+        data: Validation images with any labels; like `batch_size` and `verbose`, as in `extract_features`. Without a
+            model, logits or probabilities, (num_images, num_classes).
+        labels: Path of the labels' JSON file, `real.json`, as its authors publish it; or a list of classes, counted
+            from 0, for each image.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
             `file_paths` of `keras_vit.data.from_directory`. None: `data` has all images in numerical order.
 
@@ -106,75 +110,47 @@ def imagenet_real_accuracy(
 
     Example:
 
-    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
-    >>> images = (np.zeros((4, 32, 32, 3)), np.zeros(4, int))
-    >>> imagenet_real_accuracy(model, images, [[0], [0, 5], [7], []], verbose=0)  # a new head predicts class 0
-    0.6666666666666666
+    >>> imagenet_real_accuracy(None, [[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[1], [0, 1], []])
+    1.0
 
     Reference: [arXiv 2006.07159](https://arxiv.org/abs/2006.07159).
     """
-    labels = read_real_labels(labels) if isinstance(labels, (str, os.PathLike)) else _checked_labels("labels", labels)
+    labels = _real_labels(labels)
     if file_names is not None:
         labels = [labels[i] for i in _indices(file_names, len(labels))]
-    # The labels in `data` may be anything, such as -1 for unknown.
-    outputs, _ = outputs_and_labels(model, data, batch_size, verbose, read_labels=lambda own: np.zeros(len(own)))
-    return real_accuracy(outputs, labels)
-
-
-def real_accuracy(predictions: ArrayLike, labels: Sequence[Sequence[int]]) -> float:
-    """Returns the share of images, in [0, 1], whose predicted class is one of the image's classes.
-
-    Args:
-        predictions: (num_images, num_classes), logits or probabilities.
-        labels: A list of classes for each image; images with an empty list are left out.
-
-    Raises:
-        ValueError: If the lengths differ, a class has no output, or no image has a label.
-
-    Example:
-
-    >>> real_accuracy([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[1], [0, 1], []])
-    1.0
-    """
-    predictions, labels = checked_features("predictions", predictions), _checked_labels("labels", labels)
-    if len(predictions) != len(labels):
-        received = f"{len(labels)}. For a subset or another order, `imagenet_real_accuracy` takes `file_names`."
-        raise invalid("labels", f"one list per prediction, {len(predictions)}", received)
-    highest = max((max(classes) for classes in labels if classes), default=None)
+    highest = max((label for classes in labels for label in classes), default=None)
     if highest is None:
         raise invalid("labels", "at least one image with a class", "none")
+    if model is None:
+        predictions = checked_features("data", data)
+    else:
+        # The labels in `data` may be anything, such as -1 for unknown.
+        predictions, _ = outputs_and_labels(model, data, batch_size, verbose, lambda own: np.zeros(len(own)))
+    if len(predictions) != len(labels):
+        received = f"{len(labels)}. For a subset or another order, pass `file_names`."
+        raise invalid("labels", f"one list per prediction, {len(predictions)}", received)
     _check_highest(highest, predictions.shape[1])
-    chosen = predictions.argmax(axis=1)
-    return float(np.mean([c in classes for c, classes in zip(chosen.tolist(), labels, strict=True) if classes]))
-
-
-def read_real_labels(path: str | os.PathLike) -> list[list[int]]:
-    """Reads the reassessed labels of ImageNet's validation images: a list of classes for each image.
-
-    Args:
-        path: Path of `real.json` as its authors publish it: lists of classes, counted from 0, in the images' numerical
-            order.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not JSON, or has other contents.
-    """
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"Expected a JSON file of labels. There is none at {os.fspath(path)!r}")
-    with open(path, encoding="utf-8") as file:
-        try:
-            labels = json.load(file)
-        except ValueError as error:
-            raise ValueError(f"Expected JSON in {os.fspath(path)!r}. Received: {error}") from error
-    return _checked_labels(os.fspath(path), labels)
+    chosen = predictions.argmax(axis=1).tolist()
+    return float(np.mean([c in classes for c, classes in zip(chosen, labels, strict=True) if classes]))
 
 
 def _check_highest(label, num_classes):
+    """Raises if a label has no output."""
     if label >= num_classes:
         raise invalid("labels", f"classes below {num_classes}, the number of outputs", label)
 
 
-def _checked_labels(name, labels):
+def _real_labels(labels):
+    """Returns a list of classes for each image, read from a JSON file if `labels` is a path."""
+    name = "labels"
+    if isinstance(labels, (str, os.PathLike)):
+        name = os.fspath(labels)
+        try:
+            labels = json.loads(Path(name).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"Expected a JSON file of labels. There is none at {name!r}") from error
+        except ValueError as error:
+            raise ValueError(f"Expected JSON in {name!r}. Received: {error}") from error
     expected = f"Expected `{name}` to hold a list of classes, counted from 0, for each image"
     if not isinstance(labels, (list, tuple)):
         raise ValueError(f"{expected}. Received: {labels!r}")

@@ -102,31 +102,27 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
     members = list(members)
     if not members:
         raise invalid("members", "at least one", "none")
-    weights = _checked_weights(weights, len(members))
+    values = [1] * len(members) if weights is None else list(weights)
+    if len(values) != len(members):
+        raise invalid("weights", f"one for each of {len(members)} members", len(values))
+    if not all(arguments.is_number(value) and value >= 0 for value in values) or not sum(values):
+        raise invalid("weights", "numbers of at least 0, not all 0", values)
+    weights = [float(value) / sum(values) for value in values]
     are_models = [isinstance(member, keras.Model) for member in members]
     if any(are_models) and not all(are_models):
         raise invalid("members", "models, or predictions", "both")
-    return _of_models(members, weights) if all(are_models) else _of_predictions(members, weights)
+    return _joint_model(members, weights) if all(are_models) else _mean_predictions(members, weights)
 
 
-def _checked_weights(weights, count):
-    """Returns weights that sum to 1."""
-    values = [1] * count if weights is None else list(weights)
-    if len(values) != count:
-        raise invalid("weights", f"one for each of {count} members", len(values))
-    if not all(arguments.is_number(value) and value >= 0 for value in values) or not sum(values):
-        raise invalid("weights", "numbers of at least 0, not all 0", values)
-    return [float(value) / sum(values) for value in values]
-
-
-def _of_predictions(members, weights):
+def _mean_predictions(members, weights):
+    """Returns the weighted mean of arrays or DataFrames; weights sum to 1."""
     first = members[0]
     if any(hasattr(member, "columns") for member in members):
-        for member in members[1:]:
-            for axis in ("index", "columns"):
-                ours, theirs = (list(getattr(frame, axis, ())) for frame in (first, member))
-                if ours != theirs:
-                    raise invalid("members", f"DataFrames of the same {axis}, {ours[:5]} ...", f"{theirs[:5]} ...")
+        for axis in ("index", "columns"):
+            ours, *others = (list(getattr(member, axis, ())) for member in members)
+            theirs = next((other for other in others if other != ours), ours)
+            if theirs != ours:
+                raise invalid("members", f"DataFrames of the same {axis}, {ours[:5]} ...", f"{theirs[:5]} ...")
     arrays = [to_numpy(member).astype("float32") for member in members]
     if len(shapes := {array.shape for array in arrays}) != 1:
         raise invalid("members", "predictions of one shape", sorted(shapes))
@@ -134,7 +130,8 @@ def _of_predictions(members, weights):
     return type(first)(mean, index=first.index, columns=first.columns) if hasattr(first, "columns") else mean
 
 
-def _of_models(members, weights):
+def _joint_model(members, weights):
+    """Returns a model of the weighted mean of predictions; weights sum to 1."""
     wanted = _shared(members[0])
     for member in members[1:]:
         for name, value in _shared(member).items():
@@ -152,7 +149,7 @@ def _of_models(members, weights):
 
 
 def _shared(model):
-    """What the models of an ensemble must share, by name."""
+    """Returns the settings, by name, that all models of an ensemble need to have in common."""
     layer = normalization_of(model)
     # A model that scales raw images may do so as it likes.
     scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}

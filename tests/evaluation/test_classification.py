@@ -14,8 +14,6 @@ from keras_vit.evaluation import (
     knn_accuracy,
     linear_probe_accuracy,
     predict,
-    read_real_labels,
-    real_accuracy,
     top_k_accuracy,
 )
 from tests.errors import not_found, refuses
@@ -104,7 +102,7 @@ def model_and_images():
 
 
 def test_imagenet_real_accuracy_of_model(tmp_path):
-    assert real_accuracy(PREDICTIONS, CLASSES) == 3 / 5
+    assert imagenet_real_accuracy(None, PREDICTIONS, CLASSES) == 3 / 5
     model, images = model_and_images()
     data = (images, np.zeros(6, int))
     for own in (np.full(6, -1), np.full((6, 5), 0.2), np.array(["cat"] * 6)):
@@ -132,15 +130,16 @@ def test_file_names_without_valid_number_are_refused(name):
 
 def test_read_real_labels_refuses_invalid_file(tmp_path):
     for content in ({"a": 1}, [0, 1], [[0], ["cat"]], [[-1]], [[True]], [[0.5]]):
-        refuses("real.json.* to hold a list of classes", read_real_labels, write(tmp_path, content))
-    not_found("nowhere.json", read_real_labels, tmp_path / "nowhere.json")
+        path = write(tmp_path, content)
+        refuses("real.json.* to hold a list of classes", imagenet_real_accuracy, None, PREDICTIONS, path)
+    not_found("nowhere.json", imagenet_real_accuracy, None, PREDICTIONS, tmp_path / "nowhere.json")
     (tmp_path / "broken.json").write_text("[[1], [2")
-    refuses("Expected JSON in .*broken.json", read_real_labels, tmp_path / "broken.json")
+    refuses("Expected JSON in .*broken.json", imagenet_real_accuracy, None, PREDICTIONS, tmp_path / "broken.json")
 
 
 def test_real_accuracy_refuses_invalid_labels():
-    refuses("Expected classes below 5, .*Received: 5", real_accuracy, PREDICTIONS, [[5]] * 6)
-    refuses("at least one image with a class", real_accuracy, PREDICTIONS, [[]] * 6)
+    refuses("Expected classes below 5, .*Received: 5", imagenet_real_accuracy, None, PREDICTIONS, [[5]] * 6)
+    refuses("at least one image with a class", imagenet_real_accuracy, None, PREDICTIONS, [[]] * 6)
 
 
 class Named(list):
