@@ -16,7 +16,7 @@ def gradient_rollout(
 
     In each block, B is the attention weights times the gradient of the class output, clipped at 0 and averaged over
     heads. The matrices I + B of all blocks are multiplied and the identity is subtracted; the result is read as in
-    `attention_rollout`. Needs the memory of a training step on `batch_size` images.
+    `attention_rollout`. The gradients of one block at a time are in memory.
 
     Args:
         model: As in `attention_maps`, with one output, (batch, classes), no quantized attention and no
