@@ -27,7 +27,7 @@ def _list(args):
 
 
 def _show(args):
-    from keras_vit.models.checkpoint import describe
+    from keras_vit.models.loading import describe
 
     print(describe(args.path, args.source))
 

@@ -1,6 +1,7 @@
 """The base of all model configs: fields, checks, copies, JSON conversion and the preprocessing."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -191,6 +192,10 @@ class ModelConfig:
 
     # The model family's name in JSON.
     family: ClassVar[str] = ""
+    # The fields that decide the shapes of the weights, for messages.
+    sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
+    # The field that sets the size of the tables of positions in a model of any image size.
+    table_field: ClassVar[str | None] = None
 
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
     in_channels: int = checked(arguments.positive_int, arguments.LARGEST, default=3)
@@ -212,6 +217,47 @@ class ModelConfig:
         # Any number of names: a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
+
+    @classmethod
+    def from_variant(cls, variant, **overrides):
+        """Returns the config of a variant, such as "B/16" for `ViTConfig`; `overrides` set other fields."""
+        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
+
+    @staticmethod
+    def sizes_of(variant):
+        """Returns the fields that a variant sets."""
+        raise NotImplementedError
+
+    @classmethod
+    def model_name_of(cls, variant):
+        """Returns the name of a variant's model, such as "vit_B16"."""
+        return f"{cls.family}_" + str(variant).removeprefix(f"{cls.family}_").replace("/", "").replace("+", "_")
+
+    @classmethod
+    def name_of(cls, fields):
+        """Returns the name of the variant with these fields, such as "ViT-B/16", or None."""
+        return None
+
+    @classmethod
+    def variant_of(cls, fields):
+        """Returns the variant with these fields, such as "B/16", or None."""
+        return re.sub("ViT-|BiT-|EfficientNet-", "", cls.name_of(fields) or "") or None
+
+    @classmethod
+    def usual_image_size(cls, fields):
+        """Returns the side of the images of a model with these fields, in pixels, where nothing else determines it."""
+        return DEFAULT_IMAGE_SIZE
+
+    @classmethod
+    def describe(cls, fields):
+        """Formats the sizes in a dict of fields for messages."""
+        text = ", ".join([*cls._parts(fields), f"{fields['num_classes']} classes"])
+        return f"{cls.name_of(fields)} ({text})" if cls.name_of(fields) else text
+
+    @classmethod
+    def _parts(cls, fields):
+        """Yields the sizes in a dict of fields for messages, apart from the classes."""
+        return iter(())
 
     @staticmethod
     def training_options_of(variant):

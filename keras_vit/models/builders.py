@@ -6,23 +6,22 @@ from typing import Any, Concatenate, ParamSpec
 
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
-from keras_vit.models.bit.model import BIT, BiT
-from keras_vit.models.coatnet.model import COATNET, CoAtNet
-from keras_vit.models.efficientnet.model import EFFICIENTNET, EfficientNet
+from keras_vit.models.bit.model import BiT
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.coatnet.model import CoAtNet
+from keras_vit.models.efficientnet.model import EfficientNet
 from keras_vit.models.family import FamilyModel, build
-from keras_vit.models.vit.model import VIT, ViT
-from keras_vit.models.vt_resnet.model import VT_RESNET, VTResNet
+from keras_vit.models.vit.model import ViT
+from keras_vit.models.vt_resnet.model import VTResNet
 
 P = ParamSpec("P")
-
-_FAMILIES = {ViT: VIT, BiT: BIT, CoAtNet: COATNET, EfficientNet: EFFICIENTNET, VTResNet: VT_RESNET}
 
 
 def row(
     name: str, builder: Callable[Concatenate[str, P], FamilyModel], variant: str, **defaults: Any
 ) -> Callable[P, FamilyModel]:
     """Makes the typed and documented builder of one variant, with other defaults for some config fields."""
-    family = _FAMILIES[builder]
+    family = next(family for family in FAMILIES.values() if family.builder == builder.__name__)
 
     def named(**kwargs):
         return build(family, variant, kwargs, defaults, name)

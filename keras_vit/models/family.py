@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any
 
 import keras
 
@@ -124,21 +124,37 @@ _TRANSLATIONS = {
 _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
 
-class Family(NamedTuple):
-    """A model family: its config class, and the function that adds its layers to a functional graph.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Family:
+    """All that the rest of the package needs of a model family: the row that `keras_vit.models.catalog` lists.
 
     Args:
-        config: Subclass of `ModelConfig`, with `from_variant` and `model_name_of(variant)`.
+        config: Subclass of `ModelConfig`.
         connect: Function `connect(images, config, **options)` from the normalized images to the outputs. The options
             have no effect on outputs at inference: dropout rates, the head's initializer, rematerialization.
-        builder: Name of its builder, such as "ViT", for errors.
+        builder: Name of its builder, such as "ViT".
         above: Names of the layers between the last block and the head.
+        sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
+            `Found`. The weights of its first layer are one of `keras_vit.weights.source.ENTRANCES`.
+        recognise: Function `recognise(keys, container, facts)` that returns the Source of a file, or None. It is called
+            before the first layers and marks of `sources` are compared with the keys.
+        settings: The config fields that change the outputs and that no array shows.
+        fit: Function `fit(file, found, fields, given)` that checks the fields of a config against a checkpoint; `given`
+            are the user's. Returns the fields to change.
+        formats: Dict from a format of `save_weights` to the Source of the names in it.
+        timm_folder: Module that writes config.json for timm, with `unwritten_in_folder` and `config_json`.
     """
 
     config: type[ModelConfig]
     connect: Callable
     builder: str
     above: tuple[str, ...]
+    sources: Mapping = dataclasses.field(default_factory=dict)
+    recognise: Callable = lambda keys, container, facts: None
+    settings: tuple[str, ...] = ()
+    fit: Callable = lambda file, found, fields, given: {}
+    formats: Mapping = dataclasses.field(default_factory=dict)
+    timm_folder: Any = None
 
     @property
     def name(self):
@@ -189,8 +205,7 @@ def build(family, variant, given, defaults=None, function=None):
     weights = given.pop("weights", None)
     given |= given.pop("fields", {})
     fields, options = family.split(given, function)
-    usual = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant)}
-    options = {**usual, **options}
+    options = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant), **options}
     if weights is not None:
         # `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
@@ -198,20 +213,18 @@ def build(family, variant, given, defaults=None, function=None):
         return load_variant(family, variant, weights, fields, options, defaults, function)
     if "preprocessing" in fields and "preprocessing" in defaults:
         fields["preprocessing"] = changed(defaults["preprocessing"], fields["preprocessing"])
-    return family.make(config_from(family, variant, {**defaults, **fields}), **options)
+    fields = {**defaults, **fields}
+    preprocessing = fields.pop("preprocessing", None)
+    config = family.config.from_variant(variant, **fields)
+    return family.make(completed(config, changed(config.preprocessing, preprocessing)), **options)
 
 
-def config_from(family, variant, fields):
-    """Returns the config of a variant with other fields, whose class names have to fit `num_classes`."""
-    if "preprocessing" in fields:
-        channels = arguments.positive_int("in_channels", fields.get("in_channels", 3))
-        value = fields["preprocessing"]
-        if isinstance(value, Mapping):
-            others = {name: other for name, other in fields.items() if name != "preprocessing"}
-            value = changed(family.config.from_variant(variant, **others).preprocessing, value)
-        fields = {**fields, "preprocessing": preprocessing_record(value).for_channels(channels)}
-    arguments.class_names(fields.get("class_names"), fields.get("num_classes", 1000))
-    return family.config.from_variant(variant, **fields)
+def completed(config, preprocessing=None):
+    """Returns a config with this preprocessing for its channels; raises unless its class names fit `num_classes`."""
+    arguments.class_names(config.class_names, config.num_classes)
+    if preprocessing is None:
+        return config
+    return config.replace(preprocessing=preprocessing_record(preprocessing).for_channels(config.in_channels))
 
 
 def changed(preprocessing, value):

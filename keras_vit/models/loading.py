@@ -1,25 +1,23 @@
 """Loads checkpoints into models of the same settings."""
 
+import dataclasses
+import math
 import os
 from collections.abc import Sequence
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.config import config_of
-from keras_vit.models.catalog import CHECKPOINTS, identify, read_config
-from keras_vit.models.checkpoint import open_file
+from keras_vit.models.catalog import FAMILIES, identify, read_config
 from keras_vit.models.coatnet.checkpoint import TABLE
-from keras_vit.models.model_settings import (
-    allowed_settings,
-    describe_sizes,
-    fields_of,
-    heads_of,
-    sizes_of,
-    sizes_of_file,
-)
 from keras_vit.models.vit.checkpoint import positions_for
+from keras_vit.weights import hub
 from keras_vit.weights.load import Layout, Plan
+from keras_vit.weights.read import check_sha256, open_checkpoint
+from keras_vit.weights.read.folders import ShardedFile
 from keras_vit.weights.report import LoadReport
+from keras_vit.weights.source import ENTRANCES
 from keras_vit.weights.tokens import weights_of
 
 
@@ -90,15 +88,38 @@ def load_weights(
     return load_file(model, file, found, whole=True, **options)
 
 
+def open_file(path, sha256=None):
+    """Returns the `WeightsFile` of a path or of a hub's name, checked against a SHA-256."""
+    file = open_checkpoint(hub.local_path(path))
+    if sha256 is not None:
+        check_sha256(file.path, sha256)
+        # The SHA-256 of an index does not cover the files that it names.
+        file.verified |= not isinstance(file, ShardedFile)
+    return file
+
+
 def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=None, whole=False):
-    """Loads a `CanonicalFile` with this `Found`; otherwise like `load_weights`. `whole` is as in `Plan.load`."""
+    """Loads a `CanonicalFile` with this `Found`; the rest is as in `load_weights`. `whole` is as in `Plan.load`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
             "Load the weights into the model that fold_preprocessing was called on, and fold it again."
         )
-    here = _layout_of(model)
-    plan = Plan(model, file, _layout_of_file(file, found, here), here, skip, position_interpolation)
+    here, config, sizes = fields_of(model), config_of(model), fields_of_file(file, found)
+    tables = [weight for weight in weights_of(model) if weight.endswith(TABLE)]
+    positions = {layer.name: layer for layer in model.layers}.get("position_embedding")
+    layout = _layout(
+        config,
+        here,
+        here.get("grid_size"),
+        getattr(positions, "num_prefix_positions", 0),
+        getattr(config, "position_interpolation", "linear"),
+        {weight: config.grid(int(weight.split("_")[1])) for weight in tables},
+    )
+    prefix, grid = positions_for(file, found.positions, layout.grid, layout.num_prefix_positions)
+    family = FAMILIES[file.source.family]
+    there = _layout(family.config, sizes, grid, prefix, found.position_interpolation, found.tables)
+    plan = Plan(model, file, there, layout, skip, position_interpolation)
     exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
         # The pooling may differ with a new head, or without the class token.
@@ -108,8 +129,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     if found.get("key_bias") is False:
         # The biases of the keys are set to zero, which computes the same.
         exempt.add("key_bias")
-    names = [name for name in CHECKPOINTS[file.source.family].SETTINGS if name not in exempt]
-    for name, theirs, ours in found.differences(fields_of(model), names):
+    for name, theirs, ours in found.differences(here, [name for name in family.settings if name not in exempt]):
         raise ValueError(
             f"{file.path!r} was trained with {name}={theirs!r}, and model {model.name!r} was built with "
             f"{name}={ours!r}. Nothing was loaded. Build the model with {name}={theirs!r}, or call "
@@ -118,35 +138,81 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     return plan.load(whole)
 
 
-def _layout_of(model):
-    """Returns the `Layout` of a model."""
-    sizes, config = sizes_of(model), config_of(model)
-    tables = [weight for weight in weights_of(model) if weight.endswith(TABLE)]
-    positions = {layer.name: layer for layer in model.layers}.get("position_embedding")
-    return Layout(
-        *heads_of(sizes),
-        sizes["num_classes"],
-        sizes["grid_size"],
-        getattr(positions, "num_prefix_positions", 0),
-        getattr(config, "position_interpolation", "linear"),
-        {weight: config.grid(int(weight.split("_")[1])) for weight in tables},
-        sizes,
-        describe_sizes(sizes),
-    )
+def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
+    """Returns the `Layout` of a model or of a checkpoint with these fields of the class of `config`."""
+    sizes = {name: fields.get(name) for name in config.sizes}
+    layout = *heads_of(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
+    return Layout(*layout, sizes, config.describe(fields))
 
 
-def _layout_of_file(file, found, here):
-    """Returns the `Layout` of a checkpoint that is loaded into a model with the `Layout` `here`."""
-    sizes = sizes_of_file(file, found)
-    prefix, grid = positions_for(file, found.positions, here.grid, here.num_prefix_positions)
-    return Layout(
-        sizes["num_heads"],
-        None,
-        sizes["num_classes"],
-        grid,
-        prefix,
-        found.position_interpolation,
-        found.tables,
-        sizes,
-        describe_sizes(sizes),
-    )
+def heads_of(fields):
+    """Returns (num_heads, head_dim) from a dict of fields; None where attention has no such heads."""
+    heads = fields.get("num_heads")
+    return heads, heads and fields["hidden_dim"] // heads
+
+
+def fields_of(model):
+    """Returns the fields of a model's config, updated where its user may have changed the layers."""
+    config, names = config_of(model), {layer.name: layer for layer in model.layers}
+    if not FAMILIES[config.family].sources:
+        raise ValueError(
+            "Expected a model of a family whose weights other code bases have too. Received: model "
+            f"{model.name!r} of family {config.family!r}. Use model.save and keras.saving.load_model, or "
+            "model.save_weights and model.load_weights."
+        )
+    entrances = [entrance.partition("/")[0] for entrance in ENTRANCES]
+    if config.block_names[0] not in names or not names.keys() & set(entrances):
+        raise ValueError(
+            f"Expected a model of this package's builders, with a layer {config.block_names[0]} and one of "
+            f"{', '.join(entrances)}. Received: model {model.name!r} with the layers {', '.join(names)}. "
+            "If one of them holds the ViT, pass that: model.get_layer(...)."
+        )
+    fields = {**vars(config), "num_classes": getattr(names.get("head"), "units", 0)}
+    if config.family == "vit":
+        fields["num_layers"] = sum(name in names for name in config.block_names)
+        fields["grid_size"] = config.grid if "position_embedding" in names else None
+        fields["pooling"] = config.pooling if "pooling" in names else "none"
+        if config.stages is None:
+            del fields["resnet_epsilons"]
+    return fields
+
+
+def fields_of_file(file, found):
+    """Returns the fields of a checkpoint that its sizes show; unknown ones are None."""
+    config = FAMILIES[file.source.family].config
+    fields = {field.name: found.get(field.name) for field in dataclasses.fields(config)}
+    if not found.certain("num_heads"):
+        fields["num_heads"] = None
+    if config.family == "vit":
+        fields["grid_size"] = found.positions.grid
+    return fields
+
+
+def allowed_settings(allow):
+    """Returns the names in `allow`, a string or several; raises unless they are settings of some family."""
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    known = sorted({name for family in FAMILIES.values() for name in family.settings})
+    if unknown := [name for name in allow if name not in known]:
+        raise arguments.invalid("allow", f"names out of {', '.join(known)}", unknown)
+    return allow
+
+
+def describe(path, source=None):
+    """Describes a checkpoint: path, source, sizes, settings, preprocessing and arrays, one per line."""
+    family, file = identify(open_file(path), source)
+    found = read_config(file)
+    count = sum(math.prod(shape) for shape in file.shapes.values())
+    unknown = [key for key in file.shapes if file.source.weight_of(key) is None]
+    rows = {
+        "file": file.path,
+        "source": file.source.name,
+        "model": family.config.describe(fields_of_file(file, found)),
+        "holds": f"{len(file.shapes)} arrays, {count:,} parameters",
+        **{name: found.get(name) for name in family.settings if name in found.values},
+        **({} if "preprocessing" not in found.values else dataclasses.asdict(found.get("preprocessing"))),
+        "positions": f"{found.positions.num_prefix} of prefix tokens",
+        "unknown keys": ", ".join(unknown) or "none",
+        "to pass": ", ".join(found.unknown) or "nothing",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())

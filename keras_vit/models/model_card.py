@@ -1,7 +1,7 @@
 """Writes the README.md of a model on the Hugging Face hub."""
 
 from keras_vit.config import carrier_of, config_of
-from keras_vit.models.model_settings import describe_sizes, sizes_of
+from keras_vit.models.loading import fields_of
 
 _MOST_CLASS_NAMES = 50
 # The library that reads a format's folder, and how.
@@ -13,14 +13,14 @@ _LOADING = {
 
 def model_card(model, name, repo, folder, format):
     """Returns a model card for what is uploaded from `folder` to a repository, and loaded by `name`."""
-    sizes, preprocessing = sizes_of(model), carrier_of(model).preprocessing
-    size, class_names = model.input_shape[1:3], config_of(model).class_names or ()
+    fields, config, preprocessing = fields_of(model), config_of(model), carrier_of(model).preprocessing
+    size, class_names = model.input_shape[1:3], config.class_names or ()
     scale, mean, std = (
         ", ".join(f"{number:g}" for number in getattr(preprocessing, field)) for field in ("value_range", "mean", "std")
     )
     resize = f"{preprocessing.interpolation}, {preprocessing.resize_mode}, crop {preprocessing.crop_fraction:g}"
     facts = {
-        "Architecture": describe_sizes(sizes),
+        "Architecture": config.describe(fields),
         "Parameters": f"{model.count_params():,}",
         "Image size": "any" if None in size else f"{size[0]} x {size[1]}",
         "Preprocessing": f"resize {resize}; scale to {scale}; mean {mean}; std {std}",
@@ -28,7 +28,7 @@ def model_card(model, name, repo, folder, format):
     if 0 < len(class_names) <= _MOST_CLASS_NAMES:
         facts["Classes"] = ", ".join(class_names)
     auto, task = "AutoModel", "image-feature-extraction"
-    if sizes["num_classes"]:
+    if fields["num_classes"]:
         auto, task = "AutoModelForImageClassification", "image-classification"
     library, loading = "keras-vit", [("keras_vit", f'keras_vit.from_pretrained("{name}")')]
     if format in _LOADING and (folder / "config.json").is_file():

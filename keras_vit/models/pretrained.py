@@ -7,22 +7,17 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE
+from keras_vit.config import Preprocessing
 from keras_vit.files import absent
 from keras_vit.models import zoo
-from keras_vit.models.catalog import CHECKPOINTS, FAMILIES, identify, read_config
-from keras_vit.models.checkpoint import open_file
-from keras_vit.models.family import changed, config_from
-from keras_vit.models.loading import load_file
-from keras_vit.models.model_settings import name_of, sizes_of_file
+from keras_vit.models.catalog import identify, read_config
+from keras_vit.models.family import changed, completed
+from keras_vit.models.loading import fields_of_file, load_file, open_file
 from keras_vit.models.saved import read_saved, saved_file
-from keras_vit.models.vit.checkpoint import check_positions
 from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
 
-# Variants whose sizes are overridden, where none has the file's; that of CoAtNet has none of the optional layers.
-_VARIANTS = {"vit": "B/16", "bit": "R50x1", "coatnet": "coatnet_nano_rw", "efficientnet": "B0"}
 # The fields of a preprocessing that are complete together.
 _CONSTANTS = {"mean", "std", "interpolation", "crop_fraction"}
 
@@ -77,30 +72,23 @@ def from_pretrained(
     """
     row = zoo.find(os.fspath(path))
     local = _local_path(path, row)
+    given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     if (file := saved_file(local)) is not None:
         of_checkpoints = {"source": source, "skip": skip, "grid_size": grid_size, "sha256": sha256}
-        if given := [name for name, value in of_checkpoints.items() if value]:
-            raise ValueError(f"Expected no {' and '.join(given)} with {file!r}, a whole model of Keras.")
-        changes = {"image_size": image_size, "num_classes": num_classes}
-        return read_saved(file, {**kwargs, **changes, "position_interpolation": position_interpolation})
-    name, file = identify(open_file(local, sha256), source)
-    family, found = FAMILIES[name], read_config(file, grid_size)
-    chosen = kwargs.pop("variant", None)
-    given, options = family.split({**kwargs, "image_size": image_size, "num_classes": num_classes}, "from_pretrained")
+        if wrong := [name for name, value in of_checkpoints.items() if value]:
+            raise ValueError(f"Expected no {' and '.join(wrong)} with {file!r}, a whole model of Keras.")
+        return read_saved(file, {**given, "position_interpolation": position_interpolation})
+    file = open_file(local, sha256)
+    family, file = identify(file, source)
+    found = read_config(file, grid_size, row)
+    variant = given.pop("variant", None)
+    fields, options = family.split(given, "from_pretrained")
     if "class_names" in kwargs:
         # None leaves out names that do not fit.
-        given["class_names"] = kwargs["class_names"]
-    # The variant of these sizes, or one whose sizes are overridden.
-    known = name_of(sizes_of_file(file, found))
-    variant = re.sub("ViT-|BiT-|EfficientNet-", "", chosen or known or _VARIANTS[name])
-    # No variant has patches that are not square.
-    variant = re.sub(r"(/\d+)x\d+$", r"\1", variant)
-    usual = family.config.model_name_of(variant) if chosen or known or name == "bit" else name
-    options = {"name": found.get("name", usual), **family.config.training_options_of(variant), **options}
-    if chosen:
-        found.forget("variant")
-    defaults = _sizes(family, variant) if chosen else {}
-    return _build(file, found, family, variant, row, given, options, skip, position_interpolation, defaults=defaults)
+        fields["class_names"] = kwargs["class_names"]
+    defaults = _defaults(family, file, found, variant)
+    config, usual = _resolve(family, file, found, fields, defaults, skip=skip, interpolation=position_interpolation)
+    return _load(family, config, {**usual, **options}, file, found, fields, skip, position_interpolation)
 
 
 def load_variant(family, variant, weights, given, options, defaults, function=None):
@@ -110,96 +98,95 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     """
     architecture = function or (architecture_of(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
-    name, file = identify(open_file(zoo.local_path(weights, architecture)))
-    if name != family.name:
+    there, file = identify(open_file(zoo.local_path(weights, architecture)))
+    if there is not family:
         expected = f"weights of a {family.builder} for keras_vit.{function or family.builder}"
-        raise ValueError(f"Expected {expected}. Received: {file.path!r}, a model of family {name!r}")
-    if file.source.name == "keras":
-        # Such a file was written by a model of this variant, and contains no settings.
-        defaults = {**vars(family.config.from_variant(variant)), **defaults}
-    found = read_config(file, None)
+        raise ValueError(f"Expected {expected}. Received: {file.path!r}, a model of family {there.name!r}")
+    found, usual = read_config(file, None, row), family.config.from_variant(variant)
     found.forget("variant")
-    return _build(file, found, family, variant, row, given, options, sizes=_sizes(family, variant), defaults=defaults)
+    # Keras' own files contain no settings.
+    settings = vars(usual) if file.source.name == "keras" else {"image_size": usual.image_size}
+    sizes = {name: getattr(usual, name) for name in family.config.sizes_of(variant)}
+    config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
+    return _load(family, config, options, file, found, given)
 
 
-def _sizes(family, variant):
-    """Returns the fields that a variant sets, as the config has them."""
-    config = family.config.from_variant(variant)
-    return {name: getattr(config, name) for name in family.config.sizes_of(variant)}
+def _defaults(family, file, found, variant):
+    """Returns the fields of the variant that the arrays of a file leave open; raises if they determine it."""
+    if variant is None:
+        return {}
+    if "variant" not in found.unknown:
+        raise ValueError(
+            f"Expected no `variant` for {file.path!r}, whose arrays determine the sizes. Received: {variant!r}. For a "
+            f"model of this variant, call keras_vit.{family.builder}({variant!r}, weights=...)."
+        )
+    found.forget("variant")
+    usual = family.config.from_variant(variant)
+    found.put(f"{KNOWN} {variant}", name=family.config.model_name_of(variant))
+    return {name: getattr(usual, name) for name in (*family.config.sizes_of(variant), "image_size")}
 
 
-def _build(
-    file, found, family, variant, row, given, options, skip=(), position_interpolation=None, *, sizes=(), defaults=()
-):
-    """Builds the model of an open file: fields from `given`, `sizes`, the file and `defaults`, in this order."""
-    found.forget("name")
-    assumed = _complete(found, family.name, row, given, skip)
-    for name, value in dict(defaults).items():
-        if name not in found.values:
-            found.put(f"{DEFAULT} {variant}", certain=False, **{name: value})
-    chosen = dict(given)
-    part = given.get("preprocessing")
-    if isinstance(part, Mapping):
-        base = found.get("preprocessing", family.config.from_variant(variant).preprocessing)
-        chosen["preprocessing"] = changed(base, part)
-        if "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
-            # A part of an unknown preprocessing leaves the rest unknown.
-            del chosen["preprocessing"]
-    fields = found.resolve({**dict(sizes), **chosen})
-    _fit_size(file, found, fields, given, position_interpolation)
-    model = family.make(config_from(family, variant, fields), **options)
-    allow = [name for name in CHECKPOINTS[family.name].SETTINGS if name in given]
-    report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)
-    report.assumed.update(assumed)
-    report.log()
-    return model
+def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpolation=None):
+    """Returns the config, and the usual options of `Family.make`.
 
-
-def _complete(found, family, row, given, skip):
-    """Adds what is known beside the file, and removes what does not apply; returns {field: value that is assumed}."""
+    Each field comes from `given`, `sizes`, the file or `defaults`, in this order. A new head leaves out what describes
+    the file's head.
+    """
     new_head = "head" in ((skip,) if isinstance(skip, str) else skip)
-    if row is not None:
-        found.put(f"{KNOWN} {row.name}", **_of_row(row))
     if new_head or given.get("num_classes", found.get("num_classes")) != found.get("num_classes"):
         found.forget("class_names", "task", "classifier_activation")
-        if not new_head and family == "vit":
+        if not new_head and family.name == "vit":
             found.forget("representation_size")
-    both = ("num_classes", "distillation_token", "distillation_head")
-    if not all(given.get(name, found.get(name)) for name in both):
+    if not all(given.get(n, found.get(n)) for n in ("num_classes", "distillation_token", "distillation_head")):
         found.forget("return_both_heads")
-    if "image_size" in found.values or "image_size" in found.unknown or "image_size" in given:
+    known = fields_of_file(file, found)
+    usual = {"name": found.get("name", family.name)}
+    if variant := family.config.variant_of(known):
+        usual = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant)}
+    found.forget("name")
+    size = family.config.usual_image_size(known)
+    for name, value in {"image_size": (size, size), **defaults}.items():
+        if name not in found.values and (name not in found.unknown or name in defaults):
+            found.put(f"{DEFAULT} keras_vit", certain=False, **{name: value})
+    chosen = {**dict(sizes), **given}
+    if interpolation is not None and hasattr(family.config, "position_interpolation"):
+        chosen["position_interpolation"] = interpolation
+    part = given.get("preprocessing")
+    if isinstance(part, Mapping) and "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
+        # A part of an unknown preprocessing leaves the rest unknown.
+        del chosen["preprocessing"]
+    fields = found.resolve(chosen)
+    fields.update(_tables(family, found, fields, chosen))
+    fields.update({name: value for name, value in family.fit(file, found, fields, given).items() if name not in given})
+    base = found.get("preprocessing", Preprocessing())
+    preprocessing = changed(base, fields.pop("preprocessing", base))
+    return completed(arguments.record(family.config, fields), preprocessing), usual
+
+
+def _tables(family, found, fields, given):
+    """Returns the fields that keep the file's positions in a model of any size, so that they are resized once."""
+    any_size, table = (None, None), family.config.table_field
+    if table is None or table in given:
         return {}
-    size = "that of the variant"
-    if family in ("vit", "bit"):
-        size = DEFAULT_IMAGE_SIZE
-        found.put(f"{DEFAULT} keras_vit", certain=False, image_size=(size, size))
-    return {"image_size": f"{size}, not stated in the file"}
+    if arguments.image_size(fields["image_size"]) != any_size:
+        return {table: None}
+    size = found.get("image_size") or any_size
+    if arguments.image_size(size) == any_size:
+        return {}
+    method = given.get("position_interpolation", found.position_interpolation)
+    return {table: found.positions.grid if family.name == "vit" else size, "position_interpolation": method}
 
 
-def _fit_size(file, found, fields, given, position_interpolation):
-    """Checks the image size, and keeps the file's positions in a model of any size, so that they are resized once."""
-    any_size, family = (None, None), file.source.family
-    file_size, size = found.get("image_size", any_size), fields.get("image_size", any_size)
-    file_size = any_size if file_size is None else arguments.image_size(file_size)
-    of_any = arguments.image_size(size) == any_size
-    changes = {}
-    if family == "vit":
-        if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
-            check_positions(file, fields)
-        if not of_any:
-            changes["grid_size"] = None
-        elif file_size != any_size:
-            changes = {"grid_size": found.positions.grid, "position_interpolation": found.position_interpolation}
-        # Set explicitly, since the number of heads may not divide hidden_dim.
-        fields["head_dim"] = fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])
-    elif family == "coatnet":
-        if not of_any:
-            changes["table_image_size"] = None
-        elif file_size != any_size:
-            changes["table_image_size"] = file_size
-    if position_interpolation is not None and (family == "coatnet" or (of_any and family == "vit")):
-        changes["position_interpolation"] = position_interpolation
-    fields.update({name: value for name, value in changes.items() if name not in given})
+def _load(family, config, options, file, found, given, skip=(), position_interpolation=None):
+    """Builds the model of a config and loads a file into it; logs the report."""
+    model = family.make(config, **options)
+    allow = [name for name in family.settings if name in given]
+    report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)
+    size = found.values.get("image_size")
+    if "image_size" not in given and size is not None and size.origin == f"{DEFAULT} keras_vit":
+        report.assumed["image_size"] = f"{size.value[0]}, not stated in the file"
+    report.log()
+    return model
 
 
 def _local_path(path, row):
@@ -216,12 +203,3 @@ def _local_path(path, row):
             f"{absent(path)}{meant}"
         )
     return path
-
-
-def _of_row(row):
-    """The settings of a published checkpoint that its file does not contain."""
-    found = {"preprocessing": row.preprocessing}
-    if row.source == "bit":
-        # As in the code published with BiT's weights.
-        found |= {"image_size": row.resolution, "pool_padding": "zeros"}
-    return found

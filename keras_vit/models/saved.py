@@ -154,11 +154,7 @@ def _tables(old, fields):
     """Returns the fields that keep the size of the position tables if `fields` ask for images of any size."""
     if arguments.image_size(fields.get("image_size", 1)) != (None, None):
         return {}
-    if old.family == "vit":
-        return {"grid_size": old.grid}
-    if old.family == "coatnet":
-        return {"table_image_size": old.table_image_size if None in old.image_size else old.image_size}
-    return {}
+    return {} if old.table_field is None else {old.table_field: old.table_size}
 
 
 # Layers that are set to zero if the number of classes changes.

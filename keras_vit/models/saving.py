@@ -11,41 +11,20 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.config import carrier_of, config_of
-from keras_vit.models.bit import timm_folder as timm_bit
 from keras_vit.models.bit import transformers_folder as transformers_bit
-from keras_vit.models.bit.names import BIT, HUGGINGFACE_BIT, TIMM_BIT
-from keras_vit.models.catalog import SOURCES
-from keras_vit.models.coatnet import timm_folder as timm_coatnet
-from keras_vit.models.efficientnet import timm_folder as timm_efficientnet
+from keras_vit.models.catalog import FAMILIES
+from keras_vit.models.loading import allowed_settings, fields_of, heads_of
 from keras_vit.models.model_card import model_card
-from keras_vit.models.model_settings import (
-    allowed_settings,
-    fields_of,
-    heads_of,
-    sizes_of,
-    unwritten,
-)
 from keras_vit.models.vit import timm_folder, transformers_folder
-from keras_vit.models.vit.names.huggingface import HUGGINGFACE
-from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
-from keras_vit.models.vit.names.timm import TIMM, TIMM_STEM
+from keras_vit.models.vit.names.timm import TIMM_STEM
 from keras_vit.weights import hub
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
 from keras_vit.weights.transformers_config import write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
-# The source whose code reads a format (one of several for "huggingface"), and that for a model without blocks.
-FORMATS = {
-    "npz": OFFICIAL,
-    "big_vision": BIG_VISION,
-    "timm": TIMM,
-    "huggingface": HUGGINGFACE,
-}
-_OF_BIT = {"npz": BIT, "timm": TIMM_BIT, "huggingface": HUGGINGFACE_BIT}
-# By family: what a folder of timm cannot express, and its config.json.
-_TIMM_FOLDERS = {"vit": timm_folder, "bit": timm_bit, "coatnet": timm_coatnet, "efficientnet": timm_efficientnet}
+FORMATS = ("npz", "big_vision", "timm", "huggingface")
 # Prefixes of all keys.
-_PREFIXES = {"official": "", "big_vision": "params/", "bit": "resnet/"}
+_PREFIXES = {"big_vision": "params/", "bit": "resnet/"}
 
 
 def save_weights(
@@ -86,50 +65,43 @@ def save_weights(
             lambda repo, folder: model_card(model, path, repo, folder, format),
         )
         return
-    sizes = sizes_of(model)
-    record = _record(model, sizes)
-    source = _source(format, sizes, record)
+    fields, family = fields_of(model), FAMILIES[config_of(model).family]
+    if format not in family.formats:
+        known = " or ".join(map(repr, family.formats))
+        raise arguments.invalid("format", f"{known} for {family.builder} models", format)
+    record, is_vit = _record(model, fields), family.name == "vit"
+    source, kind = family.formats[format].spelled_for(record), None
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
     if in_folder:
-        _refuse("timm folder", model, _TIMM_FOLDERS[record.family].unwritten_in_folder(record))
-    if format == "timm" and sizes["num_layers"]:
-        source = timm_folder.source_for(source, record)
+        _refuse("timm folder", model, family.timm_folder.unwritten_in_folder(record))
+    if format == "timm" and is_vit:
+        source = timm_folder.source_for(TIMM_STEM if record.stages == () else family.formats[format], record)
         _refuse(format, model, timm_folder.unwritten(record))
-    kind = transformers_folder.kind_of(record) if format == "huggingface" and sizes["num_layers"] else None
-    if kind is not None:
+    if format == "huggingface" and is_vit:
+        kind = transformers_folder.kind_of(record)
         source = kind.source.spelled_for(record)
     variables = weights_of(model)
-    _check(model, format, source, sizes, variables, allow, told=in_folder or format == "huggingface")
+    _check(model, format, source, fields, variables, allow, told=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     if not getattr(record, "key_bias", True):
         for weight in (name for name in values if name.endswith("/attention/qkv/bias")):
             # The model computes with zeros here.
             values[weight] = values[weight] * np.repeat(np.float32([1, 0, 1]), values[weight].size // 3)
-    _fit_prefix_positions(values, sizes, format)
-    arrays, facts = _arrays(source, values, sizes), _facts(model, sizes)
+    _fit_prefix_positions(values, fields, format)
+    arrays, facts = _arrays(source, values, fields), _facts(model, record)
     if format == "huggingface":
         if kind is None:
             transformers_bit.write_folder(Path(path), arrays, record, facts)
         else:
             transformers_folder.write_folder(Path(path), arrays, kind, record, facts)
     elif in_folder:
-        config = _TIMM_FOLDERS[record.family].config_json(record, arrays, facts)
+        config = family.timm_folder.config_json(record, arrays, facts)
         write_folder(Path(path), arrays, config, facts)
     elif format == "timm":
         write_safetensors(path, arrays, facts)
     else:
-        prefix = _PREFIXES[source.name]
+        prefix = _PREFIXES.get(source.name, "")
         write_npz(path, {prefix + key: array for key, array in arrays.items()}, {"keras_vit": facts})
-
-
-def _source(format, sizes, record):
-    if record.family not in ("vit", "bit"):
-        if format != "timm":
-            raise arguments.invalid("format", f"'timm', the only format of {record.family} models", format)
-        return SOURCES[f"timm_{record.family}"].spelled_for(record)
-    if not sizes["num_layers"]:
-        return _OF_BIT.get(format, FORMATS[format])
-    return TIMM_STEM if format == "timm" and sizes["stages"] == () else FORMATS[format]
 
 
 def _num_prefix_positions(format, counts, here, grid):
@@ -143,13 +115,13 @@ def _num_prefix_positions(format, counts, here, grid):
     return sum(count for name, count in counts.items() if format != "huggingface" or name in PREFIX_TOKENS)
 
 
-def _fit_prefix_positions(values, sizes, format):
+def _fit_prefix_positions(values, fields, format):
     """Gives the position table a format's prefix rows: new ones are zero, dropped ones are added to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
     counts = {name: values[name].shape[1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in values}
-    rows, columns = sizes["grid_size"]
+    rows, columns = fields["grid_size"]
     here = table.shape[1] - rows * columns
     there = _num_prefix_positions(format, counts, here, (rows, columns))
     if there > here:
@@ -169,8 +141,8 @@ def _refuse(format, model, parts):
         )
 
 
-def _check(model, format, source, sizes, variables, allow, told):
-    """Raises unless the format's code computes the same as the model; `told` if it says the model's settings."""
+def _check(model, format, source, fields, variables, allow, told):
+    """Raises unless the format's code computes the same as the model; `told` if it contains the model's settings."""
     # Only older versions of timm have pre_logits.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
@@ -179,19 +151,19 @@ def _check(model, format, source, sizes, variables, allow, told):
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
-    _refuse(format, model, unwritten(model, source.name))
-    num_heads, head_dim = heads_of(sizes)
-    if format in ("timm", "huggingface") and sizes["num_layers"] and head_dim * num_heads != sizes["hidden_dim"]:
+    _refuse(format, model, _unwritten(model, source.name, fields))
+    num_heads, head_dim = heads_of(fields)
+    if format in ("timm", "huggingface") and num_heads and head_dim * num_heads != fields["hidden_dim"]:
         raise ValueError(
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
-            f"{sizes['hidden_dim']} channels"
+            f"{fields['hidden_dim']} channels"
         )
     # A folder states the first two.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
     settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
-    if format == "timm" and sizes["num_layers"] and not told:
+    if format == "timm" and num_heads and not told:
         settings |= timm_folder.settings_of(config_of(model))
-    fields, allowed = fields_of(model), allowed_settings(allow)
+    allowed = allowed_settings(allow)
     for name, there in settings.items():
         here = fields.get(name)
         if name not in fields or name in allowed or there in (None, here):
@@ -203,12 +175,35 @@ def _check(model, format, source, sizes, variables, allow, told):
         )
 
 
-def _arrays(source, values, sizes):
+def _unwritten(model, source, fields):
+    """Yields the properties of a model that affect its outputs and that the source's files cannot store."""
+    if carrier_of(model).folded:
+        yield "preprocessing folded into its patch embedding"
+    config, pooling = config_of(model), fields.get("pooling")
+    if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
+        yield "a ResNet of more than four stages, the last of which that code dilates"
+    if config.family != "vit":
+        return
+    # `timm_folder` and `transformers_folder` refuse what the classes of timm and transformers do not have.
+    usual = {"rotary_embedding": None, "patch_bias": True, "qkv_bias": True, "gated_mlp": False}
+    for name, value in usual.items() if source in ("official", "big_vision") else ():
+        if fields[name] != value:
+            yield f"{name}={fields[name]!r}"
+    # Without a table, big_vision's code uses sine-cosine positions, and the other code uses none.
+    if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
+        yield f'position_embedding="{config.position_embedding}"'
+    if pooling == "none" or (pooling == "token_gap" and source != "dinov2"):
+        yield f'pooling="{pooling}"'
+    if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":
+        yield 'pooling="gap" beside a class token'
+
+
+def _arrays(source, values, fields):
     """Returns {canonical key: array}, with the parts of fused arrays joined."""
     parts = {}
     for weight, value in values.items():
         name = source.find(weight)
-        for key, array in zip(name.keys, name.codec.to_file(value, heads_of(sizes)), strict=True):
+        for key, array in zip(name.keys, name.codec.to_file(value, heads_of(fields)), strict=True):
             parts.setdefault(key, {})[name.codec.part] = array
     return {
         key: np.concatenate([found[i] for i in sorted(found)]) if len(found) > 1 else found[min(found)]
@@ -216,24 +211,23 @@ def _arrays(source, values, sizes):
     }
 
 
-def _facts(model, sizes):
+def _facts(model, record):
     """Returns the metadata for `from_pretrained` that arrays do not show."""
     return {
-        "config": _record(model, sizes).to_dict(),
-        "num_heads": sizes["num_heads"],
-        "grid": sizes["grid_size"],
+        "config": record.to_dict(),
+        "grid": fields_of(model).get("grid_size"),
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
         "preprocessing": dataclasses.asdict(carrier_of(model).preprocessing),
     }
 
 
-def _record(model, sizes):
+def _record(model, fields):
     """Returns a model's config, updated for a head that its user changed."""
     config = config_of(model)
     head = next((layer for layer in model.layers if layer.name == "head"), None)
-    changes = {"num_classes": sizes["num_classes"], "classifier_activation": getattr(head, "activation", None)}
-    if len(config.class_names or ()) != sizes["num_classes"]:
+    changes = {"num_classes": fields["num_classes"], "classifier_activation": getattr(head, "activation", None)}
+    if len(config.class_names or ()) != fields["num_classes"]:
         changes["class_names"] = None
     if getattr(config, "return_both_heads", False):
-        changes["return_both_heads"] = sizes["num_classes"] > 0
+        changes["return_both_heads"] = fields["num_classes"] > 0
     return config.replace(**changes)

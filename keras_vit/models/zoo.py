@@ -10,8 +10,7 @@ from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.files import absent
 from keras_vit.models.catalog import identify, read_config
-from keras_vit.models.checkpoint import open_file
-from keras_vit.models.model_settings import describe_sizes, name_of, sizes_of_file
+from keras_vit.models.loading import fields_of_file, open_file
 from keras_vit.models.vit import variants as vit
 from keras_vit.weights import hub
 from keras_vit.weights.download import DownloadError, confirm, download
@@ -125,14 +124,15 @@ def fetch(row):
 
 def _check(row, path):
     """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
-    _, file = identify(open_file(path), row.source)
-    sizes = sizes_of_file(file, read_config(file))
-    named = "".join(filter(str.isalnum, name_of(sizes) or ""))
+    family, file = identify(open_file(path), row.source)
+    fields = fields_of_file(file, read_config(file))
+    named = "".join(filter(str.isalnum, family.config.name_of(fields) or ""))
     expected = re.sub(
         rf"{_ARCHITECTURE}(?:Distilled)?$", lambda found: f"ViT{_size_of(*found.groups())}{found[3]}", row.architecture
     )
-    if (named, sizes["num_classes"]) != (expected, row.num_classes):
-        raise ValueError(f"Expected the file of {row.name}. Received: {str(path)!r} with {describe_sizes(sizes)}.")
+    if (named, fields["num_classes"]) != (expected, row.num_classes):
+        what = family.config.describe(fields)
+        raise ValueError(f"Expected the file of {row.name}. Received: {str(path)!r} with {what}.")
     for _ in file.read(file.shapes):
         pass
 

@@ -58,6 +58,10 @@ class Source:
     head_dim: int | None = None
     # The family of its models.
     family: str = "vit"
+    # Regular expression that a key of its files matches, where other sources have the same first layer.
+    mark: str | None = None
+    # The model_type of its transformers folders.
+    model_types: tuple = ()
 
     def canonical_keys(self, keys):
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""
@@ -141,6 +145,10 @@ class Source:
         """Returns whether the keys include this source's first layer."""
         canonical, _ = self.canonical_keys(keys)
         return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
+
+    def recognises(self, keys):
+        """Returns whether the keys include this source's first layer and its mark."""
+        return self.knows(keys) and (self.mark is None or any(re.match(self.mark, key) for key in keys))
 
 
 def unwrapped(key):

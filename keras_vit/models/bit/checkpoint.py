@@ -9,8 +9,6 @@ from keras_vit.weights.record import read_record
 
 # The keys of transformers' config.json that the arrays show.
 _READ = ("embedding_size", "hidden_sizes", "depths")
-# The fields that decide the outputs and that no array shows.
-SETTINGS = ("resnet_epsilons", "pool_padding")
 
 
 def read_config(file, grid_size=None):
@@ -31,7 +29,7 @@ def read_config(file, grid_size=None):
         timm_config.read_folder(file, found)
     elif file.container == "huggingface":
         transformers_config.read_folder(file, found, {*_READ, *source.config})
-    for name in SETTINGS:
+    for name in ("resnet_epsilons", "pool_padding"):
         if getattr(source, name) is None:
             found.leave("it differs between the code bases that read such files", name)
         else:

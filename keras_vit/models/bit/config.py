@@ -31,6 +31,12 @@ def total_stride(stages):
     return 4 * 2 ** max(len(stages) - 1, 0)
 
 
+def parts_of_resnet(fields):
+    """Yields the sizes of a ResNet in a dict of fields for messages."""
+    if fields["stages"] is not None:
+        yield f"a ResNet of stages {fields['stages']}, width factor {fields['width_factor']:g}"
+
+
 def decode_resnet(variant):
     """Parses "R50x1" into (units per stage, width factor); raises if it is unknown."""
     match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
@@ -63,26 +69,26 @@ class BiTConfig(ModelConfig):
     """
 
     family: ClassVar[str] = "bit"
+    sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes", "stages", "width_factor")
 
     stages: tuple[int, ...] = checked(stage_sizes)
     width_factor: float = checked(half_multiple)
     pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
     resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
 
-    @classmethod
-    def from_variant(cls, variant, **overrides):
-        """Returns the config of a variant, such as "R50x1", like `ViTConfig.from_variant`."""
-        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
-
     @staticmethod
     def sizes_of(variant):
         """Returns the fields that a variant sets."""
         return dict(zip(("stages", "width_factor"), decode_resnet(variant), strict=True))
 
-    @staticmethod
-    def model_name_of(variant):
-        """Returns the name of a variant's model, such as "bit_R50x1"."""
-        return f"bit_{variant}"
+    @classmethod
+    def name_of(cls, fields):
+        depth = next((depth for depth, units in RESNETS.items() if units == fields["stages"]), None)
+        return None if depth is None else f"BiT-R{depth}x{fields['width_factor']:g}"
+
+    @classmethod
+    def _parts(cls, fields):
+        return parts_of_resnet(fields)
 
     @property
     def block_names(self):

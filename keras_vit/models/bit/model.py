@@ -9,11 +9,13 @@ import keras
 from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
+from keras_vit.models.bit import checkpoint, names, timm_folder
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.vit.names.keras import KERAS
 
 
 def BiT(
@@ -71,7 +73,16 @@ def connect(images, config, *, head_init="zeros"):
     return dense_head(x, config, head_init)
 
 
-BIT = Family(BiTConfig, connect, "BiT", ("norm", "relu", "pooling"))
+BIT = Family(
+    config=BiTConfig,
+    connect=connect,
+    builder="BiT",
+    above=("norm", "relu", "pooling"),
+    sources=dict.fromkeys((names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, KERAS), checkpoint.read_config),
+    settings=("resnet_epsilons", "pool_padding"),
+    formats={"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT},
+    timm_folder=timm_folder,
+)
 
 
 def hybrid_stem(images, config):

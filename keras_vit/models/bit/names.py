@@ -16,6 +16,7 @@ TIMM_BIT = Source(
         **dense("head", "head.fc", codecs.Transposed(ones=2)),
     },
     **_SETTINGS,
+    mark=r"stages\.0\.blocks\.0\.conv1\.weight$",
     config={
         **{"global_pool": "avg", "stem_type": "fixed", "preact": True, "avg_down": False, "basic": False},
         **{"bottle_ratio": 0.25, "output_stride": 32, "act_layer": "relu", "norm_layer": None, "conv_layer": None},
@@ -36,6 +37,7 @@ HUGGINGFACE_BIT = Source(
     },
     **_SETTINGS,
     prefixes=("bit.",),
+    model_types=("bit",),
     config={
         **{"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
         **{"num_groups": 32, "output_stride": 32, "hidden_act": "relu", "width_factor": 1},

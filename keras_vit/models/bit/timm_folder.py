@@ -1,8 +1,6 @@
 """Folders of BiTs that timm loads."""
 
-from types import SimpleNamespace
-
-from keras_vit.models.vit.variants import name_of
+from keras_vit.models.bit.config import BiTConfig
 from keras_vit.weights import timm_config
 
 # The widths of timm's BiT.
@@ -22,5 +20,5 @@ def config_json(config, arrays, facts):
 
 
 def _name(config):
-    name = (name_of(SimpleNamespace(num_layers=0, **vars(config))) or "").removeprefix("BiT-R")
+    name = (BiTConfig.name_of(vars(config)) or "").removeprefix("BiT-R")
     return f"resnetv2_{name}_bit" if name in _BITS else None

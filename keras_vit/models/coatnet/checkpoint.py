@@ -9,11 +9,6 @@ from keras_vit.weights import timm_config
 from keras_vit.weights.found import KNOWN, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
 
-# The fields that decide the outputs and that no array shows.
-SETTINGS = (
-    *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
-    *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
-)
 # Of the tables of biases.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
 NAMES = [name for name in VARIANTS if name not in "012345"]

@@ -81,6 +81,8 @@ class CoAtNetConfig(ModelConfig):
     """
 
     family: ClassVar[str] = "coatnet"
+    sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes", "depths", "widths", "stem_widths", "head_dim")
+    table_field: ClassVar[str | None] = "table_image_size"
 
     depths: tuple[int, ...] = checked(stage_sizes)
     widths: tuple[int, ...] = checked(stage_widths)
@@ -112,18 +114,12 @@ class CoAtNetConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "0" or "coatnet_0_rw"; `overrides` set other fields."""
-        fields = {**cls.sizes_of(variant), "image_size": image_size_of(variant), **overrides}
-        return arguments.record(cls, fields)
+        return super().from_variant(variant, **{"image_size": image_size_of(variant), **overrides})
 
     @staticmethod
     def sizes_of(variant):
         """Returns the fields that a variant sets."""
         return VARIANTS[decode_coatnet(variant)]
-
-    @staticmethod
-    def model_name_of(variant):
-        """Returns the name of a variant's model, such as "coatnet_0_rw"."""
-        return "coatnet_" + str(variant).removeprefix("coatnet_")
 
     def __post_init__(self):
         super().__post_init__()
@@ -164,12 +160,16 @@ class CoAtNetConfig(ModelConfig):
         """The names of the blocks, in order."""
         return [block.name for block in self.blocks]
 
+    @property
+    def table_size(self):
+        """(height, width) of the images whose feature maps the tables are stored for."""
+        if None not in self.image_size:
+            return self.image_size
+        return self.table_image_size or (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
+
     def grid(self, stage):
         """Returns (rows, columns) of the tables of a stage, counted from 1."""
-        image_size = self.image_size
-        if None in image_size:
-            image_size = self.table_image_size or (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
-        return table_grid(image_size, stage)
+        return table_grid(self.table_size, stage)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,10 @@ from keras_vit import activations, arguments
 from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.downsampling import conv
+from keras_vit.models.coatnet import checkpoint, timm_folder
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
+from keras_vit.models.coatnet.names import TIMM_COATNET
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
 
@@ -81,7 +83,19 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     return _head(x, config, dropout_rate, head_init)
 
 
-COATNET = Family(CoAtNetConfig, connect, "CoAtNet", ("norm", "pooling", "pre_logits", "pre_logits_tanh"))
+COATNET = Family(
+    config=CoAtNetConfig,
+    connect=connect,
+    builder="CoAtNet",
+    above=("norm", "pooling", "pre_logits", "pre_logits_tanh"),
+    sources={TIMM_COATNET: checkpoint.read_config},
+    settings=(
+        *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
+        *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
+    ),
+    formats={"timm": TIMM_COATNET},
+    timm_folder=timm_folder,
+)
 
 
 def _stem(x, config):

@@ -11,8 +11,6 @@ from keras_vit.weights import timm_config
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
 
-# The fields that decide the outputs and that no array shows.
-SETTINGS = ("padding", "batch_norm_epsilon")
 OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
@@ -54,8 +52,8 @@ def read_config(file, grid_size=None):
         settings = OFFICIAL if official or published["official"] else OF_TIMM
         found.put(f"{DEFAULT} {file.source.name}", **settings)
         return found
-    for name in SETTINGS:
-        value, own = OFFICIAL[name], OF_TIMM[name]
+    for name, value in OFFICIAL.items():
+        own = OF_TIMM[name]
         found.leave(f"{value!r} for the official weights, timm's tf_efficientnet_*; {own!r} for its own", name)
     return found
 

@@ -126,6 +126,7 @@ class EfficientNetConfig(ModelConfig):
     """
 
     family: ClassVar[str] = "efficientnet"
+    sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes", "widths", "repeats")
 
     widths: tuple[int, ...] = checked(
         _ints, len(STAGES) + 2, "channels of the stem, of each of 7 stages and of the top"
@@ -140,7 +141,7 @@ class EfficientNetConfig(ModelConfig):
         image_size = overrides.get("image_size", decode_efficientnet(variant).image_size)
         usual = {"image_size": image_size, "preprocessing": official_preprocessing(image_size)}
         usual["preprocessing"] = usual["preprocessing"].for_channels(overrides.get("in_channels", 3))
-        return arguments.record(cls, {**cls.sizes_of(variant), **usual, **overrides})
+        return super().from_variant(variant, **{**usual, **overrides})
 
     @staticmethod
     def sizes_of(variant):
@@ -148,20 +149,18 @@ class EfficientNetConfig(ModelConfig):
         scale = decode_efficientnet(variant)
         return {"widths": widths_of(scale.width_factor), "repeats": repeats_of(scale.depth_factor)}
 
+    @classmethod
+    def usual_image_size(cls, fields):
+        return SCALES[cls.variant_of(fields) or "B0"].image_size
+
     @staticmethod
     def training_options_of(variant):
         """Returns the dropout rate that a variant is trained with."""
         return {"dropout_rate": decode_efficientnet(variant).dropout_rate}
 
-    @staticmethod
-    def model_name_of(variant):
-        """Returns the name of a variant's model, such as "efficientnet_B0"."""
-        return f"efficientnet_{variant}"
-
-    @property
-    def model_name(self):
-        """The name of the variant of these sizes, such as "EfficientNet-B0", or None."""
-        name = efficientnet_of(self.widths, self.repeats)
+    @classmethod
+    def name_of(cls, fields):
+        name = efficientnet_of(fields["widths"] or (), fields["repeats"] or ())
         return name and f"EfficientNet-{name}"
 
     @property

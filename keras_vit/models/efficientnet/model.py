@@ -9,9 +9,11 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
+from keras_vit.models.efficientnet import checkpoint, names, timm_folder
 from keras_vit.models.efficientnet.config import EfficientNetConfig
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.vit.names.keras import KERAS
 
 
 def EfficientNet(
@@ -86,7 +88,16 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.2, drop_path_ra
 
 
 EFFICIENTNET = Family(
-    EfficientNetConfig, connect, "EfficientNet", ("top_conv", "top_norm", "top_activation", "pooling")
+    config=EfficientNetConfig,
+    connect=connect,
+    builder="EfficientNet",
+    above=("top_conv", "top_norm", "top_activation", "pooling"),
+    sources=dict.fromkeys(
+        (names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS, KERAS), checkpoint.read_config
+    ),
+    settings=("padding", "batch_norm_epsilon"),
+    formats={"timm": names.TIMM_EFFICIENTNET},
+    timm_folder=timm_folder,
 )
 
 

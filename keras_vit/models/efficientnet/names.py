@@ -164,6 +164,7 @@ KERAS_APPLICATIONS = Source(
         ),
         **_rows(_NUMBERED._replace(dense=codecs.Same()), "", head="predictions"),
     },
+    mark="block1a_",
     # It letters the blocks of a stage, and numbers its normalization over all models of a session.
     aliases=[
         (r"^block(\d)([a-z])_", lambda match: f"block{match[1]}_{ord(match[2]) - ord('a') + 1}_"),

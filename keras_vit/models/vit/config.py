@@ -7,8 +7,8 @@ from typing import ClassVar, TypedDict
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, MOST_LAYERS, ModelConfig, activation_of, checked, stage_sizes
 from keras_vit.images.interpolation import POSITION_METHODS
-from keras_vit.models.bit.config import RESNET_EPSILONS, half_multiple, total_stride
-from keras_vit.models.vit.variants import decode_variant
+from keras_vit.models.bit.config import RESNET_EPSILONS, half_multiple, parts_of_resnet, total_stride
+from keras_vit.models.vit.variants import decode_variant, name_of
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "token_gap", "map", "none")
@@ -93,6 +93,11 @@ class ViTConfig(ModelConfig):
     """
 
     family: ClassVar[str] = "vit"
+    sizes: ClassVar[tuple[str, ...]] = (
+        *("in_channels", "num_classes", "hidden_dim", "num_layers", "num_heads", "mlp_dim", "patch_size", "grid_size"),
+        *("stages", "width_factor"),
+    )
+    table_field: ClassVar[str | None] = "grid_size"
 
     patch_size: int | tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
     hidden_dim: int = checked(arguments.positive_int, arguments.LARGEST)
@@ -131,21 +136,24 @@ class ViTConfig(ModelConfig):
     layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
     token_merging: int | tuple[int, ...] = checked(merged_tokens, default=0)
 
-    @classmethod
-    def from_variant(cls, variant, **overrides):
-        """Returns the config of a variant, such as "B/16" or "R50+B/16"; `overrides` set other fields."""
-        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
-
     @staticmethod
     def sizes_of(variant):
         """Returns the fields that a variant sets."""
         size, patch_size, stages = decode_variant(variant)
         return {**size._asdict(), "patch_size": patch_size, "stages": stages}
 
-    @staticmethod
-    def model_name_of(variant):
-        """Returns the name of a variant's model, such as "vit_B16"."""
-        return "vit_" + str(variant).replace("/", "").replace("+", "_")
+    @classmethod
+    def name_of(cls, fields):
+        return name_of(fields)
+
+    @classmethod
+    def _parts(cls, fields):
+        yield from parts_of_resnet(fields)
+        if fields["num_layers"]:
+            patch, grid = (size and f"{size[0]} x {size[1]}" for size in (fields["patch_size"], fields["grid_size"]))
+            yield f"hidden_dim {fields['hidden_dim']}, {fields['num_layers']} blocks"
+            yield f"{fields['num_heads'] or '?'} heads, mlp_dim {fields['mlp_dim']}"
+            yield f"patch {patch or 'unknown'}, grid {grid or 'unknown'}"
 
     def __post_init__(self):
         super().__post_init__()
@@ -248,6 +256,8 @@ class ViTConfig(ModelConfig):
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
         return arguments.grid_size(image_size, self.patch_size, self.stride)
+
+    table_size = grid
 
     @property
     def has_positions_in_blocks(self):

@@ -14,7 +14,11 @@ from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.vit import checkpoint, names, timm_folder
 from keras_vit.models.vit.config import ViTConfig, ViTFields
+from keras_vit.models.vit.names.huggingface import HUGGINGFACE
+from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
+from keras_vit.models.vit.names.timm import TIMM
 
 logger = logging.getLogger("keras_vit")
 
@@ -221,10 +225,19 @@ def _head(config, tokens, sizes, head_init):
 
 
 VIT = Family(
-    ViTConfig,
-    connect,
-    "ViT",
-    ("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
+    config=ViTConfig,
+    connect=connect,
+    builder="ViT",
+    above=("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
+    sources=dict.fromkeys(checkpoint.READERS, checkpoint.read_config),
+    recognise=names.recognise,
+    settings=(
+        *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
+        *("key_bias", "resnet_epsilons"),
+    ),
+    fit=checkpoint.fit,
+    formats={"npz": OFFICIAL, "big_vision": BIG_VISION, "timm": TIMM, "huggingface": HUGGINGFACE},
+    timm_folder=timm_folder,
 )
 
 

@@ -4,7 +4,6 @@ import re
 from typing import NamedTuple
 
 from keras_vit import arguments
-from keras_vit.models.bit.config import RESNETS
 
 
 class Size(NamedTuple):
@@ -96,24 +95,18 @@ def _meant(variant):
     return arguments.nearest(plain, known)
 
 
-def name_of(architecture):
-    """Returns the name of a config's sizes, such as "ViT-B/16", "R50+ViT-B/16" or "BiT-R50x1", or None."""
-    stages = architecture.stages
-    if not architecture.num_layers:
-        depth = next((depth for depth, units in RESNETS.items() if units == stages), None)
-        return None if depth is None else f"BiT-R{depth}x{architecture.width_factor:g}"
-    sizes = (architecture.hidden_dim, architecture.num_layers, architecture.mlp_dim)
-    gated = getattr(architecture, "gated_mlp", None)
+def name_of(fields):
+    """Returns the name of the variant with these fields of a config, such as "ViT-B/16" or "R50+ViT-B/16", or None."""
+    sizes, gated = tuple(fields[name] for name in Size._fields[:3]), fields["gated_mlp"]
     size = next((name for name, row in SIZES.items() if row[:3] == sizes and gated in (None, row.gated_mlp)), None)
-    if size is None or architecture.patch_size is None:
+    if size is None or fields["patch_size"] is None:
         return None
-    height, width = architecture.patch_size
-    patch = f"{height}" if height == width else f"{height}x{width}"
-    if stages is None:
-        return f"ViT-{size}/{patch}"
-    for (stem, number), row in STEMS.items():
-        if row == Stem(stages, height) and height == width and architecture.width_factor == 1:
-            return f"{stem}+ViT-{size}/{number}"
+    height, width = fields["patch_size"]
+    if fields["stages"] is None:
+        return f"ViT-{size}/{height}" if height == width else f"ViT-{size}/{height}x{width}"
+    if height == width and fields["width_factor"] == 1:
+        stem = Stem(fields["stages"], height)
+        return next((f"{name}+ViT-{size}/{number}" for (name, number), row in STEMS.items() if row == stem), None)
     return None
 
 

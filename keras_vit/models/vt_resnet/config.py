@@ -59,11 +59,6 @@ class VTResNetConfig(ModelConfig):
     token_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=1024)
     key_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=512)
 
-    @classmethod
-    def from_variant(cls, variant, **overrides):
-        """Returns the config of a variant, such as "R18", like `ViTConfig.from_variant`."""
-        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
-
     @staticmethod
     def sizes_of(variant):
         """Returns the fields that a variant sets."""
@@ -71,11 +66,6 @@ class VTResNetConfig(ModelConfig):
         if size is None:
             raise arguments.invalid("variant", f"one of {', '.join(map(repr, VT_RESNETS))}", variant)
         return size._asdict()
-
-    @staticmethod
-    def model_name_of(variant):
-        """Returns the name of a variant's model, such as "vt_resnet_R18"."""
-        return f"vt_resnet_{variant}"
 
     @property
     def block_names(self):

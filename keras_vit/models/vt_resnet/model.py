@@ -91,7 +91,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     return dense_head(x, config, head_init)
 
 
-VT_RESNET = Family(VTResNetConfig, connect, "VTResNet", ("pooling", "dropout"))
+VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"))
 
 
 def _blocks(x, config, drop_path_rate):

@@ -109,7 +109,7 @@ def test_size_is_found_by_its_dimensions():
     assert [num_heads_of(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
     for size in SIZES:
         config = keras_vit.ViTConfig.from_variant(f"{size}/16")
-        assert name_of(config) == f"ViT-{size}/16"
+        assert name_of(vars(config)) == f"ViT-{size}/16"
     assert [architecture_of(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
 
 

@@ -9,24 +9,34 @@ from keras_vit.models.bit.checkpoint import stages_of
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
+from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.models.vit.names.keras import KERAS
+from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
+from keras_vit.models.vit.names.original import (
+    DINO,
+    DINOV2_ORIGINAL,
+    DINOV3_ORIGINAL,
+    EVA02,
+    IJEPA,
+    MAE,
+    OPEN_CLIP,
+    OPEN_CLIP_TIMM,
+    OPENAI_CLIP,
+)
+from keras_vit.models.vit.names.timm import DEIT, TIMM
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, Positions
 from keras_vit.weights.record import read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
-# The function that reads the fields which arrays do not show, by the name of the source.
+# The function that reads the fields which arrays do not show, by source. Sources with marks precede those without.
 READERS = {
-    **dict.fromkeys(("official", "big_vision"), official.read_config),
-    "keras": official.read_keras,
-    **dict.fromkeys(("timm", "deit", "open_clip_timm"), timm.read_config),
-    **dict.fromkeys(("huggingface", "dinov2", "dinov3", "siglip", "clip"), transformers.read_config),
-    **dict.fromkeys(("dino", "dinov2_original", "dinov3_original", "mae", "ijepa"), original.read_config),
-    **dict.fromkeys(("eva02", "openai_clip", "open_clip"), original.read_config),
+    **dict.fromkeys((OFFICIAL, BIG_VISION), official.read_config),
+    **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
+    **dict.fromkeys((DINOV2, CLIP, HUGGINGFACE, DINOV3, SIGLIP), transformers.read_config),
+    **dict.fromkeys((DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA), original.read_config),
+    **dict.fromkeys((EVA02, OPENAI_CLIP, OPEN_CLIP), original.read_config),
+    KERAS: official.read_keras,
 }
-# The fields that decide the outputs and that no array shows.
-SETTINGS = (
-    *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
-    *("key_bias", "resnet_epsilons"),
-)
 _POSITIONS = "position_embedding/embeddings"
 
 
@@ -44,7 +54,8 @@ def read_config(file, grid_size=None):
     if "config" in file.own:
         read_record(file, found)
     else:
-        READERS[file.source.name](file, found)
+        read = {source.name: read for source, read in READERS.items()}[file.source.name]
+        read(file, found)
         _read_what_sizes_show(file, found)
     if states_image_size:
         _read_positions(file, found, grid_size)
@@ -212,6 +223,13 @@ def positions_for(file, positions, grid, num_prefix):
         return positions.num_prefix, positions.grid
     fits = grid and grid[0] * grid[1] == count - positions.num_prefix
     return positions.num_prefix, grid if fits else None
+
+
+def fit(file, found, fields, given):
+    """Checks the positions, as in `Family.fit`; returns the width of the heads, which need not divide hidden_dim."""
+    if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
+        check_positions(file, fields)
+    return {"head_dim": fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])}
 
 
 def check_positions(file, fields):
