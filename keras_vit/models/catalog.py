@@ -51,7 +51,11 @@ def _source(file, source):
     known = sources()
     published = known.get(SOURCES_OF_FILES.get(os.path.basename(file.path)))
     if source is not None:
-        given = known[arguments.one_of("source", source, known)]
+        if source not in known:
+            fitting = [name for name, each in known.items() if each.knows(file.entries)] or known
+            expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the keys of {file.path!r}"
+            raise arguments.invalid("source", expected, source, known)
+        given = known[source]
     elif published is not None and published.knows(file.entries):
         given = published
     else:

@@ -20,6 +20,11 @@ from keras_vit.weights.report import LoadReport
 from keras_vit.weights.source import ENTRANCES
 from keras_vit.weights.tokens import weights_of
 
+# Settings of all families that are compared only if a file states them.
+_SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
+# The fields of a preprocessing that depend on the image size.
+_CROP = ("crop_fraction", "resize_mode", "crop_rounding")
+
 
 def load_weights(
     model: keras.Model,
@@ -57,7 +62,8 @@ def load_weights(
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
             "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding",
-            "padding", "batch_norm_epsilon".
+            "padding", "batch_norm_epsilon", and, if the file states them, "preprocessing", "classifier_activation" and
+            "token_merging".
         grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
@@ -122,20 +128,43 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     plan = Plan(model, file, there, layout, skip, position_interpolation)
     exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
-        # The pooling may differ with a new head, or without the class token.
-        exempt.add("pooling")
+        # These settings may differ with a new head, or without the class token.
+        exempt |= {"pooling", "classifier_activation"}
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
         # The biases of the keys are set to zero, which computes the same.
         exempt.add("key_bias")
-    for name, theirs, ours in found.differences(here, [name for name in family.settings if name not in exempt]):
-        raise ValueError(
-            f"{file.path!r} was trained with {name}={theirs!r}, and model {model.name!r} was built with "
-            f"{name}={ours!r}. Nothing was loaded. Build the model with {name}={theirs!r}, or call "
-            f"load_weights with allow=({name!r},) to load it nevertheless."
-        )
+    _check_settings(model, file, found, here, exempt)
     return plan.load(whole)
+
+
+def _check_settings(model, file, found, here, exempt):
+    """Raises if a file was trained with other settings than those of a model, whose fields are `here`."""
+    names = [name for name in FAMILIES[file.source.family].settings if name not in exempt]
+    # The published models of a source have these settings, but other models may not.
+    names += [name for name in _SETTINGS if name not in exempt and found.is_stated(name)]
+    theirs, ours = {}, {}
+    for name, there, own in found.differences(here, names):
+        if name == "preprocessing":
+            there, own = _differing_parts(there.for_channels(here["in_channels"]), own, found, here)
+        if there not in ({}, own):
+            theirs[name], ours[name] = there, own
+    if theirs:
+        trained, built = (", ".join(f"{name}={value!r}" for name, value in each.items()) for each in (theirs, ours))
+        raise ValueError(
+            f"{file.path!r} was trained with {trained}, and model {model.name!r} was built with {built}. Nothing was "
+            f"loaded. Build the model with {trained}, or call load_weights with allow={tuple(theirs)!r} to load the "
+            "file nevertheless."
+        )
+
+
+def _differing_parts(there, own, found, here):
+    """Returns the fields of two preprocessings that differ, as dicts; the crop may differ if the image size does."""
+    there, own = vars(there), vars(own)
+    sized = found.get("image_size") is not None and arguments.image_size(found.get("image_size")) == here["image_size"]
+    names = [name for name in there if there[name] != own[name] and (sized or name not in _CROP)]
+    return {name: there[name] for name in names}, {name: own[name] for name in names}
 
 
 def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
@@ -188,10 +217,14 @@ def fields_of_file(file, found):
     return fields
 
 
+def all_settings():
+    """Returns the settings of all families that change the outputs and that no array shows."""
+    return sorted({*_SETTINGS, *(name for family in FAMILIES.values() for name in family.settings)})
+
+
 def allowed_settings(allow):
     """Returns the names in `allow`, a string or several; raises unless they are settings of some family."""
-    allow = (allow,) if isinstance(allow, str) else tuple(allow)
-    known = sorted({name for family in FAMILIES.values() for name in family.settings})
+    allow, known = (allow,) if isinstance(allow, str) else tuple(allow), all_settings()
     if unknown := [name for name in allow if name not in known]:
         raise arguments.invalid("allow", f"names out of {', '.join(known)}", unknown)
     return allow

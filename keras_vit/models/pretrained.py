@@ -12,7 +12,7 @@ from keras_vit.files import absent
 from keras_vit.models import zoo
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.family import changed, completed
-from keras_vit.models.loading import fields_of_file, load_file, open_file
+from keras_vit.models.loading import all_settings, fields_of_file, load_file, open_file
 from keras_vit.models.saved import read_saved, saved_file
 from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub
@@ -180,7 +180,7 @@ def _tables(family, found, fields, given):
 def _load(family, config, options, file, found, given, skip=(), position_interpolation=None):
     """Builds the model of a config and loads a file into it; logs the report."""
     model = family.make(config, **options)
-    allow = [name for name in family.settings if name in given]
+    allow = set(given) & set(all_settings())
     report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)
     size = found.values.get("image_size")
     if "image_size" not in given and size is not None and size.origin == f"{DEFAULT} keras_vit":

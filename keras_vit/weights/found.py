@@ -86,6 +86,10 @@ class Found:
         """Returns whether the value of a field is known, and no other value is possible."""
         return name in self.values and self.values[name].certain
 
+    def is_stated(self, name):
+        """Returns whether the file states the value of a field."""
+        return name in self.values and self.values[name].origin == STATED
+
     def resolve(self, given):
         """Returns all fields, of which those in `given` override the file's; raises if others are unknown."""
         order = sorted(self.unknown, key=lambda name: ("preprocessing", "num_heads", name).index(name))

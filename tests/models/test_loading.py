@@ -333,7 +333,7 @@ def real_file(tmp_path, model):
     """Writes zeros with the shapes of a model in the official format, and returns the path."""
     path = tmp_path / f"{model.name}.npz"
     bit = model.name.startswith("bit")
-    shapes = shapes_of(model, names.OFFICIAL_BIT if bit else names.OFFICIAL)
+    shapes = shapes_of(model, names.sources()["bit"] if bit else names.sources()["official"])
     np.savez_compressed(path, **{"resnet/" * bit + key: np.zeros(shape, "float16") for key, shape in shapes.items()})
     return path
 

@@ -32,7 +32,7 @@ def archive(row=TI16, num_classes=1000):
     """Returns the bytes of a file with the shapes of a row. It contains zeros, so it is small."""
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras_vit, row.architecture)(num_classes=num_classes)
-    shapes = shapes_of(model, names.SOURCES[row.source])
+    shapes = shapes_of(model, names.sources()[row.source])
     keras.utils.clear_session(free_memory=False)
     body = io.BytesIO()
     np.savez_compressed(body, **{key: np.zeros(shape, "float16") for key, shape in shapes.items()})

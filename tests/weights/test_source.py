@@ -58,7 +58,7 @@ def weights(name):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_weight_has_its_own_key(name):
-    source = names.SOURCES[name]
+    source = names.sources()[name]
     for found in weights(name):
         keys = {weight: source.find(weight).keys for weight in found}
         if name not in ("timm", "siglip"):
@@ -73,7 +73,7 @@ def test_each_weight_has_its_own_key(name):
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "keras"])
 def test_each_row_has_a_weight(name):
     found = set().union(*weights(name))
-    source = names.SOURCES[name]
+    source = names.sources()[name]
     for row in source.names:
         paths = {row.format(block=0, stage=stage, unit=1) for stage in (1, 2)} if "{" in row else {row}
         assert paths & found, row
@@ -81,7 +81,7 @@ def test_each_row_has_a_weight(name):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_source_is_recognised_by_its_keys(name):
-    source = names.SOURCES[name]
+    source = names.sources()[name]
     prefix = {"big_vision": "params/", **BIT, **EFFICIENTNET}.get(name, "")
     for found in weights(name):
         keys = {prefix + key for weight in found for key in source.find(weight).keys}
@@ -95,9 +95,9 @@ def test_source_is_recognised_by_its_keys(name):
 @pytest.mark.parametrize(
     "source, weight, key",
     [
-        (names.TIMM, "block_117/norm_1/gamma", "blocks.117.norm1.weight"),
-        (names.TIMM, "stage_1_unit_03/conv_proj/kernel", f"{STAGES}.0.blocks.2.downsample.conv.weight"),
-        (names.OFFICIAL_BIT, "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
+        (names.sources()["timm"], "block_117/norm_1/gamma", "blocks.117.norm1.weight"),
+        (names.sources()["timm"], "stage_1_unit_03/conv_proj/kernel", f"{STAGES}.0.blocks.2.downsample.conv.weight"),
+        (names.sources()["bit"], "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
     ],
 )
 def test_numbers_in_keys_are_converted(source, weight, key):
@@ -105,7 +105,7 @@ def test_numbers_in_keys_are_converted(source, weight, key):
 
 
 def test_numbered_modules_of_bit_are_canonical():
-    canonical, _ = names.OFFICIAL_BIT.canonical_keys(["resnet/block2/unit03/b/standardized_conv2d_14/kernel"])
+    canonical, _ = names.sources()["bit"].canonical_keys(["resnet/block2/unit03/b/standardized_conv2d_14/kernel"])
     assert list(canonical) == ["block2/unit03/b/standardized_conv2d/kernel"]
 
 
@@ -121,13 +121,16 @@ def test_numbered_modules_of_bit_are_canonical():
 )
 def test_keys_of_other_models_have_no_source(keys):
     assert names.recognise(keys, "safetensors", {}) is None and names.recognise(keys, "npz", {}) is None
-    assert names.OFFICIAL.weight_of("encoder.weight") is None and names.OFFICIAL.find("block_00/nothing") is None
+    assert (
+        names.sources()["official"].weight_of("encoder.weight") is None
+        and names.sources()["official"].find("block_00/nothing") is None
+    )
 
 
 def test_deit_is_recognised_by_wrapper():
     keys = {"patch_embed.proj.weight", "head.weight"}
-    assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.DEIT
-    assert names.recognise(keys, "pth", {"wrapper": None}) is names.TIMM
+    assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.sources()["deit"]
+    assert names.recognise(keys, "pth", {"wrapper": None}) is names.sources()["timm"]
 
 
 def test_official_efficientnet_blocks_are_found_by_shape():
@@ -140,7 +143,7 @@ def test_official_efficientnet_blocks_are_found_by_shape():
     # With 10 or more blocks, the names are not in numerical order. The first two blocks have no expansion.
     kinds = [(3, 8, False), (3, 8, False), (3, 8, True), *[(5, 8, True)] * 8, (5, 16, True)]
     shapes = {key: Entry(shape, None) for i, kind in enumerate(kinds) for key, shape in block(i, *kind).items()}
-    canonical, ignored = names.SOURCES["efficientnet"].canonical_keys(dict(sorted(shapes.items())))
+    canonical, ignored = names.sources()["efficientnet"].canonical_keys(dict(sorted(shapes.items())))
     kernels = {key.split("/")[1]: name.split("/")[0] for name, key in canonical.items() if "depthwise" in name}
     places = ["0_0", "0_1", "1_0", *[f"2_{i}" for i in range(8)], "3_0"]
     assert kernels == {f"blocks_{i}": f"blocks_{place}" for i, place in enumerate(places)} and not ignored

@@ -128,7 +128,7 @@ def test_state_dict_of_unknown_size_needs_variant():
 def test_arrays_of_published_sizes_show_variant(name):
     with keras.StatelessScope(initialize_variables=False):
         model = keras_vit.CoAtNet(f"coatnet_{name}", layer_scale_init=0.1 if name == "3_rw" else None)
-        shapes = shapes_of(model, names.TIMM_COATNET.spelled_for(model.config))
+        shapes = shapes_of(model, names.sources()["timm_coatnet"].spelled_for(model.config))
     assert variant_of(of_arrays(shapes)) == f"coatnet_{name}"
     keras.utils.clear_session(free_memory=False)
 

@@ -54,7 +54,7 @@ def test_ijepa_training_file_gives_target_encoder(tmp_path):
     target = prefixed("module.", arrays("original_ijepa"))
     path = wrapped(tmp_path, encoder={key: array + 1 for key, array in target.items()}, target_encoder=target)
     model = keras_vit.from_pretrained(path, num_heads=2)
-    assert read(path)[0].source is not names.MAE and features(model, "original_ijepa") < 1e-4
+    assert read(path)[0].source is not names.sources()["mae"] and features(model, "original_ijepa") < 1e-4
 
 
 @pytest.mark.parametrize("wrapper", ["model", "module"])
@@ -105,7 +105,7 @@ def state_of(model, source, **more):
 )
 def test_mae_is_read_with_decoder_or_fine_tuned(tmp_path, arguments, more):
     model = randomize(build(activation="gelu", **arguments))
-    path = wrapped(tmp_path, model=state_of(model, names.MAE, **more))
+    path = wrapped(tmp_path, model=state_of(model, names.sources()["mae"], **more))
     again = keras_vit.from_pretrained(path, num_heads=3)
     check_same(model, again)
     assert read(path)[0].source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
@@ -115,7 +115,7 @@ def test_clip_without_openai_keys_needs_activation(tmp_path):
     clip = {"norm_before_blocks": True, "patch_bias": False, "projection_dim": 7, "num_classes": 0}
     model = randomize(build(activation="quick_gelu", layer_norm_epsilon=1e-5, **clip))
     text = {"transformer.resblocks.0.ln_1.weight": MORE, "positional_embedding": MORE, "logit_scale": MORE[0]}
-    state = state_of(model, names.OPENAI_CLIP, **text)
+    state = state_of(model, names.sources()["openai_clip"], **text)
     number = np.array(224)
     again = keras_vit.from_pretrained(write(tmp_path, {**state, "input_resolution": number}), num_heads=3)
     check_same(model, again)
@@ -137,7 +137,7 @@ def test_openclip_tower_of_timm_needs_settings(tmp_path):
 def test_dinov2_classifier_pools_class_token_and_mean(tmp_path):
     settings = {"layer_scale_init": 0.1, "activation": "gelu", "pooling": "token_gap"}
     model = randomize(build(**settings))
-    state = prefixed("backbone.", state_of(model, names.DINOV2_ORIGINAL, mask_token=MORE))
+    state = prefixed("backbone.", state_of(model, names.sources()["dinov2_original"], mask_token=MORE))
     head = {key.replace("backbone.head", "linear_head"): array for key, array in state.items()}
     again = keras_vit.from_pretrained(write(tmp_path, head), num_heads=3)
     check_same(model, again)
