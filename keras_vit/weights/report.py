@@ -109,5 +109,5 @@ class WeightsMismatchError(ValueError):
 
 def _differing(there, here):
     """Returns one line that names the differing sizes, of those known on both sides."""
-    names = [name for name, size in there.items() if None not in (size, here[name]) and size != here[name]]
+    names = [name for name, size in there.items() if None not in (size, here.get(name)) and size != here[name]]
     return [f"  They differ in {', '.join(names)}."] if names else []

@@ -67,18 +67,25 @@ class Source:
         """Returns ({key as in `names`: key in the file}, [keys without weights])."""
         canonical, ignored = {}, []
         for key in keys:
-            name = unwrapped(key)
-            if name == _COUNTER or re.match(self.ignored, name):
+            name = self._canonical(key)
+            if name is None:
                 ignored.append(key)
                 continue
-            for prefix in self.prefixes:
-                name = name.removeprefix(prefix)
-            for pattern, replacement in self.aliases:
-                name = re.sub(pattern, replacement, name)
             if name in canonical:
                 raise ValueError(f"The file holds the same weight twice, as {canonical[name]!r} and as {key!r}.")
             canonical[name] = key
         return canonical, ignored
+
+    def _canonical(self, key):
+        """Returns a key as in `names`, or None for a key without weights."""
+        name = unwrapped(key)
+        if name == _COUNTER or re.match(self.ignored, name):
+            return None
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        for pattern, replacement in self.aliases:
+            name = re.sub(pattern, replacement, name)
+        return name
 
     def refuse_keys(self, path, keys, model_name=None):
         """Raises if canonical keys show a model that the source has and this package has not."""
@@ -143,12 +150,12 @@ class Source:
 
     def knows(self, keys):
         """Returns whether the keys include this source's first layer."""
-        canonical, _ = self.canonical_keys(keys)
-        return any(self.names[weight].keys[0] in canonical for weight in ENTRANCES if weight in self.names)
+        entrances = {self.names[weight].keys[0] for weight in ENTRANCES if weight in self.names}
+        return any(self._canonical(key) in entrances for key in keys)
 
     def recognises(self, keys):
         """Returns whether the keys include this source's first layer and its mark."""
-        return self.knows(keys) and (self.mark is None or any(re.match(self.mark, key) for key in keys))
+        return (self.mark is None or any(re.match(self.mark, key) for key in keys)) and self.knows(keys)
 
 
 def unwrapped(key):

@@ -78,4 +78,5 @@ BIT = Source(
     # TensorFlow numbers layers across the whole model, as in standardized_conv2d_7.
     aliases=[(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/|$)", r"\1")],
     prefixes=("resnet/",),
+    mark="(resnet/)?root_block/",
 )

@@ -32,7 +32,7 @@ from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 READERS = {
     **dict.fromkeys((OFFICIAL, BIG_VISION), official.read_config),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
-    **dict.fromkeys((DINOV2, CLIP, HUGGINGFACE, DINOV3, SIGLIP), transformers.read_config),
+    **dict.fromkeys((HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP), transformers.read_config),
     **dict.fromkeys((DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA), original.read_config),
     **dict.fromkeys((EVA02, OPENAI_CLIP, OPEN_CLIP), original.read_config),
     KERAS: official.read_keras,

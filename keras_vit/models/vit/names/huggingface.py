@@ -46,6 +46,7 @@ HUGGINGFACE = Source(
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
     },
+    mark=r".*\.layernorm_before\.",
     model_types=("vit", "deit", "vit_mae", "vit_msn", "ijepa"),
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
