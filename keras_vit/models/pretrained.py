@@ -54,8 +54,8 @@ def from_pretrained(
             224 if it does not say.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
-        source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. Models of any size also use
-            `position_interpolation` at run time.
+        source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config keeps
+            `position_interpolation`, for other sizes at run time or from a .keras file.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
             file's value, except for fields that may be None, such as `representation_size`.
 

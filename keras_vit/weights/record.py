@@ -21,5 +21,7 @@ def read_record(file, found):
     names = {"task" if name in ("multi_label", "regression") else name for name in values.keys() - {"family"}}
     fields = {name: getattr(config, name) for name in names}
     found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
-    if config.image_size == (None, None) or config.family not in ("vit", "bit"):
-        found.position_interpolation = getattr(config, "position_interpolation", found.position_interpolation)
+    method = getattr(config, "position_interpolation", None)
+    # Files of version 0.2 contain "linear" for models of a fixed size, from any source.
+    if method is not None and (config.image_size == (None, None) or method != "linear"):
+        found.position_interpolation = method

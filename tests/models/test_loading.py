@@ -181,6 +181,42 @@ def test_other_settings_are_refused_unless_allowed(tiny_file, name, value):
     assert not unchanged(model, before)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "stated"),
+    [
+        ("preprocessing", {"mean": 0.4, "std": 0.2}, r"preprocessing=\{'mean': \(0.5,\), 'std': \(0.5,\)\}"),
+        ("classifier_activation", "softmax", "classifier_activation='linear'"),
+        ("token_merging", (2, 0), "token_merging=0"),
+    ],
+)
+def test_other_stated_setting_is_refused_unless_allowed(tiny_file, tiny_arrays, tmp_path, name, value, stated):
+    model = build(**{name: value})
+    check_refused(f"trained with {stated}, and .* allow=\\('{name}',\\)", tiny_file, into=model)
+    keras_vit.load_weights(model, tiny_file, allow=name)
+    # An argument of a builder is allowed, and a file without metadata states nothing.
+    assert build(weights=tiny_file, **{name: value}).config == model.config
+    keras_vit.load_weights(build(**{name: value}), write(tmp_path / "bare.npz", tiny_arrays))
+
+
+def test_error_lists_all_settings_that_differ(tiny_file):
+    model = build(preprocessing={"mean": 0.4}, activation="gelu", token_merging=1)
+    check_refused("activation='gelu_tanh', preprocessing=.*, token_merging=0, and model", tiny_file, into=model)
+    # The crop depends on the image size, and a new head has its own activation.
+    keras_vit.load_weights(build(preprocessing={"crop_fraction": 0.5}, image_size=24), tiny_file)
+    check_refused("crop_fraction", tiny_file, into=build(preprocessing={"crop_fraction": 0.5}))
+    keras_vit.load_weights(build(num_classes=7, classifier_activation="softmax"), tiny_file)
+
+
+def test_wrong_source_lists_the_sources_with_these_keys(tiny_file):
+    check_refused(
+        "`source`. Expected one of 'official', 'big_vision', or None.*Received: 'nobody'", tiny_file, source="nobody"
+    )
+
+
+def test_variant_is_refused_where_the_arrays_determine_it(tiny_file):
+    check_refused("no `variant` for .*Received: 'B/16'.*keras_vit.ViT\\('B/16'", tiny_file, variant="B/16")
+
+
 def test_invalid_source_allow_skip_and_sha256_are_refused(tiny, tiny_file):
     check_refused("`source`", tiny_file, into=tiny, source="nobody")
     check_refused("`allow`", tiny_file, into=tiny, allow=("everything",))

@@ -8,6 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.models.family import cut_from
 from keras_vit.training import enable_lora, merge_lora
+from tests.golden import GOLDEN_FOLDER
 from tests.models.coatnet import test_model as coatnet
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
@@ -28,6 +29,17 @@ def test_larger_images_resize_the_positions(tmp_path, changes):
     again = keras_vit.from_pretrained(tmp_path / "model.safetensors", image_size=24, position_interpolation="linear")
     x = images(2, 24, 24, 3)
     np.testing.assert_allclose(answers(larger, x), answers(again, x), rtol=1e-4, atol=1e-5)
+
+
+def test_larger_images_are_resized_as_by_the_source(tmp_path):
+    path, x = GOLDEN_FOLDER / "timm_deit_distilled.safetensors", images(1, 64, 64, 3)
+    model = keras_vit.from_pretrained(path, num_heads=4)
+    keras_vit.save_weights(model, tmp_path / "model", "huggingface")
+    expected = keras_vit.from_pretrained(path, num_heads=4, image_size=64)
+    for file in (saved(model, tmp_path), tmp_path / "model"):
+        larger = keras_vit.from_pretrained(file, image_size=64)
+        assert larger.config == expected.config and larger.config.position_interpolation == "bicubic_antialias"
+        np.testing.assert_allclose(answers(larger, x), answers(expected, x), rtol=1e-4, atol=1e-5)
 
 
 def test_other_classes_give_a_head_of_zeros(tmp_path):

@@ -52,8 +52,8 @@ class ViTConfig(ModelConfig):
             pooling) or "none" (all tokens).
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
             in each attention), "sincos2d" (fixed) or "none".
-        position_interpolation: How a model of any image size resizes its position table: "linear", "bicubic",
-            "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
+        position_interpolation: How the position table is resized for another image size, at run time or from a file:
+            "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
         grid_size: (rows, columns) of the position table of a model of any image size. None: that of 224 x 224 images.
         class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or "none".
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
