@@ -104,8 +104,10 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
         raise ValueError(f"Expected {expected}. Received: {file.path!r}, a model of family {there.name!r}")
     found, usual = read_config(file, None, row), family.config.from_variant(variant)
     found.forget("variant")
-    # Keras' own files contain no settings.
-    settings = vars(usual) if file.source.name == "keras" else {"image_size": usual.image_size}
+    settings = {} if "image_size" in found.unknown else {"image_size": usual.image_size}
+    if file.source.name == "keras":
+        # Such a file was written by a model of this variant, and contains no settings.
+        settings = vars(usual)
     sizes = {name: getattr(usual, name) for name in family.config.sizes_of(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
     return _load(family, config, options, file, found, given)
