@@ -5,7 +5,7 @@ import keras
 import numpy as np
 
 from keras_vit.inspection.inputs import batches, indices
-from keras_vit.models.vt_resnet.vt_module import VTModule
+from keras_vit.models.vt_resnet.layers import VTModule
 from keras_vit.prediction.taps import sublayers, taps, to_numpy
 
 

@@ -7,7 +7,7 @@ from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.layers import PatchDropout, PatchMap
 from keras_vit.models.backbone import blocks_of
-from keras_vit.models.vt_resnet.vt_module import VTModule
+from keras_vit.models.vt_resnet.layers import VTModule
 
 
 def features(model: keras.Model, blocks: Sequence[int] | None = None, format: str | None = None) -> keras.Model:

@@ -15,11 +15,8 @@ from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_attention import RelativeAttention
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
-from keras_vit.models.vt_resnet.filter_tokenizer import FilterTokenizer
-from keras_vit.models.vt_resnet.recurrent_tokenizer import RecurrentTokenizer
+from keras_vit.models.vt_resnet.layers import FilterTokenizer, RecurrentTokenizer, TokenProjector, TokenTransformer
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
-from keras_vit.models.vt_resnet.token_projector import TokenProjector
-from keras_vit.models.vt_resnet.token_transformer import TokenTransformer
 
 IMAGE, TOKENS = (None, 6, 4, 32), (None, 5, 12)
 # (layer, input shape, products of two activations)

@@ -15,12 +15,14 @@ from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_attention import RelativeAttention
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
-from keras_vit.models.vt_resnet.filter_tokenizer import FilterTokenizer
-from keras_vit.models.vt_resnet.recurrent_tokenizer import RecurrentTokenizer
+from keras_vit.models.vt_resnet.layers import (
+    FilterTokenizer,
+    RecurrentTokenizer,
+    TokenProjector,
+    TokenTransformer,
+    VTModule,
+)
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
-from keras_vit.models.vt_resnet.token_projector import TokenProjector
-from keras_vit.models.vt_resnet.token_transformer import TokenTransformer
-from keras_vit.models.vt_resnet.vt_module import VTModule
 
 POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0"
 COUNT, PAIR, ODD = "an integer of at least 0", "an integer or (height, width)", "an odd number"

@@ -12,8 +12,8 @@ from keras_vit.layers.downsampling import conv
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
 from keras_vit.models.vt_resnet.config import VTResNetConfig
+from keras_vit.models.vt_resnet.layers import VTModule
 from keras_vit.models.vt_resnet.resnet_block import NORM, ResNetBlock
-from keras_vit.models.vt_resnet.vt_module import VTModule
 
 
 def VTResNet(

@@ -3,7 +3,7 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-from keras_vit.models.vt_resnet.filter_tokenizer import FilterTokenizer
+from keras_vit.models.vt_resnet.layers import FilterTokenizer
 from tests.contract import check_layer
 
 

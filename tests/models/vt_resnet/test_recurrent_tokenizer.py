@@ -3,7 +3,7 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-from keras_vit.models.vt_resnet.recurrent_tokenizer import RecurrentTokenizer
+from keras_vit.models.vt_resnet.layers import RecurrentTokenizer
 from tests.contract import check_layer
 
 SHAPES = [(2, 4, 5, 6), (2, 3, 8)]

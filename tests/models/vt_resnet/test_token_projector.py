@@ -3,7 +3,7 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-from keras_vit.models.vt_resnet.token_projector import TokenProjector
+from keras_vit.models.vt_resnet.layers import TokenProjector
 from tests.contract import check_layer, randomize
 
 

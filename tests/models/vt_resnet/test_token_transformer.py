@@ -3,7 +3,7 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-from keras_vit.models.vt_resnet.token_transformer import TokenTransformer
+from keras_vit.models.vt_resnet.layers import TokenTransformer
 from tests.contract import check_layer, randomize
 
 

@@ -4,7 +4,7 @@ import pytest
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.models.vt_resnet.vt_module import VTModule
+from keras_vit.models.vt_resnet.layers import VTModule
 from tests.contract import check_layer, randomize
 from tests.errors import refuses
 

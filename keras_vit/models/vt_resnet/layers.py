@@ -1,0 +1,387 @@
+"""The layers that only token-based Visual Transformers have: the VT module and its parts."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_vit import arguments
+from keras_vit.layers import initializers
+from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.dense import Dense
+from keras_vit.layers.drop_path import DropPath
+
+
+def projection(name, inputs, outputs, scale=1.0, **options):
+    """Returns a built dense layer without bias, initialized as PyTorch's linear layers, times `scale`."""
+    limit = scale / math.sqrt(inputs)
+    kernel = initializers.RandomUniform(-limit, limit)
+    layer = Dense(outputs, use_bias=False, kernel_initializer=kernel, name=name, **options)
+    layer.build((None, None, inputs))
+    return layer
+
+
+def flat(feature_map):
+    """Returns the pixels of a feature map, (batch, height * width, channels)."""
+    _, height, width, channels = ops.shape(feature_map)
+    return ops.reshape(feature_map, (-1, height * width, channels))
+
+
+def products(queries, keys):
+    """Returns the products of queries, (batch, n, width), and keys, (batch, m, width): (batch, n, m), float32."""
+    # Without a division by the root of the width, float16 could overflow.
+    queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
+    return ops.matmul(queries, ops.transpose(keys, (0, 2, 1)))
+
+
+def weights_of(scores, dtype):
+    """Returns the softmax of scores over the last axis, computed in float32."""
+    return ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), dtype)
+
+
+class Tokenizer(CompositeLayer):
+    """Base of layers that pool the pixels of a feature map into visual tokens by a softmax over all pixels.
+
+    Args:
+        token_dim: Int, the width of a token. None: that of the feature map. Another width takes a projection of the
+            pooled tokens.
+    """
+
+    def __init__(self, token_dim=None, **kwargs):
+        super().__init__(**kwargs)
+        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
+        self.value = None
+
+    def build_value(self, channels):
+        """Builds the projection of the tokens if they are not as wide as the feature map."""
+        if self.token_dim not in (None, channels):
+            self.value = projection("value", channels, self.token_dim, **self.inherited)
+
+    def dense_layers(self):
+        return () if self.value is None else (self.value,)
+
+    def pool(self, feature_map, scores, return_attention_scores):
+        """Returns the tokens for scores of all pixels, (batch, num_tokens, height * width)."""
+        weights = weights_of(scores, self.compute_dtype)
+        tokens = ops.matmul(weights, flat(feature_map))
+        if self.value is not None:
+            tokens = self.value(tokens)
+        if not return_attention_scores:
+            return tokens
+        _, num_tokens, _ = weights.shape
+        return tokens, ops.reshape(weights, (-1, num_tokens, *ops.shape(feature_map)[1:3]))
+
+    def compute_output_spec(self, feature_map, *tokens, return_attention_scores=False):
+        batch, num_tokens, _ = shape = self.compute_output_shape(feature_map.shape, *(x.shape for x in tokens))
+        scores = [(batch, num_tokens, *feature_map.shape[1:3])] if return_attention_scores else []
+        return self.spec(shape, *scores)
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class FilterTokenizer(Tokenizer):
+    """Pools the pixels X of a feature map into visual tokens by learned filters: `T = softmax_HW(X W_A)^T X`.
+
+    Args:
+        num_tokens: Int, the number of tokens.
+        token_dim: Int, the width of a token. None: that of the feature map. Another width adds a projection, `T W_V`.
+
+    Call arguments:
+        feature_map: (batch, height, width, channels), of any height and width.
+        return_attention_scores: Bool, whether to return the weights too, which sum to 1 over the pixels.
+
+    Returns:
+        (batch, num_tokens, token_dim); then the weights, (batch, num_tokens, height, width), if requested.
+
+    Raises:
+        ValueError: If an argument is not a positive integer.
+
+    Example:
+
+    >>> FilterTokenizer(16)(np.zeros((1, 14, 14, 256))).shape
+    (1, 16, 256)
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. Its equation has no `W_V`, which its
+    appendix needs, where tokens are wider than the feature map. The paper says nothing of
+    initial weights: here they are those of PyTorch's linear layers.
+    """
+
+    def __init__(self, num_tokens, token_dim=None, **kwargs):
+        super().__init__(token_dim, **kwargs)
+        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, feature_map_shape):
+        channels = feature_map_shape[-1]
+        self.filters = projection("filters", channels, self.num_tokens, **self.inherited)
+        self.build_value(channels)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.filters, *super().dense_layers()
+
+    def call(self, feature_map, return_attention_scores=False):
+        scores = ops.transpose(self.filters(flat(feature_map)), (0, 2, 1))
+        return self.pool(feature_map, scores, return_attention_scores)
+
+    def compute_output_shape(self, feature_map_shape):
+        return feature_map_shape[0], self.num_tokens, self.token_dim or feature_map_shape[-1]
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class RecurrentTokenizer(Tokenizer):
+    """Pools the pixels X of a feature map into visual tokens, by filters made of the previous module's tokens.
+
+    `W_R = T_in W_TR`, then `T = softmax_HW(X W_R^T)^T X`.
+
+    Args:
+        token_dim: Int, the width of an output token. None: that of the feature map. Another width adds a projection,
+            `T W_V`.
+
+    Call arguments:
+        feature_map: (batch, height, width, channels), of any height and width.
+        tokens: (batch, num_tokens, any width), those of the previous module.
+        return_attention_scores: As in `FilterTokenizer`, with the same outputs.
+
+    Raises:
+        ValueError: If `token_dim` is not a positive integer.
+
+    Example:
+
+    >>> RecurrentTokenizer()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 256))).shape
+    (1, 16, 256)
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2; `W_V` as in `FilterTokenizer`.
+    Initialized as PyTorch's linear layers; `W_TR` is divided by the root of the channels, so that the first softmax is
+    not saturated.
+    """
+
+    def build(self, feature_map_shape, tokens_shape):
+        channels = feature_map_shape[-1]
+        self.to_filters = projection("to_filters", tokens_shape[-1], channels, channels**-0.5, **self.inherited)
+        self.build_value(channels)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.to_filters, *super().dense_layers()
+
+    def call(self, feature_map, tokens, return_attention_scores=False):
+        scores = products(self.to_filters(tokens), flat(feature_map))
+        return self.pool(feature_map, scores, return_attention_scores)
+
+    def compute_output_shape(self, feature_map_shape, tokens_shape):
+        return feature_map_shape[0], tokens_shape[1], self.token_dim or feature_map_shape[-1]
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class TokenTransformer(CompositeLayer):
+    """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
+
+    One head, without norms, values, biases or a division by the root of `key_dim`.
+
+    Args:
+        key_dim: Int, the width of `T K` and `T Q`. None: that of the tokens.
+        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
+        seed: Int or None, the random seed of the stochastic depth.
+
+    Input and output shape: (batch, num_tokens, token_dim).
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> TokenTransformer(key_dim=128)(np.zeros((1, 16, 256))).shape
+    (1, 16, 256)
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. Its appendix has several heads, values
+    and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized as
+    PyTorch's linear layers; `K` and `Q` are divided by the fourth root of `key_dim` each, so that the first scores are
+    as large as those of scaled attention.
+    """
+
+    def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
+        self.drop_path_1, self.drop_path_2 = (
+            DropPath(self.drop_path_rate, seed=s, dtype=self.dtype_policy, name=f"drop_path_{i}")
+            for i, s in enumerate(arguments.seeds(seed, 2), start=1)
+        )
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+
+    def build(self, tokens_shape):
+        token_dim = tokens_shape[-1]
+        key_dim = self.key_dim or token_dim
+        self.key = projection("key", token_dim, key_dim, key_dim**-0.25, **self.inherited)
+        self.query = projection("query", token_dim, key_dim, key_dim**-0.25, **self.inherited)
+        self.dense_1 = projection("dense_1", token_dim, token_dim, **self.inherited)
+        self.dense_2 = projection("dense_2", token_dim, token_dim, **self.inherited)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return self.key, self.query, self.dense_1, self.dense_2
+
+    def call(self, tokens, training=None):
+        weights = weights_of(products(self.key(tokens), self.query(tokens)), self.compute_dtype)
+        tokens = tokens + self.drop_path_1(ops.matmul(weights, tokens), training=training)
+        x = self.dense_2(ops.relu(self.dense_1(tokens)))
+        return tokens + self.drop_path_2(x, training=training)
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class TokenProjector(CompositeLayer):
+    """Adds visual tokens T to the pixels X of a feature map: `X + softmax_L((X W_Q)(T W_K)^T) T`.
+
+    Args:
+        key_dim: Int, the width of `X W_Q` and `T W_K`. None: that of the feature map.
+        drop_path_rate: Float in [0, 1), the probability of dropping the tokens' part per image.
+        seed: Int or None, the random seed of the stochastic depth.
+
+    Call arguments:
+        feature_map: (batch, height, width, channels), of any height and width.
+        tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection is added,
+            `T W_V`.
+
+    Returns:
+        (batch, height, width, channels).
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> TokenProjector()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 1024))).shape
+    (1, 14, 14, 256)
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3; `W_V` as in `FilterTokenizer`, initial
+    weights as in `TokenTransformer`.
+    """
+
+    def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
+        self.drop_path = DropPath(self.drop_path_rate, seed=seed, dtype=self.dtype_policy, name="drop_path")
+
+    def build(self, feature_map_shape, tokens_shape):
+        channels, token_dim = feature_map_shape[-1], tokens_shape[-1]
+        key_dim = self.key_dim or channels
+        self.query = projection("query", channels, key_dim, key_dim**-0.25, **self.inherited)
+        self.key = projection("key", token_dim, key_dim, key_dim**-0.25, **self.inherited)
+        self.value = None if token_dim == channels else projection("value", token_dim, channels, **self.inherited)
+        self.restore_changes()
+
+    def dense_layers(self):
+        return tuple(layer for layer in (self.query, self.key, self.value) if layer is not None)
+
+    def call(self, feature_map, tokens, training=None):
+        weights = weights_of(products(self.query(flat(feature_map)), self.key(tokens)), self.compute_dtype)
+        if self.value is not None:
+            tokens = self.value(tokens)
+        x = self.drop_path(ops.matmul(weights, tokens), training=training)
+        return feature_map + ops.reshape(x, ops.shape(feature_map))
+
+    def compute_output_shape(self, feature_map_shape, tokens_shape):
+        return feature_map_shape
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class VTModule(CompositeLayer):
+    """A module of a token-based Visual Transformer: tokenizer, transformer and projector.
+
+    Args:
+        num_tokens: Int, the number of visual tokens.
+        token_dim: Int, their width. None: that of the feature map.
+        key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
+        recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
+            `FilterTokenizer`.
+        project: Bool; False leaves out the projector, as in a last module, whose tokens alone are read.
+        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
+        seed: Int or None, the random seed of the stochastic depth.
+
+    Call arguments:
+        feature_map: (batch, height, width, channels), of any height and width.
+        tokens: (batch, num_tokens, token_dim), the previous module's; only with `recurrent`.
+        return_attention_scores: Bool, whether to return the tokenizer's weights too.
+
+    Returns:
+        The feature map, of the same shape, only with `project`; the tokens, (batch, num_tokens, token_dim); and the
+        weights, (batch, num_tokens, height, width), if requested.
+
+    Raises:
+        ValueError: If an argument is out of range, or `tokens` are given without `recurrent`, missing with it, or not
+            `num_tokens`.
+
+    Example:
+
+    >>> feature_map, tokens = VTModule(16, 1024)(np.zeros((1, 14, 14, 256)))
+    >>> feature_map.shape, tokens.shape
+    ((1, 14, 14, 256), (1, 16, 1024))
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and figure 2.
+    """
+
+    def __init__(
+        self,
+        num_tokens,
+        token_dim=None,
+        key_dim=None,
+        recurrent=False,
+        project=True,
+        drop_path_rate=0.0,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
+        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.recurrent = arguments.boolean("recurrent", recurrent)
+        self.project = arguments.boolean("project", project)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
+        first, last = arguments.seeds(seed, 2)
+        options = {"name": "tokenizer", **self.inherited}
+        if self.recurrent:
+            self.tokenizer = RecurrentTokenizer(self.token_dim, **options)
+        else:
+            self.tokenizer = FilterTokenizer(self.num_tokens, self.token_dim, **options)
+        self.transformer = TokenTransformer(key_dim, drop_path_rate, first, name="transformer", **self.inherited)
+        self.projector = None
+        if self.project:
+            self.projector = TokenProjector(key_dim, drop_path_rate, last, name="projector", **self.inherited)
+
+    def build(self, feature_map_shape, tokens_shape=None):
+        self._check(tokens_shape)
+        shapes = feature_map_shape, *(() if tokens_shape is None else (tokens_shape,))
+        self.tokenizer.build(*shapes)
+        shape = self.tokenizer.compute_output_shape(*shapes)
+        self.transformer.build(shape)
+        if self.projector is not None:
+            self.projector.build(feature_map_shape, shape)
+        self.restore_changes()
+
+    def _check(self, tokens_shape):
+        number = self.num_tokens if self.recurrent else None
+        if (None if tokens_shape is None else tokens_shape[1]) != number:
+            expected = f"of shape (batch, {number}, token_dim)" if self.recurrent else "None with recurrent=False"
+            raise ValueError(f"Expected `tokens` {expected}. Received: tokens of shape {tokens_shape}")
+
+    def dense_layers(self):
+        parts = (self.tokenizer, self.transformer, self.projector)
+        return tuple(dense for part in parts if part is not None for dense in part.dense_layers())
+
+    def call(self, feature_map, tokens=None, training=None, return_attention_scores=False):
+        inputs = (feature_map,) if tokens is None else (feature_map, tokens)
+        tokens, weights = self.tokenizer(*inputs, return_attention_scores=True)
+        tokens = self.transformer(tokens, training=training)
+        outputs = [tokens, weights] if return_attention_scores else [tokens]
+        if self.projector is not None:
+            outputs.insert(0, self.projector(feature_map, tokens, training=training))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def compute_output_shape(self, feature_map_shape, tokens_shape=None):
+        shape = feature_map_shape[0], self.num_tokens, self.token_dim or feature_map_shape[-1]
+        return shape if self.projector is None else (feature_map_shape, shape)
