@@ -23,15 +23,9 @@ class MBConv(CompositeLayer):
         hidden_dim: Int, the number of channels after the expansion.
         reduced_dim: Int, the width inside squeeze-and-excitation.
         strides: 1, or 2 to halve height and width, rounded up.
-        downsampling: What halves them in the branch: "expansion" (the first convolution), "depthwise" or "pooling" (an
-            average of 2 x 2 before the expansion).
-        pool_type: What halves them on the shortcut: "max2", "max3" (windows of 3 x 3) or "avg2".
-        padding: Of windows of 3 x 3 with strides: "same" (TensorFlow's) or "symmetric" (PyTorch's).
+        downsampling, pool_type, padding, pre_norm_activation, se_activation, se_before_norm: As in `CoAtNetConfig`.
         activation: Name or function, after the norms.
-        pre_norm_activation: Bool, whether it follows the first norm too.
         use_bias: Bool, whether the last convolution and that of the shortcut have a bias.
-        se_activation: Name or function, the activation inside squeeze-and-excitation.
-        se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
         epsilon: Float, the epsilon of the norms.
         drop_path_rate: Float in [0, 1), the probability of dropping the branch per image (stochastic depth).
         seed: Int or None, the random seed of that.

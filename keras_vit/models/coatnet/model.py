@@ -17,6 +17,10 @@ from keras_vit.models.coatnet.names import TIMM_COATNET
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
 
+# The fields of a config that are arguments of MBConv and of transformer blocks.
+_CONV_FIELDS = ("downsampling", "pre_norm_activation", "se_activation", "se_before_norm")
+_TRANSFORMER_FIELDS = ("shortcut_bias", "layer_scale_init", "activation", "position_mlp_dim")
+
 
 def CoAtNet(
     variant: str,
@@ -114,42 +118,30 @@ def _stem_conv(filters, strides, padding, name):
 
 def _layer(config, block, drop_path_rate):
     """Returns the layer of a `Block`."""
+    options = {"strides": block.strides, "pool_type": config.pool_type, "padding": config.padding}
+    options |= {"drop_path_rate": drop_path_rate, "name": block.name}
     if block.is_conv:
         hidden_dim = EXPANSION * block.attention_width
         return MBConv(
             block.width,
             hidden_dim,
             max(1, int(config.se_ratio * (block.width if config.expanded_from == "output" else hidden_dim))),
-            strides=block.strides,
-            downsampling=config.downsampling,
-            pool_type=config.pool_type,
-            padding=config.padding,
             activation=config.conv_activation,
-            pre_norm_activation=config.pre_norm_activation,
             use_bias=config.conv_bias,
-            se_activation=config.se_activation,
-            se_before_norm=config.se_before_norm,
             epsilon=config.batch_norm_epsilon,
-            drop_path_rate=drop_path_rate,
-            name=block.name,
+            **{name: getattr(config, name) for name in _CONV_FIELDS},
+            **options,
         )
     return RelativeTransformerBlock(
         block.attention_width // config.head_dim,
         config.head_dim,
         block.width,
         config.grid(block.stage),
-        strides=block.strides,
-        pool_type=config.pool_type,
-        padding=config.padding,
-        shortcut_bias=config.shortcut_bias,
         norm=config.transformer_norm,
         epsilon=config.layer_norm_epsilon,
-        layer_scale_init=config.layer_scale_init,
-        activation=config.activation,
-        position_mlp_dim=config.position_mlp_dim,
         interpolation=config.position_interpolation,
-        drop_path_rate=drop_path_rate,
-        name=block.name,
+        **{name: getattr(config, name) for name in _TRANSFORMER_FIELDS},
+        **options,
     )
 
 

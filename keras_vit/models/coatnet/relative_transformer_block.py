@@ -24,13 +24,9 @@ class RelativeTransformerBlock(CompositeLayer):
         num_heads, head_dim, grid_size, position_mlp_dim, interpolation: As in `RelativeAttention`.
         units: Int, the number of output channels.
         strides: 1, or 2 to halve height and width, rounded up.
-        pool_type: What halves them: "max2", "max3" (windows of 3 x 3) or "avg2".
-        padding: Of windows of 3 x 3: "same" (TensorFlow's) or "symmetric" (PyTorch's).
-        shortcut_bias: Bool, whether the projection of the shortcut has a bias.
+        pool_type, padding, shortcut_bias, layer_scale_init, activation: As in `CoAtNetConfig`.
         norm: "layer" or "batch".
         epsilon: Float, the epsilon of the norms.
-        layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
-        activation: As in `MLP`.
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
         seed: Int or None, the random seed of that.
 

@@ -21,6 +21,20 @@ from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.timm import TIMM
 
 logger = logging.getLogger("keras_vit")
+# The fields of a config that are arguments of each block.
+_BLOCK_FIELDS = (
+    *(
+        "num_heads",
+        "mlp_dim",
+        "activation",
+        "layer_norm_epsilon",
+        "layer_scale_init",
+        "qk_norm",
+        "qkv_bias",
+        "key_bias",
+    ),
+    *("attention_norm", "gated_mlp", "mlp_norm"),
+)
 
 
 def ViT(
@@ -143,28 +157,19 @@ def connect(
     sizes = None
     # At least 1, even for a single token.
     max_distance = max(1, num_prefix_tokens + arguments.num_patches(config.grid) - 1)
+    options = {name: getattr(config, name) for name in _BLOCK_FIELDS}
+    options |= {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate, "remat": remat}
+    if config.position_embedding == "relative":
+        options["max_relative_distance"] = max_distance
+    if rotary is not None:
+        options["rotary_layout"] = ROTARY_KINDS[config.rotary_embedding].layout
     for i in range(config.num_layers):
         block = layers.TransformerBlock(
-            config.num_heads,
-            config.mlp_dim,
-            dropout_rate=dropout_rate,
-            attention_dropout_rate=attention_dropout_rate,
             drop_path_rate=drop_path_rate * i / max(config.num_layers - 1, 1),
-            layer_scale_init=config.layer_scale_init,
-            qk_norm=config.qk_norm,
-            activation=config.activation,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            max_relative_distance=max_distance if config.position_embedding == "relative" else None,
-            rotary_layout=None if rotary is None else ROTARY_KINDS[config.rotary_embedding].layout,
-            qkv_bias=config.qkv_bias,
-            key_bias=config.key_bias,
-            attention_norm=config.attention_norm,
-            gated_mlp=config.gated_mlp,
-            mlp_norm=config.mlp_norm,
             token_merging=merged[i],
             num_prefix_tokens=num_prefix_tokens if merged[i] else 0,
-            remat=remat,
             name=f"block_{i:02d}",
+            **options,
         )
         given = {"sizes": sizes, "rotary": rotary}
         x = block(x, **{name: value for name, value in given.items() if value is not None})
