@@ -9,7 +9,7 @@ import keras
 
 from keras_vit import arguments, layers
 from keras_vit.config import ModelConfig, config_of, preprocessing_record
-from keras_vit.layers import direct
+from keras_vit.layers import direct, initializers
 from keras_vit.models import graph
 
 
@@ -234,6 +234,15 @@ def changed(preprocessing, value):
     # Raises if a name is unknown or a value invalid.
     preprocessing_record(value)
     return preprocessing.changed(**value)
+
+
+def pre_logits(x, config):
+    """Adds a dense tanh layer of `representation_size`. As in the official code, its tanh is a separate layer."""
+    if config.representation_size is None:
+        return keras.layers.Identity(name="pre_logits")(x)
+    init = initializers.LecunNormal()
+    x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
+    return keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
 
 
 def dense_head(x, config, head_init, name="head"):

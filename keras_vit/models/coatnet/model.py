@@ -8,14 +8,13 @@ import keras
 
 from keras_vit import activations, arguments
 from keras_vit.config import Preprocessing
-from keras_vit.layers import initializers
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.coatnet import checkpoint, timm_folder
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.names import TIMM_COATNET
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
-from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
 
 # The fields of a config that are arguments of MBConv and of transformer blocks.
 _CONV_FIELDS = ("downsampling", "pre_norm_activation", "se_activation", "se_before_norm")
@@ -151,12 +150,7 @@ def _head(x, config, dropout_rate, head_init):
     pooling = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")
     for layer in (pooling, norm) if config.norm_after_pooling else (norm, pooling):
         x = layer(x)
-    if config.representation_size is None:
-        x = keras.layers.Identity(name="pre_logits")(x)
-    else:
-        init = initializers.LecunNormal()
-        x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
-        x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
+    x = pre_logits(x, config)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
     return dense_head(x, config, head_init)

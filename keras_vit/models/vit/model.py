@@ -13,7 +13,7 @@ from keras_vit.layers import initializers
 from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
-from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
 from keras_vit.models.vit import checkpoint, names, timm_folder
 from keras_vit.models.vit.config import ViTConfig, ViTFields
 from keras_vit.models.vit.names.huggingface import HUGGINGFACE
@@ -23,17 +23,8 @@ from keras_vit.models.vit.names.timm import TIMM
 logger = logging.getLogger("keras_vit")
 # The fields of a config that are arguments of each block.
 _BLOCK_FIELDS = (
-    *(
-        "num_heads",
-        "mlp_dim",
-        "activation",
-        "layer_norm_epsilon",
-        "layer_scale_init",
-        "qk_norm",
-        "qkv_bias",
-        "key_bias",
-    ),
-    *("attention_norm", "gated_mlp", "mlp_norm"),
+    *("num_heads", "mlp_dim", "activation", "layer_norm_epsilon", "layer_scale_init", "qk_norm", "qkv_bias"),
+    *("key_bias", "attention_norm", "gated_mlp", "mlp_norm"),
 )
 
 
@@ -214,14 +205,7 @@ def _head(config, tokens, sizes, head_init):
     if config.projection_dim is not None:
         init = initializers.LecunNormal()
         x = keras.layers.Dense(config.projection_dim, use_bias=False, kernel_initializer=init, name="projection")(x)
-    # As in the official code, pre_logits always exists, and its tanh is a separate layer.
-    if config.representation_size is None:
-        x = keras.layers.Identity(name="pre_logits")(x)
-    else:
-        init = initializers.LecunNormal()
-        x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
-        x = keras.layers.Activation("tanh", name="pre_logits_tanh")(x)
-    x = dense_head(x, config, head_init)
+    x = dense_head(pre_logits(x, config), config, head_init)
     if not config.has_distillation_head:
         return x
     pool = layers.TokenPooling("token", num_prefix_tokens=config.num_prefix_tokens, index=1, name="pooling_dist")
