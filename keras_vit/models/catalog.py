@@ -49,22 +49,12 @@ def read_config(file, grid_size=None, published=None):
 def _source(file, source):
     """Returns the Source of a file, and the prefix of the model's keys if other modules surround it."""
     known = sources()
-    published = known.get(SOURCES_OF_FILES.get(os.path.basename(file.path)))
-    if source is not None:
-        if source not in known:
-            fitting = [name for name, each in known.items() if each.knows(file.entries)] or known
-            expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the keys of {file.path!r}"
-            raise arguments.invalid("source", expected, source, known)
-        given = known[source]
-    elif published is not None and published.knows(file.entries):
-        given = published
-    else:
-        given = None
+    given = known.get(SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source)
 
     def matching(keys):
-        if given is not None:
-            return given if given.knows(keys) else None
-        return recognise(keys, file.container, file.facts)
+        if given is not None and given.knows(keys):
+            return given
+        return recognise(keys, file.container, file.facts) if source is None else None
 
     try:
         if found := matching(file.entries):
@@ -78,14 +68,19 @@ def _source(file, source):
                 f"Expected the weights of one model. Received: several, whose keys start with {', '.join(inner)}. Save "
                 "the state dict of one of them to a file."
             )
-        if not inner and given is None:
+        if not inner and source is not None:
+            fitting = [name for name, each in known.items() if each.knows(file.entries)] or known
+            expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the file's keys"
+            raise arguments.invalid("source", expected, source, known)
+        if not inner:
             raise ValueError(
                 "Its keys match no known source. Expected keys like embedding/kernel or patch_embed.proj.weight. "
                 f"Received: {', '.join(list(file.entries)[:5])}"
             )
     except ValueError as error:
         raise ValueError(f"Cannot read weights from {file.path!r}: {error}") from None
-    return next(((found, prefix) for prefix, found in inner.items()), (given, ""))
+    ((prefix, found),) = inner.items()
+    return found, prefix
 
 
 def recognise(keys, container, facts):

@@ -207,10 +207,10 @@ def test_error_lists_all_settings_that_differ(tiny_file):
     keras_vit.load_weights(build(num_classes=7, classifier_activation="softmax"), tiny_file)
 
 
-def test_wrong_source_lists_the_sources_with_these_keys(tiny_file):
-    check_refused(
-        "`source`. Expected one of 'official', 'big_vision', or None.*Received: 'nobody'", tiny_file, source="nobody"
-    )
+@pytest.mark.parametrize("source", ["nobody", "timm"])
+def test_wrong_source_lists_the_sources_with_these_keys(tiny_file, source):
+    message = f"`source`. Expected one of 'official', 'big_vision', or None.*Received: '{source}'"
+    check_refused(message, tiny_file, source=source)
 
 
 def test_variant_is_refused_where_the_arrays_determine_it(tiny_file):
