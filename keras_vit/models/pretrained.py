@@ -142,9 +142,9 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
     if not all(given.get(n, found.get(n)) for n in ("num_classes", "distillation_token", "distillation_head")):
         found.forget("return_both_heads")
     known = fields_of_file(file, found)
-    usual = {"name": found.get("name", family.name)}
-    if variant := family.config.variant_of(known):
-        usual = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant)}
+    variant = family.config.variant_of(known)
+    usual = {"name": found.get("name") or (family.config.model_name_of(variant) if variant else family.name)}
+    usual |= family.config.training_options_of(variant) if variant else {}
     found.forget("name")
     size = family.config.usual_image_size(known)
     for name, value in {"image_size": (size, size), **defaults}.items():
