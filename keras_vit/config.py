@@ -248,6 +248,11 @@ class ModelConfig:
         """Returns the side of the images of a model with these fields, in pixels, where nothing else determines it."""
         return DEFAULT_IMAGE_SIZE
 
+    @staticmethod
+    def usual_preprocessing(image_size):
+        """Returns the preprocessing of a model for images of this size, where nothing else determines it."""
+        return Preprocessing()
+
     @classmethod
     def describe(cls, fields):
         """Formats the sizes in a dict of fields for messages."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import Preprocessing
 from keras_vit.files import absent
 from keras_vit.models import zoo
 from keras_vit.models.catalog import identify, read_config
@@ -160,7 +159,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
     fields = found.resolve(chosen)
     fields.update(_tables(family, found, fields, chosen))
     fields.update({name: value for name, value in family.fit(file, found, fields, given).items() if name not in given})
-    base = found.get("preprocessing", Preprocessing())
+    base = found.get("preprocessing") or family.config.usual_preprocessing(fields["image_size"])
     preprocessing = changed(base, fields.pop("preprocessing", base))
     return completed(arguments.record(family.config, fields), preprocessing), usual
 

@@ -135,6 +135,8 @@ class EfficientNetConfig(ModelConfig):
     padding: str = checked(arguments.one_of, PADDINGS, default="same")
     batch_norm_epsilon: float = checked(arguments.epsilon, default=1e-3)
 
+    usual_preprocessing = staticmethod(official_preprocessing)
+
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B0"; `overrides` set other fields."""
