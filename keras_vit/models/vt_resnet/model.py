@@ -58,18 +58,14 @@ def VTResNet(
     >>> model.output_shape, model.get_layer("vt_2").output.shape
     ((None, 10), (None, 16, 1024))
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. The paper contradicts
-    itself: the equations of section 3 are followed, and where they leave a choice, what fits tables 2 and 8 best.
-    Tokens are 1024 wide, as in the appendix; the equations have them as wide as the feature map, with which R18 had 3.8
-    million parameters instead of 11.6. Other widths take a projection `W_V` in tokenizers and projectors. `F1` and `F2`
-    are square, as in the text, and `K` and `Q` half as wide as the tokens. Parameters and multiply-adds of R18 and R34
-    are then within 2% of table 2, those of R50 and R101 within 9% and 5% of table 8. By part they are not: by table 5,
-    the transformers of R18 have 3.1 million parameters, here 6.3, which two groups in each product would explain; by
-    table 7, projectors have 2.3 million, here 0.9. The appendix's code also has several heads, groups, values and an
-    encoding of positions; the equations have none, and neither has this. The last module has no projector, since
-    nothing reads its map, and table 7 has half as many parameters in the projectors of R18 as of R34. Without norms,
-    tokens grow with the learning rate: a small model diverged on handwritten digits with SGD and 0.1, and learned with
-    0.01 and with Adam. Not measured on ImageNet.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
+    contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
+    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, those of R50 and R101 within 9% and 5% of
+    table 8. By part they differ: by table 5, the transformers of R18 have 3.1 million parameters instead of 6.3; by
+    table 7, its projectors have 2.3 million instead of 0.9. The heads, groups, values and positions of the appendix's
+    code are left out, and so is the projector of the last module, whose map nothing reads. Without norms, tokens grow
+    with the learning rate: a small model diverged on handwritten digits with SGD and 0.1, and learned with 0.01 and
+    with Adam. Not measured on ImageNet.
     """
     given = {name: value for name, value in locals().items() if name != "variant"}
     return build(VT_RESNET, variant, given)
