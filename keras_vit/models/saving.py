@@ -72,6 +72,8 @@ def save_weights(
     record, is_vit = _record(model, fields), family.name == "vit"
     source, kind = family.formats[format].spelled_for(record), None
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
+    if in_folder and family.timm_folder is None:
+        raise arguments.invalid("path", "the path of a .safetensors file, since timm has no such models", path)
     if in_folder:
         _refuse("timm folder", model, family.timm_folder.unwritten_in_folder(record))
     if format == "timm" and is_vit:

@@ -55,6 +55,8 @@ TORCH = Source(
         **dense("head", "toy.fc"),
     },
     family="toy",
+    activation=None,
+    layer_norm_epsilon=None,
 )
 
 
@@ -77,6 +79,8 @@ FLAX = Source(
         for kind in ("kernel", "bias")
     },
     family="toy",
+    activation=None,
+    layer_norm_epsilon=None,
 )
 
 
