@@ -67,8 +67,8 @@ def save_weights(
         return
     fields, family = fields_of(model), FAMILIES[config_of(model).family]
     if format not in family.formats:
-        known = " or ".join(map(repr, family.formats))
-        raise arguments.invalid("format", f"{known} for {family.builder} models", format)
+        known, what = " or ".join(map(repr, family.formats)), "formats" if len(family.formats) > 1 else "format"
+        raise arguments.invalid("format", f"{known}, the only {what} of {family.name} models", format)
     record, is_vit = _record(model, fields), family.name == "vit"
     source, kind = family.formats[format].spelled_for(record), None
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"

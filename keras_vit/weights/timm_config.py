@@ -5,7 +5,7 @@ import re
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.weights.found import STATED
+from keras_vit.weights.found import DEFAULT, STATED
 from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
@@ -15,7 +15,9 @@ _FILTERS = {"lanczos": "lanczos3", "box": "area"}
 def read_folder(file, found):
     """Adds preprocessing, class names, task and image size."""
     pretrained = file.facts.get("timm") or {}
-    found.attempt(STATED, "preprocessing", lambda: _preprocessing(file.path, pretrained))
+    states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
+    origin = STATED if states else f"{DEFAULT} timm"
+    found.attempt(origin, "preprocessing", lambda: _preprocessing(file.path, pretrained))
     read_labels(found, file.config, file.config.get("label_names") or pretrained.get("label_names"), of_timm=True)
     size = pretrained.get("input_size")
     size = size[1:] if isinstance(size, (tuple, list)) else size

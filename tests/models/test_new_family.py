@@ -156,4 +156,4 @@ def test_saved_model_of_a_new_family_is_read_again(tmp_path, format):
         np.testing.assert_allclose(answers(again, images(2, 16, 16, 3)), answers(model, images(2, 16, 16, 3)), 1e-5)
     refuses("activation='silu'", keras_vit.load_weights, toy(), path)
     keras_vit.load_weights(toy(), path, allow="activation")
-    refuses("'npz' or 'timm' for Toy models", keras_vit.save_weights, model, path, "huggingface")
+    refuses("'npz' or 'timm', the only formats of toy models", keras_vit.save_weights, model, path, "huggingface")

@@ -69,7 +69,8 @@ def test_builder_takes_file_and_refuses_other_settings(tmp_path):
     model = keras_vit.CoAtNet("coatnet_0_rw", **sizes)
     check_golden(model, "coatnet_0_rw")
     for name, value in {"downsampling": "depthwise", "se_activation": "silu", "batch_norm_epsilon": 1e-3}.items():
-        other = keras_vit.CoAtNet("coatnet_0_rw", **{**sizes, "weights": None, name: value})
+        changes = {"weights": None, "preprocessing": model.preprocessing, name: value}
+        other = keras_vit.CoAtNet("coatnet_0_rw", **{**sizes, **changes})
         check_refused(f"was trained with {name}=", path, into=other)
         keras_vit.load_weights(other, path, allow=name)
     changed = keras_vit.from_pretrained(path, downsampling="depthwise")
