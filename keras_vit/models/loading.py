@@ -176,8 +176,8 @@ def _layout(config, fields, grid, num_prefix_positions, position_interpolation, 
 
 def heads_of(fields):
     """Returns (num_heads, head_dim) from a dict of fields; None where attention has no such heads."""
-    heads = fields.get("num_heads")
-    return heads, heads and fields["hidden_dim"] // heads
+    heads, width = fields.get("num_heads"), fields.get("hidden_dim")
+    return heads, heads and width and width // heads
 
 
 def fields_of(model):

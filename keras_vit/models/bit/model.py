@@ -79,6 +79,7 @@ BIT = Family(
     builder="BiT",
     above=("norm", "relu", "pooling"),
     sources=dict.fromkeys((names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, KERAS), checkpoint.read_config),
+    recognise=names.recognise,
     settings=("resnet_epsilons", "pool_padding"),
     formats={"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT},
     timm_folder=timm_folder,
