@@ -214,17 +214,17 @@ def build(family, variant, given, defaults=None, function=None):
     if "preprocessing" in fields and "preprocessing" in defaults:
         fields["preprocessing"] = changed(defaults["preprocessing"], fields["preprocessing"])
     fields = {**defaults, **fields}
-    preprocessing = fields.pop("preprocessing", None)
+    preprocessing, class_names = fields.pop("preprocessing", None), fields.pop("class_names", None)
     config = family.config.from_variant(variant, **fields)
-    return family.make(completed(config, changed(config.preprocessing, preprocessing)), **options)
+    return family.make(completed(config, changed(config.preprocessing, preprocessing), class_names), **options)
 
 
-def completed(config, preprocessing=None):
-    """Returns a config with this preprocessing for its channels; raises unless its class names fit `num_classes`."""
-    arguments.class_names(config.class_names, config.num_classes)
-    if preprocessing is None:
-        return config
-    return config.replace(preprocessing=preprocessing_record(preprocessing).for_channels(config.in_channels))
+def completed(config, preprocessing, class_names):
+    """Returns a config with names that fit `num_classes`, and with a preprocessing for its channels or its own."""
+    changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
+    if preprocessing is not None:
+        changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
+    return config.replace(**changes)
 
 
 def changed(preprocessing, value):

@@ -160,8 +160,8 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
     fields.update(_tables(family, found, fields, chosen))
     fields.update({name: value for name, value in family.fit(file, found, fields, given).items() if name not in given})
     base = found.get("preprocessing") or family.config.usual_preprocessing(fields["image_size"])
-    preprocessing = changed(base, fields.pop("preprocessing", base))
-    return completed(arguments.record(family.config, fields), preprocessing), usual
+    preprocessing, class_names = changed(base, fields.pop("preprocessing", base)), fields.pop("class_names", None)
+    return completed(arguments.record(family.config, fields), preprocessing, class_names), usual
 
 
 def _tables(family, found, fields, given):
