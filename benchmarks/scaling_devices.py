@@ -71,6 +71,24 @@ PAPER = {
 }
 
 
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+
+
+def collectives(program):
+    """Returns {kind: (number, bytes of the results)} of the collectives in the text of a compiled program."""
+    found = {}
+    for results, kind in COLLECTIVE.findall(program):
+        size = sum(
+            math.prod(map(int, filter(None, sides.split(",")))) * int(bits or 8) // 8
+            for _, bits, sides in ARRAY.findall(results)
+        )
+        number, total = found.get(kind, (0, 0))
+        found[kind] = (number + 1, total + size)
+    return found
+
+
 def group_of(line):
     """Returns how many devices work together in a collective, from its line of a compiled program."""
     if mesh := re.search(r"groups=mesh\[(.*?)\].*? \{(.*?)\}", line):
@@ -83,8 +101,6 @@ def group_of(line):
 
 def traffic(program, devices, model_devices):
     """Returns the collectives of a compiled program by kind and devices of a group, and how far these lie apart."""
-    from keras_vit.distribution.description import collectives
-
     found = {}
     for line in program.splitlines():
         for kind, (number, size) in collectives(line).items():
@@ -112,13 +128,38 @@ def inner_shares(program, batch, tokens, hidden_dim, num_heads, mlp_dim):
     return shares
 
 
+def compile_step(model, batch_size):
+    """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
+    import jax
+    import keras
+    import numpy as np
+
+    # Without these calls, the step would create the variables of the metrics, and return more than it was given.
+    model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
+    model.reset_metrics()
+    inputs = (((batch_size, *model.input_shape[1:]), "float32"), ((batch_size,), "int32"))
+    distribution = keras.distribution.distribution()
+
+    def array(shape, dtype, layout_of):
+        layout = None if distribution is None else getattr(layout_of(), "backend_layout", layout_of())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
+
+    def variable(v):
+        return array(v.shape, v.dtype, lambda: distribution.get_variable_layout(v))
+
+    data = tuple(array(*x, lambda x=x: distribution.get_data_layout(x[0])) for x in inputs)
+    groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+    state = tuple([variable(v) for v in group] for group in (*groups, model.metrics_variables))
+    out = None if distribution is None else (None, tuple([v.sharding for v in group] for group in state))
+    return jax.jit(model.train_step, donate_argnums=0, out_shardings=out).lower(state, data).compile()
+
+
 def measure(model, layout, devices, model_devices, batch, remat, blocks=None, **options):
     """In a child process: compiles a step and returns its figures."""
     import jax
     import keras
 
     import keras_vit
-    from keras_vit.distribution.description import compile_step
 
     ways = keras_vit.distribution
     mesh = ways.device_mesh(model_devices)

@@ -8,26 +8,35 @@ import keras
 
 from keras_vit import arguments
 
-DATA, MODEL = "data", "model"
-# Variables of the blocks by path, with the mesh axis of each side. Columns of the first product and rows of the second
-# are split, so that only the result of the second is summed over the devices.
-_TENSOR = {
-    r".*\battention/qkv/kernel": (None, MODEL),
-    r".*\battention/qkv/bias": (MODEL,),
-    r".*\battention/out/kernel": (MODEL, None),
-    r".*\bmlp/dense_1/kernel": (None, MODEL),
-    r".*\bmlp/dense_1/bias": (MODEL,),
-    r".*\bmlp/dense_2/kernel": (MODEL, None),
-    r".*\battention/(query|key|value)/kernel": (None, MODEL, None),
-    r".*\battention/(query|key|value)/bias": (MODEL, None),
-    r".*\battention/attention_output/kernel": (MODEL, None, None),
-    # Tensors inside a block, not variables: see `layers.placement`.
-    "heads of a kernel": (None, None, MODEL, None),
-    "heads of tokens": (None, DATA, MODEL, None, None),
-    r".*\bblock_\d+/mlp/dense_1/output": (DATA, None, MODEL),
-}
-# Outputs that stay where their images are. Otherwise XLA may send these, which grow with the batch, to the parts of a
-# variable instead of the parts to them.
+# The names of the mesh axis that splits a batch, here and in Keras' documents.
+_BATCH_NAMES = ("data", "batch")
+
+
+def _split_paths(data, model):
+    """Returns the mesh axis of each side of the variables of the blocks, by path.
+
+    Columns of the first product and rows of the second are split, so that only the result of the second is summed over
+    the devices.
+    """
+    return {
+        r".*\battention/qkv/kernel": (None, model),
+        r".*\battention/qkv/bias": (model,),
+        r".*\battention/out/kernel": (model, None),
+        r".*\bmlp/dense_1/kernel": (None, model),
+        r".*\bmlp/dense_1/bias": (model,),
+        r".*\bmlp/dense_2/kernel": (model, None),
+        r".*\battention/(query|key|value)/kernel": (None, model, None),
+        r".*\battention/(query|key|value)/bias": (model, None),
+        r".*\battention/attention_output/kernel": (model, None, None),
+        # Tensors inside a block, not variables: see `layers.placement`.
+        "heads of a kernel": (None, None, model, None),
+        "heads of tokens": (None, data, model, None, None),
+        r".*\bblock_\d+/mlp/dense_1/output": (data, None, model),
+    }
+
+
+# Outputs that stay on the device of their images. Without this layout, XLA may send outputs, which grow with the batch,
+# to the devices that hold a variable.
 _OUTPUTS = re.compile(r"(.*/)?(patch_embedding|qkv|out|dense_1|dense_2|block_\d+|head)/output")
 
 
@@ -36,7 +45,7 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
 
     Args:
         model: Int of at least 1, the devices that share one copy of the model's blocks.
-        devices: Names such as "gpu:0". None: all that JAX has, those of other processes included.
+        devices: Names such as "gpu:0". None: all devices of all processes.
 
     Raises:
         ValueError: If `model` does not divide the number of devices.
@@ -55,41 +64,57 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if len(devices) % arguments.positive_int("model", model):
         raise arguments.invalid("model", f"a divisor of {len(devices)}, the number of devices", model)
-    return keras.distribution.DeviceMesh((len(devices) // model, model), [DATA, MODEL], devices)
+    return keras.distribution.DeviceMesh((len(devices) // model, model), ["data", "model"], devices)
 
 
 def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.LayoutMap:
     """Returns the `keras.distribution.LayoutMap` of tensor parallelism, for all families of this package.
 
-    The axis "model" splits the attention heads and the hidden units of the MLPs; embeddings, norms, convolutions and
-    heads of classes are on each device. `tensor_parallel` uses it.
+    The axis "model" splits the attention heads and the hidden units of the MLPs. Each device has whole embeddings,
+    norms, convolutions and heads of classes.
 
     Args:
-        mesh: A `keras.distribution.DeviceMesh` with the axes "data" and "model", such as from `device_mesh`.
+        mesh: A `keras.distribution.DeviceMesh` with two axes. The axis "data" or "batch", or else the first axis,
+            splits the batch, and the other axis the model.
 
     Raises:
-        ValueError: If the mesh has other axes.
+        ValueError: If the mesh has another number of axes.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
-    if list(mesh.axis_names) != [DATA, MODEL]:
-        raise arguments.invalid("mesh", f"a mesh with the axes {DATA!r} and {MODEL!r}", mesh.axis_names)
+    if len(mesh.axis_names) != 2:
+        raise arguments.invalid("mesh", 'a mesh with two axes, such as "data" and "model"', mesh.axis_names)
+    data = batch_axis(mesh)
+    (model,) = (name for name in mesh.axis_names if name != data)
     layouts = keras.distribution.LayoutMap(mesh)
-    for path, axes in _TENSOR.items():
+    for path, axes in _split_paths(data, model).items():
         layouts[path] = axes
     return layouts
+
+
+def batch_axis(mesh):
+    """Returns the name of the mesh axis that splits a batch."""
+    return next((name for name in mesh.axis_names if name in _BATCH_NAMES), mesh.axis_names[0])
+
+
+def batch_parts(distribution):
+    """Returns into how many parts a `keras.distribution` splits each batch."""
+    mesh = distribution.device_mesh
+    return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 
 
 class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
 
     A side that its mesh axis does not divide stays whole. Each variable of at least `min_size` numbers is also split
-    over "data", by the longest of its other sides that this axis divides. Use `data_parallel`, `fsdp` or
+    over the axis of the batch, by the longest of its other sides that this axis divides. Use `data_parallel`, `fsdp` or
     `tensor_parallel`.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
-        super().__init__(layout_map=layouts, batch_dim_name=DATA, auto_shard_dataset=auto_shard_dataset)
+        super().__init__(
+            layout_map=layouts, batch_dim_name=batch_axis(layouts.device_mesh), auto_shard_dataset=auto_shard_dataset
+        )
         self.min_size = arguments.optional(arguments.positive_int, "min_size", min_size)
 
     def get_variable_layout(self, variable):
@@ -103,16 +128,17 @@ class Layouts(keras.distribution.ModelParallel):
             axis if axis is None or side % sizes[axis] == 0 else None
             for axis, side in zip(layout.axes, shape, strict=True)
         ]
-        if self.min_size is not None and DATA not in axes and math.prod(shape) >= self.min_size:
-            free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % sizes[DATA] == 0]
+        data = self.batch_dim_name
+        if self.min_size is not None and data not in axes and math.prod(shape) >= self.min_size:
+            free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % sizes[data] == 0]
             if free:
-                axes[max(free, key=lambda i: shape[i])] = DATA
+                axes[max(free, key=lambda i: shape[i])] = data
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def get_tensor_layout(self, path):
         layout = super().get_tensor_layout(path)
         if layout is None and _OUTPUTS.fullmatch(path):
-            return keras.distribution.TensorLayout([DATA], self.device_mesh)
+            return keras.distribution.TensorLayout([self.batch_dim_name], self.device_mesh)
         return layout
 
 
@@ -120,7 +146,8 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
     """Returns a distribution in which each device has the whole model and a part of each batch.
 
     Args:
-        mesh: From `device_mesh`; None for all devices.
+        mesh: From `device_mesh`, or another `keras.distribution.DeviceMesh`, whose axis "data" or "batch", or else the
+            first axis, splits the batch; None for all devices.
         auto_shard_dataset: Bool, whether Keras splits a tf.data.Dataset among several processes; False if each process
             has its own part already.
 
@@ -137,14 +164,14 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
 
 
 def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which the axis "model" splits the blocks by `layout_map`, and "data" each batch.
+    """Returns a distribution in which one axis splits the blocks by `layout_map`, and the other axis each batch.
 
     Args:
-        mesh: From `device_mesh(model=n)`; n devices share one copy of the blocks.
+        mesh: From `device_mesh(model=n)`, where n devices share one copy of the blocks, or as for `layout_map`.
         auto_shard_dataset: As in `data_parallel`.
 
     Raises:
-        ValueError: If the mesh has other axes.
+        ValueError: If the mesh has another number of axes.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
@@ -160,11 +187,11 @@ def fsdp(
 ) -> Layouts:
     """Returns a distribution in which each device stores a part of each large variable, and of its optimizer state.
 
-    A variable is split over the axis "data" by the longest side that this axis divides; it is whole only while it is
-    used. Each device still trains on its part of the batch.
+    A variable is split over the axis of the batch, by the longest side that this axis divides; it is whole only while
+    it is used. Each device still trains on its part of the batch.
 
     Args:
-        mesh: From `device_mesh`; None for all devices.
+        mesh: From `device_mesh`, or another mesh as for `data_parallel`; None for all devices.
         min_size: Int of at least 1, the numbers in a variable that is worth splitting.
         layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
         auto_shard_dataset: As in `data_parallel`.

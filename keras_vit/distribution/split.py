@@ -6,7 +6,7 @@ from typing import NamedTuple
 import keras
 
 from keras_vit import arguments
-from keras_vit.distribution.layouts import data_parallel, device_mesh, fsdp, layout_map, tensor_parallel
+from keras_vit.distribution.layouts import batch_parts, data_parallel, device_mesh, fsdp, layout_map, tensor_parallel
 from keras_vit.distribution.processes import num_processes, process_id
 
 KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
@@ -61,7 +61,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
         yield Split(num_processes(), num_processes(), process_id())
     else:
         with _layouts(kind, model_devices).scope():
-            parts = keras.distribution.distribution().device_mesh.shape[0]
+            parts = batch_parts(keras.distribution.distribution())
             # Processes whose devices share one copy of the model read the same images.
             shards = min(num_processes(), parts)
             yield Split(parts, shards, process_id() * shards // num_processes())

@@ -99,3 +99,17 @@ def test_committed_shares_match_the_layouts(script):
         if layout == "tensor":
             shares = [row["split_kernels_share"], *row["inner_shares"].values()]
             assert max(shares) <= 0.25 + 0.02, model
+
+
+def test_collectives_of_a_program_are_counted(script):
+    program = """
+  %all-reduce.1 = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1}}
+  ROOT %all-reduce.2 = f32[] all-reduce(%c), channel_id=2
+  %start = (f32[2]{0}, f32[8]{0}) all-gather-start(%d), dimensions={0}
+  %done = f32[8]{0} all-gather-done(%start)
+  %add = f32[8]{0} add(%done, %all-reduce.2)
+"""
+    found = script.collectives(program)
+    assert found["all-reduce"] == (2, 4 * 8 + 2 * 3 + 4)
+    assert found["all-gather"][0] == 1
+    assert set(found) == {"all-reduce", "all-gather"}

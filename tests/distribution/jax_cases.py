@@ -17,7 +17,6 @@ import keras_vit
 from keras_vit import data, evaluation, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import data_parallel, describe, device_mesh, fsdp, layout_map, tensor_parallel
-from keras_vit.distribution.layouts import MODEL
 from keras_vit.layers import MultiHeadSelfAttention
 from keras_vit.pretraining import MAE
 from keras_vit.training.fitting import train as train_run
@@ -32,6 +31,11 @@ EPSILON = 1e-6
 
 def mesh(count, model=1):
     return device_mesh(model, keras.distribution.list_devices()[:count])
+
+
+def keras_mesh():
+    """Returns a mesh with the axis names of Keras' documents."""
+    return keras.distribution.DeviceMesh((2, 2), ["batch", "model"], keras.distribution.list_devices()[:4])
 
 
 def on(layouts):
@@ -59,8 +63,7 @@ def curve(layouts, num_heads=3, **options):
     return losses.losses
 
 
-def both(count):
-    grid = mesh(count, 2)
+def both(grid):
     return fsdp(grid, 1024, layouts=layout_map(grid))
 
 
@@ -71,7 +74,7 @@ SPLITS = {
     "data 8": lambda: data_parallel(mesh(8)),
     "fsdp 4": lambda: fsdp(mesh(4), 1024),
     "tensor 2 x 2": lambda: tensor_parallel(mesh(4, 2)),
-    "fsdp+tensor 2 x 2": lambda: both(4),
+    "fsdp+tensor 2 x 2": lambda: both(keras_mesh()),
 }
 KINDS = {
     # Two devices cannot share 3 heads.
@@ -117,7 +120,7 @@ def tensor_parallel_output(family):
     pictures = RNG.normal(size=(4, *model.input_shape[1:])).astype("float32")
     model.set_weights(weights)
     expected = model.predict(pictures, verbose=0)
-    layouts = tensor_parallel(mesh(4, 2))
+    layouts = tensor_parallel(keras_mesh())
     with layouts.scope():
         split = make()
         split.set_weights(weights)
@@ -127,7 +130,7 @@ def tensor_parallel_output(family):
     return {
         "difference": float(np.abs(result - expected).max() / np.abs(expected).max()),
         "axes": axes,
-        "placed": {path: MODEL in spec for path, spec in placed.items()},
+        "placed": {path: "model" in spec for path, spec in placed.items()},
     }
 
 
@@ -228,14 +231,16 @@ def evaluations():
 def descriptions():
     """The results of `describe` for a ViT on one device and on 8, and its errors."""
     found = {}
-    split = {"data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16), "tensor": tensor_parallel(mesh(4, 2))}
+    split = {"data": data_parallel(mesh(8)), "fsdp": fsdp(mesh(8), 16), "tensor": tensor_parallel(keras_mesh())}
+    # The axis of the batch is the second.
+    split["turned"] = fsdp(keras.distribution.DeviceMesh((1, 8), ["model", "batch"]), 16)
     for name, layouts in {"one": None, **split}.items():
         with on(layouts):
             options = {"num_layers": 2, "num_heads": 4, "num_classes": 8, "head_init": "glorot_uniform"}
             model = keras_vit.ViT("Ti/8", image_size=32, **options)
             compiled(model)
             whole, step = describe(model), describe(model, batch_size=16)
-            found[name] = {**step._asdict(), "text": str(step), "variables": whole._asdict(), "flops": step.flops}
+            found[name] = {**step._asdict(), "text": str(step), "variables": whole._asdict()}
     with data_parallel(mesh(8)).scope():
         model = build()
         found["not compiled"] = message(lambda: describe(model))
