@@ -48,7 +48,7 @@ SPLITS = {
 
 
 def child(spec):
-    """Trains as one of the processes of a run; the first writes the losses."""
+    """Trains as one of the processes of a run, and writes its losses."""
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -58,10 +58,11 @@ def child(spec):
         logical = [tf.config.LogicalDeviceConfiguration()] * spec["devices"]
         tf.config.set_logical_device_configuration(device, logical)
     from keras_vit import data, training
-    from keras_vit.distribution import join, process_id
+    from keras_vit.distribution import initialize, process_id
     from tests.tiny import Losses
 
-    join()
+    # torchrun's variables describe the processes of PyTorch.
+    initialize(*spec.get("joined", ()))
 
     changes = {
         "variant": "Ti/8",
@@ -89,25 +90,27 @@ def child(spec):
     kept = Losses()
     options = {"weights": "none", "seed": spec["seed"], "callbacks": [kept], "verbose": 0}
     training.run(recipe, make, spec["out"], save_every=1000, **options, **split)
-    if process_id() == 0:
-        Path(spec["losses"]).write_text(json.dumps(kept.losses), encoding="utf-8")
+    Path(spec["losses"], f"{process_id()}.json").write_text(json.dumps(kept.losses), encoding="utf-8")
 
 
 def losses_of(backend, spec, processes, folder):
     """Returns the losses of a run."""
     folder = Path(tempfile.mkdtemp(dir=folder))
-    spec = {**spec, "out": str(folder / "run"), "losses": str(folder / "losses.json")}
+    spec = {**spec, "out": str(folder / "run"), "losses": str(folder)}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_NUM_CPU_DEVICES": str(spec["devices"])}
     environment |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    if processes > 1:
+    joined = [{} for _ in range(processes)]
+    if processes > 1 and backend == "torch":
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    elif processes > 1:
+        joined = [{"joined": (f"127.0.0.1:{port}", processes, i)} for i in range(processes)]
     started = [
         subprocess.Popen(
-            [sys.executable, __file__, "--child", json.dumps(spec)],
-            env={**environment, **({"RANK": str(i)} if processes > 1 else {})},
+            [sys.executable, __file__, "--child", json.dumps(spec | joined[i])],
+            env={**environment, "RANK": str(i)},
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{i}.log").open("w"),
         )
@@ -116,7 +119,8 @@ def losses_of(backend, spec, processes, folder):
     codes = [process.wait() for process in started]
     if any(codes):
         raise RuntimeError((folder / f"{codes.index(next(filter(None, codes)))}.log").read_text()[-2000:])
-    return json.loads(Path(spec["losses"]).read_text())
+    # Each PyTorch process has the losses of its part of the batches.
+    return np.mean([json.loads(Path(folder, f"{i}.json").read_text()) for i in range(processes)], axis=0).tolist()
 
 
 def difference(losses, expected):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -182,9 +183,13 @@ def _train(args):
 
     from keras_vit import data, distribution, inspection, training
 
-    if args.processes and args.process_id is None and args.coordinator is None:
-        return distribution.launch(args.command, args.processes)
-    distribution.join(args.coordinator, args.processes, args.process_id)
+    if args.coordinator is None and args.process_id is None:
+        # The processes that torchrun starts get the same arguments.
+        if args.processes and "TORCHELASTIC_RUN_ID" not in os.environ:
+            return distribution.launch(args.command, args.processes)
+        distribution.initialize()
+    else:
+        distribution.initialize(args.coordinator, args.processes, args.process_id)
     options = {key: getattr(args, key) for key in LENGTHS if getattr(args, key) is not None}
     recipe = training.RECIPES[args.recipe].replace(options | dict(args.set))
     make_dataset = data.splits(
@@ -400,11 +405,11 @@ def build_parser():
     add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: on one)")
     help = "devices that share one model (default: all with tensor, 2 with fsdp+tensor)"
     add("--model-devices", type=int, metavar="N", help=help)
-    help = "start this many processes here; with --process-id, the number of all processes"
+    help = "start this many PyTorch processes by torchrun; with --coordinator, the number of all processes"
     add("--processes", type=int, metavar="N", help=help)
-    help = "number of this process, from 0 (default: from torchrun, SLURM, TF_CONFIG or Keras)"
+    help = "number of this process, from 0 (default: from torchrun, or on JAX from SLURM)"
     add("--process-id", type=int, metavar="I", help=help)
-    help = "the address of process 0 (default: from torchrun, TF_CONFIG or Keras)"
+    help = "the address of process 0 (default: from torchrun, or on JAX from SLURM)"
     add("--coordinator", metavar="HOST:PORT", help=help)
     return parser
 

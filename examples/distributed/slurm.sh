@@ -2,14 +2,19 @@
 #SBATCH --job-name=vit
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-task=1
+#SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 
-# One process for each GPU; a job that is requeued goes on at the last checkpoint.
+# One process for each GPU. A job that is requeued resumes at the last checkpoint. JAX reads SLURM's own variables,
+# PyTorch those of torchrun.
 export KERAS_BACKEND=${KERAS_BACKEND:-jax}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
-srun keras-vit train --recipe finetune --data photos --out "$SLURM_SUBMIT_DIR/run" --distribution data
+train='keras-vit train --recipe finetune --data photos --out "$SLURM_SUBMIT_DIR/run" --distribution data'
+if [ "$KERAS_BACKEND" = torch ]; then
+    train="RANK=\$SLURM_PROCID LOCAL_RANK=\$SLURM_LOCALID WORLD_SIZE=\$SLURM_NTASKS $train"
+fi
+srun bash -c "$train"

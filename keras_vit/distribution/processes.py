@@ -1,65 +1,116 @@
-"""The processes of one run: how they find each other, which one this is, and how they share values."""
+"""The processes of one run: how a process joins the others, and how processes share values."""
+
+import datetime
+import os
 
 import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.distribution import torch_processes
+
+# After this time without an answer of another process, PyTorch raises an error.
+_TIMEOUT = datetime.timedelta(minutes=10)
 
 
-def initialize(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Joins the processes of one run, on JAX or PyTorch; call it in each before anything else of Keras.
+def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Joins the processes of one run, on JAX or PyTorch; call it in each process before anything else of Keras.
 
-    `keras-vit train --processes` does so for a run on one machine. Returns when all processes have come.
+    Without arguments, `torchrun` (PyTorch) or SLURM (JAX) describes the processes. A process that neither of them
+    started trains alone, and the call does nothing. Returns when all processes have called it.
 
     Args:
-        coordinator: "HOST:PORT" of process 0, a free port that the others can reach.
+        coordinator: "HOST:PORT" of process 0, a free port that other processes can reach.
         num_processes: Int of at least 1.
         process_id: Int from 0.
 
     Raises:
-        ValueError: If an argument is out of range.
-        RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes.
+        ValueError: If an argument is out of range, or only some arguments are given.
+        RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes, or if a launcher of another
+            backend started the process.
 
     Example:
 
     >>> keras_vit.distribution.initialize("10.0.0.1:1234", num_processes=2, process_id=0)  # doctest: +SKIP
     """
-    host, colon, port = str(coordinator).rpartition(":")
-    if not (host and colon and port.isdecimal()):
-        raise arguments.invalid("coordinator", '"HOST:PORT"', coordinator)
-    num_processes = arguments.positive_int("num_processes", num_processes)
-    process_id = arguments.non_negative_int("process_id", process_id, num_processes - 1)
-    backend = keras.backend.backend()
+    given = (coordinator, num_processes, process_id)
+    backend, launcher = keras.backend.backend(), None
+    if given == (None, None, None):
+        launcher = _launcher()
+        if launcher is None:
+            return
+    else:
+        host, colon, port = str(coordinator).rpartition(":")
+        if not (host and colon and port.isdecimal()):
+            raise arguments.invalid("coordinator", '"HOST:PORT"', coordinator)
+        num_processes = arguments.positive_int("num_processes", num_processes)
+        process_id = arguments.non_negative_int("process_id", process_id, num_processes - 1)
     if backend == "tensorflow":
         raise RuntimeError(
             "Expected the JAX or PyTorch backend for several processes (KERAS_BACKEND=jax): `fit` of Keras 3 fails in "
             "TensorFlow's MultiWorkerMirroredStrategy. Received: tensorflow"
         )
     if backend == "torch":
-        torch_processes.initialize(coordinator, num_processes, process_id)
-    else:
-        keras.distribution.initialize(coordinator, num_processes, process_id)
+        _join_torch(coordinator, num_processes, process_id)
+        return
+    if launcher == "torchrun":
+        raise RuntimeError(
+            "Expected the PyTorch backend (KERAS_BACKEND=torch) under torchrun. Received: jax. Start a process without "
+            "torchrun on each machine, with the arguments `coordinator`, `num_processes` and `process_id`."
+        )
+    import jax
+
+    jax.distributed.initialize(coordinator, num_processes, process_id)
+
+
+def _launcher():
+    """Returns the launcher that started this process as one of several, or None."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        return "torchrun"
+    # SLURM sets the second variable in the processes of srun alone.
+    return "SLURM" if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ else None
+
+
+def _join_torch(coordinator, num_processes, process_id):
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", process_id or 0)) % gpus)
+    torch.distributed.init_process_group(
+        "nccl" if gpus else "gloo",
+        init_method="env://" if coordinator is None else f"tcp://{coordinator}",
+        world_size=-1 if num_processes is None else num_processes,
+        rank=-1 if process_id is None else process_id,
+        timeout=_TIMEOUT,
+    )
+
+
+def torch_group():
+    """Returns the module `torch.distributed` in one of several PyTorch processes, else None."""
+    if keras.backend.backend() != "torch":
+        return None
+    import torch.distributed
+
+    group = torch.distributed
+    return group if group.is_available() and group.is_initialized() and group.get_world_size() > 1 else None
 
 
 def num_processes() -> int:
     """Returns the number of processes that train together; 1 without `initialize`."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        return torch_processes.num_processes()
-    if backend != "jax":
+    if group := torch_group():
+        return group.get_world_size()
+    if keras.backend.backend() != "jax":
         return 1
-    import jax  # Keras has no public way to ask.
+    import jax  # Keras has no public function for this.
 
     return jax.process_count()
 
 
 def process_id() -> int:
     """Returns the number of this process, from 0."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        return torch_processes.process_id()
-    if backend != "jax":
+    if group := torch_group():
+        return group.get_rank()
+    if keras.backend.backend() != "jax":
         return 0
     import jax
 
@@ -67,30 +118,30 @@ def process_id() -> int:
 
 
 def barrier() -> None:
-    """Waits until all processes have come here."""
-    if num_processes() == 1:
-        return
-    if keras.backend.backend() == "torch":
-        torch_processes.barrier()
-        return
-    from jax.experimental import multihost_utils
+    """Waits until all processes have called it."""
+    if group := torch_group():
+        group.barrier()
+    elif num_processes() > 1:
+        from jax.experimental import multihost_utils
 
-    multihost_utils.sync_global_devices("keras_vit")
+        multihost_utils.sync_global_devices("keras_vit")
 
 
 def agree(number: int) -> int:
     """Returns the integer that process 0 gave; all processes must call it."""
+    if group := torch_group():
+        found = [number]
+        group.broadcast_object_list(found, src=0)
+        return found[0]
     if num_processes() == 1:
         return number
-    if keras.backend.backend() == "torch":
-        return torch_processes.agree(number)
     from jax.experimental import multihost_utils
 
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def first_in_process_0(function):
-    """Calls a function in process 0, then in the others, such as one that makes or renames files they share."""
+    """Calls a function in process 0, then in other processes, such as one that makes or renames shared files."""
     if process_id() == 0:
         result = function()
         barrier()
@@ -100,7 +151,7 @@ def first_in_process_0(function):
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Returns the whole value of a variable; of one that is split over processes, only if all of them ask."""
+    """Returns the whole value of a variable; if processes hold parts of it, all of them must call this."""
     value = variable.value
     if getattr(value, "is_fully_addressable", True) or value.is_fully_replicated:
         return keras.ops.convert_to_numpy(variable)
@@ -109,20 +160,30 @@ def to_numpy(variable: keras.Variable) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(value, tiled=True))
 
 
+def summed(variables):
+    """Returns the values of variables, summed over the PyTorch processes; all processes must call it."""
+    values = [variable.value for variable in variables]
+    if group := torch_group():
+        values = [value.detach().clone() for value in values]
+        for value in values:
+            group.all_reduce(value)
+    return values
+
+
 def metrics_to_numpy(variables) -> list:
-    """Returns the values of metrics for the images of all processes; all must call it."""
-    if keras.backend.backend() == "torch" and num_processes() > 1:
-        return [value.cpu().numpy() for value in torch_processes.sums(variables)]
+    """Returns the values of metrics for the images of all processes; all processes must call it."""
+    if torch_group():
+        return [keras.ops.convert_to_numpy(value) for value in summed(variables)]
     return [to_numpy(variable) for variable in variables]
 
 
 def share_of_metrics(value):
-    """Returns what this process restores of the value of a metric for all: PyTorch's processes add theirs up."""
-    return np.zeros_like(value) if keras.backend.backend() == "torch" and process_id() else value
+    """Returns the value of a metric that this process restores: PyTorch's processes add up the values of all."""
+    return np.zeros_like(value) if torch_group() and process_id() else value
 
 
 def on_one_device(model: keras.Model) -> keras.Model:
-    """Returns the model, or a copy with whole weights if they are split over processes; all processes must call it."""
+    """Returns the model, or a copy with whole weights if JAX processes hold parts; all processes must call it."""
     if num_processes() == 1 or keras.backend.backend() != "jax":
         return model
     values = [to_numpy(variable) for variable in model.variables]

@@ -1,23 +1,33 @@
+import hashlib
 import os
 
 import keras
+import numpy as np
 
-from keras_vit.distribution import torch_processes
-from keras_vit.distribution.processes import num_processes
-from keras_vit.distribution.replicas import clip_over_replicas, spread_seeds_over_replicas
+from keras_vit.distribution.processes import agree, num_processes, process_id, torch_group
 
 
 def synchronize(model: keras.Model) -> keras.Model:
     """Makes a compiled model compute on several devices what it computes on one; call it before `fit`.
 
-    On PyTorch, the processes of `initialize` then train one model: gradients, loss and metrics are those of all, and
-    each draws other random masks. On TensorFlow, within the scope of a `tf.distribute` strategy, the gradient is
-    clipped by the norm for the whole batch, and each replica draws other random masks. On JAX there is nothing to do.
+    On PyTorch, all processes of `initialize` get the variables of process 0, `model.optimizer` averages the gradients
+    of all processes, and each process draws other random masks. Call it in all processes after `compile`, and again
+    after weights are loaded. All processes must train as many steps on as many images. Give
+    `keras_vit.distribution.ReduceMetrics()` to `fit`. The statistics of `keras.layers.BatchNormalization` are those of
+    a process's images.
 
-    Returns the model.
+    On TensorFlow, it checks that the replicas of a `tf.distribute` strategy can share the optimizer. On JAX, Keras does
+    all.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: If the model is not compiled and built, or TensorFlow's replicas cannot share its optimizer.
+        ValueError: If the model is not compiled and built, is not the same in all processes, or has an optimizer that
+            TensorFlow's replicas cannot share.
 
     Example:
 
@@ -25,33 +35,130 @@ def synchronize(model: keras.Model) -> keras.Model:
     >>> model.compile(keras_vit.training.AdamW(1e-3), loss)  # doctest: +SKIP
     >>> keras_vit.distribution.synchronize(model).fit(data)  # doctest: +SKIP
     """
-    backend = keras.backend.backend()
-    if backend == "torch" and num_processes() > 1:
-        torch_processes.synchronize(model)
-    elif backend == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1:
-        clip_over_replicas(model.optimizer)
-        spread_seeds_over_replicas(model)
+    if keras.backend.backend() == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1:
+        _check_optimizer(model.optimizer)
+    if torch_group():
+        if not (model.compiled and model.built):
+            state = f"compiled={model.compiled}, built={model.built}"
+            raise ValueError(f"Expected `model` to be compiled and built. Received: {model.name!r}, with {state}")
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        _broadcast(model.variables + model.optimizer.variables)
+        model.optimizer = averaging(model.optimizer)
+        spread_seeds(model)
     return model
 
 
-def spread_seeds(model):
-    """Lets each PyTorch process draw other random numbers, from seeds that follow from those of process 0."""
-    if keras.backend.backend() == "torch":
-        torch_processes.spread_seeds(model)
+def whole_batch_gradients(gradients):
+    """Returns the gradients of the whole batch, given those of this device's part of it.
+
+    PyTorch's processes average their gradients. TensorFlow's replicas sum theirs, because Keras divides the loss of
+    each by their number. JAX computes the gradients of the whole batch. A gradient may be None.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if group := torch_group():
+        # A transposed weight has a gradient that is not contiguous.
+        present = [gradient.contiguous() for gradient in present]
+        works = [group.all_reduce(gradient.div_(num_processes()), async_op=True) for gradient in present]
+        for work in works:
+            work.wait()
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            present = context.all_reduce("SUM", present)
+    present = iter(present)
+    return [None if gradient is None else next(present) for gradient in gradients]
+
+
+class _Averaging:
+    """Mixed into the class of an optimizer: averages the gradients of all PyTorch processes before they are applied."""
+
+    def apply(self, grads, trainable_variables=None):
+        return super().apply(whole_batch_gradients(list(grads)), trainable_variables)
+
+
+def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns an optimizer that averages gradients and shares all state and settings with the given one.
+
+    Its class is a subclass of the given optimizer's class, so checkpoints, callbacks and loss scaling see no other
+    optimizer. The gradients are averaged first, so clipping and the check for finite gradients see the whole batch.
+    """
+    if isinstance(optimizer, _Averaging):
+        return optimizer
+    kind = type(optimizer)
+    shared = object.__new__(type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__}))
+    object.__setattr__(shared, "__dict__", vars(optimizer))
+    return shared
 
 
 def check_synchronized(model):
     """Raises in one of several PyTorch processes that would each train a separate model."""
-    if keras.backend.backend() != "torch":
-        return
-    import torch.distributed
-
-    size = num_processes()
-    if size == 1 and torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-        size = int(os.environ.get("WORLD_SIZE", 1))
-    if size > 1 and not torch_processes.is_synchronized(model):
+    # A process of torchrun may have left out `initialize`.
+    started = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    size = max(num_processes(), started) if keras.backend.backend() == "torch" else 1
+    if size > 1 and not isinstance(getattr(model, "optimizer", None), _Averaging):
         raise RuntimeError(
             f"Expected a model that {size} PyTorch processes train together. Received: {model.name!r}, of which each "
             "would train its own. Call keras_vit.distribution.initialize(...) before building it and "
             "keras_vit.distribution.synchronize(model) after `compile`, or start one process alone."
         )
+
+
+def spread_seeds(model):
+    """Makes PyTorch processes draw different random numbers, from seeds that follow from the states of process 0.
+
+    Process 0 draws the numbers of a run in one process. Call it in all processes after they have set the same seeds or
+    restored the same random states.
+    """
+    if not torch_group():
+        return
+    import torch
+
+    states = [v for v in model.variables if v.name == "seed_generator_state"]
+    arrays = [keras.ops.convert_to_numpy(v) for v in states] + [torch.get_rng_state().numpy()]
+    if torch.cuda.is_available():
+        arrays.append(torch.cuda.get_rng_state().numpy())
+    entropy = agree(int.from_bytes(hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()))
+    if process_id() > 0:
+        # Keras holds the states of its generators as signed integers.
+        numbers = np.random.SeedSequence([entropy, process_id()]).generate_state(len(states) + 1) >> 1
+        # Keras' unseeded Dropout draws from PyTorch's own generator.
+        keras.utils.set_random_seed(int(numbers[0]))
+        for variable, seed in zip(states, numbers[1:], strict=True):
+            variable.assign([int(seed), 0])
+
+
+def _broadcast(variables):
+    group, found = torch_group(), [None] * num_processes()
+    group.all_gather_object(found, [(tuple(v.shape), v.dtype, v.trainable) for v in variables])
+    other = next((i for i, shapes in enumerate(found) if shapes != found[0]), None)
+    # All processes raise, as the others would wait for one that raises alone.
+    if other is not None:
+        raise ValueError(
+            "Expected `model` to have the same variables in each process, as many of them trainable. "
+            f"Received: {len(found[0])} in process 0 and {len(found[other])} in process {other}, not all alike"
+        )
+    for variable in variables:
+        value = variable.value.detach().contiguous()
+        group.broadcast(value, src=0)
+        variable.assign(value)
+
+
+def _check_optimizer(optimizer):
+    """Raises if an optimizer needs the gradient of the whole batch, which it gets only after TensorFlow's sum."""
+    while hasattr(optimizer, "inner_optimizer"):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Expected no loss scaling on several devices of TensorFlow, where Keras checks the gradients of one "
+                "device alone. Received: LossScaleOptimizer. Choose mixed_bfloat16, or KERAS_BACKEND=jax or torch."
+            )
+        optimizer = optimizer.inner_optimizer
+    for name in ("gradient_accumulation_steps", "global_clipnorm", "clipnorm", "clipvalue"):
+        if (value := getattr(optimizer, name)) is not None:
+            raise ValueError(
+                f"Expected an optimizer without {name} on several devices of TensorFlow, where Keras computes it for "
+                f"each device alone. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or choose "
+                "KERAS_BACKEND=jax or torch."
+            )

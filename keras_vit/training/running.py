@@ -13,6 +13,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.console import silenced
+from keras_vit.distribution.metrics import ReduceMetrics, reduce_metrics
 from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
@@ -167,7 +168,9 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         reading = training(skip_batches=first, num_batches=min(length.epoch, length.total - first))
         return reading
 
-    logs = [keras.callbacks.CSVLogger(out / "history.csv")] if writes else []
+    logs = [ReduceMetrics()]
+    if writes:
+        logs.append(keras.callbacks.CSVLogger(out / "history.csv"))
     # TensorBoard does not come with TensorFlow.
     if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
@@ -192,7 +195,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if model is not trained:
         model.compile("sgd", **judged)
         synchronize(model)
-    scores = model.evaluate(test, return_dict=True, verbose=verbose)
+    model.evaluate(test, verbose=verbose)
+    scores = reduce_metrics(model)
     whole = on_one_device(model)
     if writes:
         with replacing(out / "model.keras") as draft:

@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.distribution.replicas import sum_over_replicas
+from keras_vit.distribution.synchronization import whole_batch_gradients
 from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.training.torch_generators import generator_states, set_generator_states
 
@@ -122,7 +122,7 @@ class SAM(TrainingWrapper):
 
     def _steps(self, gradients):
         """Returns each weight's step to the worst point nearby; None without a gradient."""
-        gradients = sum_over_replicas(gradients)
+        gradients = whole_batch_gradients(gradients)
         squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
         # A norm of 0 gives a step of 0.
         scale = self.rho / ops.maximum(ops.sqrt(sum(squares)), 1e-12)

@@ -42,14 +42,29 @@ def results(name, folder, cases, **environment):
 
 def start(name, *arguments, log, **environment):
     """Starts a module of this folder as a program that logs to a file."""
+    return _popen([f"tests.distribution.{name}", *arguments], log, **environment)
+
+
+def _popen(module, log, **environment):
     with log.open("w") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", f"tests.distribution.{name}", *map(str, arguments)],
+            [sys.executable, "-m", *map(str, module)],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+
+
+def torchrun(module, *arguments, log, **environment):
+    """Starts a module as a program in two processes of PyTorch."""
+    return _popen(
+        ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", module, *arguments],
+        log,
+        KERAS_BACKEND="torch",
+        OMP_NUM_THREADS="1",
+        **environment,
+    )
 
 
 def finish(processes, logs, timeout):

@@ -1,14 +1,16 @@
-"""Kills one of two processes of a run: the launcher must stop, and the same command must resume the run."""
+"""Kills one of two processes of a run: the other must end, and the same command must resume the run."""
 
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import keras
 import numpy as np
 from PIL import Image
 
@@ -37,52 +39,64 @@ def write_images(folder):
         Image.fromarray(image).save(path)
 
 
-def start(images, out):
-    """Starts or resumes the run; returns the launcher."""
+def start(images, out, log):
+    """Starts or resumes the run; returns its processes: of PyTorch the one of `keras-vit`, of JAX both."""
     settings = [part for item in SETTINGS.items() for part in ("--set", "{}={}".format(*item))]
-    options = ["--data", images, "--out", out, "--weights", "none", "--distribution", "data", "--processes", "2"]
-    command = [sys.executable, "-m", "keras_vit.cli", "train", *options, "--save-every", "3", *settings]
-    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options = ["--data", images, "--out", out, "--weights", "none", "--distribution", "data", "--save-every", "3"]
+    command = [sys.executable, "-m", "keras_vit.cli", "train", *options, "--processes", "2", *settings]
+    backend = keras.backend.backend()
+    ends = [[]]
+    if backend == "jax":
+        with socket.create_server(("localhost", 0)) as server:
+            address = f"localhost:{server.getsockname()[1]}"
+        ends = [["--coordinator", address, "--process-id", i] for i in range(2)]
+    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    with log.open("w") as output:
+        return [
+            subprocess.Popen(list(map(str, [*command, *end])), stdout=output, stderr=subprocess.STDOUT, env=environment)
+            for end in ends
+        ]
 
 
-def children(launcher):
-    """Returns the process ids of the launcher's processes, in the order of their start."""
-    return [int(number) for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+def children(process):
+    """Returns the process ids of a process's children."""
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def kill(images, out, step):
-    """Kills one process a little after the checkpoint of a step; returns the seconds until the launcher ended."""
+def kill(images, out, step, log):
+    """Kills one process a little after the checkpoint of a step; returns the seconds until all processes ended."""
     rng = random.Random(0)
-    launcher = start(images, out)
+    started = start(images, out, log)
     while not any(int(path.stem[5:]) >= step for path in (out / "checkpoints").glob("step_*.npz")):
-        if launcher.poll() is not None:
-            raise AssertionError(launcher.communicate()[0])
+        assert all(process.poll() is None for process in started), log.read_text()[-3000:]
         time.sleep(0.02)
     time.sleep(rng.uniform(0, 0.3))
-    os.kill(rng.choice(children(launcher)), signal.SIGKILL)
+    if keras.backend.backend() == "torch":
+        (torchrun,) = children(started[0].pid)
+        os.kill(rng.choice(children(torchrun)), signal.SIGKILL)
+    else:
+        started[1].kill()
     began = time.monotonic()
-    output = launcher.communicate(timeout=120)[0]
-    assert launcher.returncode == 1, output
-    assert "ended with status -9; the others were stopped" in output, output
+    codes = [process.wait(150) for process in started]
+    assert all(codes), log.read_text()[-3000:]
     return time.monotonic() - began
 
 
-def finish(images, out):
+def finish(images, out, log):
     """Runs to the end; returns the history and the scores."""
-    launcher = start(images, out)
-    output = launcher.communicate(timeout=900)[0]
-    assert launcher.returncode == 0, output
+    codes = [process.wait(600) for process in start(images, out, log)]
+    assert not any(codes), log.read_text()[-3000:]
     results = json.loads((out / "results.json").read_text())
     return {**results["history"], **results["test"]}
 
 
 def compare(folder, step):
-    """Kills a run near `step` and resumes it; returns the seconds that the launcher took to end."""
-    images = folder / "images"
+    """Kills a run near `step` and resumes it; returns the seconds until the killed run ended."""
+    images, log = folder / "images", folder / "log.txt"
     write_images(images)
-    expected = finish(images, folder / "whole")
-    seconds = kill(images, folder / "run", step)
-    found = finish(images, folder / "run")
+    expected = finish(images, folder / "whole", log)
+    seconds = kill(images, folder / "run", step, log)
+    found = finish(images, folder / "run", log)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)

@@ -5,6 +5,7 @@ of the named cases to FOLDER/results.json.
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import sys
@@ -41,9 +42,9 @@ def compiled(model, with_optimizer, labelled=True):
     return model
 
 
-def clipped():
+def averaged():
     """With a moving average, which the weights are at the end."""
-    return compiled(build(num_layers=1), SGD(0.1, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9))
+    return compiled(build(num_layers=1), SGD(0.01, global_clipnorm=None, use_ema=True, ema_momentum=0.9))
 
 
 def sam():
@@ -53,7 +54,7 @@ def sam():
 
 def layer_decay():
     model = build(num_layers=1)
-    return compiled(model, LayerDecay.from_model(SGD(0.1, global_clipnorm=0.1), model, 0.5))
+    return compiled(model, LayerDecay.from_model(SGD(0.01, global_clipnorm=None), model, 0.5))
 
 
 def distiller():
@@ -66,10 +67,10 @@ def simmim():
     model = SimMIM(build(num_layers=1), mask_ratio=0.5)
     mask = np.arange(16) % 2 == 0
     model.draw = lambda batch_size, seed: {"mask": keras.ops.tile(mask[None], (batch_size, 1))}
-    return compiled(model, SGD(0.01), labelled=False)
+    return compiled(model, SGD(0.01, global_clipnorm=None), labelled=False)
 
 
-CASES = (clipped, layer_decay, sam, distiller, simmim)
+CASES = (averaged, layer_decay, sam, distiller, simmim)
 
 
 def fit(model, images=IMAGES):
@@ -101,27 +102,6 @@ def two_devices():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
 
 
-def masks():
-    """The masks that each of two devices draws in two calls of a dropout, without `synchronize` and with it."""
-    import tensorflow as tf
-
-    found = []
-    with two_devices():
-        for prepare in (lambda model: model, synchronize):
-            model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-            prepare(model)
-
-            def draw(model=model):
-                return model.layers[0](tf.ones((1, 64)), training=True)
-
-            strategy = tf.distribute.get_strategy()
-            draw_on_each = tf.function(lambda draw=draw, strategy=strategy: strategy.run(draw), autograph=False)
-            calls = [strategy.experimental_local_results(draw_on_each()) for _ in range(2)]
-            found.append([[mask.numpy().ravel().tolist() for mask in call] for call in calls])
-    return found
-
-
 def loaded(folder):
     """The largest difference of a weight on each device, of a model loaded for both, from the file's."""
     import tensorflow as tf
@@ -138,32 +118,23 @@ def loaded(folder):
 
 
 def refusals():
-    found = {}
+    """Returns the errors for optimizers that need the gradient of the whole batch."""
+    found, adam = {}, keras.optimizers.Adam
+    settings = {"gradient_accumulation_steps": 2, "clipnorm": 1.0, "clipvalue": 1.0, "global_clipnorm": 1.0}
+    optimizers = {name: functools.partial(adam, **{name: value}) for name, value in settings.items()}
+    optimizers["LossScaleOptimizer"] = lambda: keras.optimizers.LossScaleOptimizer(adam())
     with two_devices():
-        for name, value in {"gradient_accumulation_steps": 2, "clipnorm": 1.0, "clipvalue": 1.0}.items():
-            model = build(num_layers=1)
-            compiled(model, keras.optimizers.Adam(**{name: value}))
+        for name, make in optimizers.items():
+            model = compiled(build(num_layers=1), make())
             found[name] = message(lambda model=model: synchronize(model))
+            model = compiled(build(num_layers=1), LayerDecay.from_model(adam(**settings), model))
+        found["nested"] = message(lambda: synchronize(model))
     return found
-
-
-def float16(on_two):
-    """With an image, in the part of the last replica, whose gradient is not finite."""
-    keras.config.set_dtype_policy("mixed_float16")
-    keras.utils.set_random_seed(0)
-    images = IMAGES.copy()
-    images[BATCH * 4 - 1] = np.inf
-    with two_devices() if on_two else contextlib.nullcontext():
-        scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1, global_clipnorm=0.1), initial_scale=1024.0)
-        model = compiled(build(num_layers=1), scaled)
-        found = [fit(model, images)]
-        found.append(fit(model))
-        return {"fits": found, "scale": float(model.optimizer.dynamic_scale.numpy())}
 
 
 def run(folder, name, distribution, kill=None):
     """Trains by a recipe on one device or two; returns its results, or None if it was interrupted."""
-    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "steps": 8, "clip": 0.1})
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, "steps": 8})
     images = data.splits(Path(folder) / "images", holdout=0.3)
     options = {"weights": "none", "save_every": 1, "distribution": distribution, "verbose": 0}
     if distribution:
@@ -184,10 +155,8 @@ def jobs(folder):
     """Returns lists of functions with their arguments, by name of the case, in the order in which they run."""
     return {
         **{case.__name__: [(train, case, on_two) for on_two in (False, True)] for case in CASES},
-        "masks": [(masks,)],
         "loaded": [(loaded, folder)],
         "refusals": [(refusals,)],
-        "float16": [(float16, False), (float16, True)],
         "run": [(run, folder, "alone", None), (run, folder, "run", None, 4), (run, folder, "run", "data")],
     }
 

@@ -43,6 +43,30 @@ def test_device_mesh_invalid_number_is_refused(model):
 
 
 @jax_only
-def test_layout_map_needs_a_mesh_with_two_axes():
-    mesh = keras.distribution.DeviceMesh((1,), ["batch"], keras.distribution.list_devices()[:1])
-    refuses("`mesh`. Expected a mesh with the axes 'data' and 'model'", layout_map, mesh)
+@pytest.mark.parametrize("names", [["batch"], ["data", "model", "sequence"]])
+def test_layout_map_needs_a_mesh_with_two_axes(names):
+    mesh = keras.distribution.DeviceMesh((1,) * len(names), names, keras.distribution.list_devices()[:1])
+    refuses("`mesh`. Expected a mesh with two axes", layout_map, mesh)
+
+
+def test_initialize_without_a_launcher_does_nothing(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    initialize()
+    assert processes.num_processes() == 1
+
+
+@pytest.mark.backends("tensorflow", "jax")
+def test_initialize_under_torchrun_needs_pytorch(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refuses("Expected the .*PyTorch backend.*Received: ", initialize, error=RuntimeError)
+
+
+@jax_only
+def test_initialize_under_slurm_joins_by_jax(monkeypatch):
+    joined = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda *given: joined.append(given))
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    initialize()
+    initialize("node1:1234", 2, 1)
+    assert joined == [(None, None, None), ("node1:1234", 2, 1)]

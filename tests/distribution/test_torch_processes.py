@@ -1,12 +1,9 @@
 import json
 import re
-import socket
 
-import keras
 import numpy as np
 import pytest
 
-from keras_vit.distribution import torch_processes
 from keras_vit.distribution.synchronization import check_synchronized
 from tests.distribution import children, torch_cases
 from tests.errors import refuses
@@ -27,18 +24,12 @@ def runs(tmp_path_factory, request):
     """Results and variables of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("processes")
     names = children.chosen(request.config, torch_cases.CASES, torch_cases.LONG)
-    with socket.create_server(("localhost", 0)) as server:
-        coordinator = f"localhost:{server.getsockname()[1]}"
-    logs = [folder / f"{i}.log" for i in range(2)]
-    environment = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
-    processes = [
-        children.start("torch_cases", coordinator, 2, i, folder, *names, log=log, **environment)
-        for i, log in enumerate(logs)
-    ]
+    log = folder / "log.txt"
+    process = children.torchrun("tests.distribution.torch_cases", folder, *names, log=log)
     try:
         alone = {name: torch_cases.train(torch_cases.CASES[name]) for name in names}
     finally:
-        children.finish(processes, logs, timeout=300)
+        children.finish([process], [log], timeout=300)
     found = []
     for i in range(2):
         results, arrays = json.loads((folder / f"{i}.json").read_text()), np.load(folder / f"{i}.npz")
@@ -78,6 +69,19 @@ def test_evaluation_counts_each_image_once(runs):
     assert evaluated["accuracy"] * 13 == pytest.approx(round(evaluated["accuracy"] * 13), abs=1e-5)
 
 
+def test_synchronized_optimizer_is_saved_as_the_given_one(runs):
+    for results, _ in runs[1:]:
+        saved = results["saved"]
+        assert saved["kinds"] == ["LayerDecay", "LayerDecay"] and saved["iterations"] == 1
+        assert len(saved["differences"]) > 10 and not any(saved["differences"])
+        # The given optimizer and the averaging one share their settings.
+        assert saved["rate"] == 0.5
+
+
+def test_non_finite_loss_of_one_process_is_in_all_logs(runs):
+    assert [results["not finite"] for results, _ in runs[1:]] == [[True, False]] * 2
+
+
 def test_processes_draw_numbers_that_follow_from_the_seed(runs):
     alone = torch_cases.seeds()
     first, second = (results["seeds"] for results, _ in runs[1:])
@@ -94,10 +98,10 @@ def test_processes_draw_numbers_that_follow_from_the_seed(runs):
 
 
 def test_processes_that_differ_all_raise(runs):
-    for i, (results, _) in enumerate(runs[1:]):
+    for results, _ in runs[1:]:
         refusals = results["refusals"]
-        assert re.search(f"num_processes=3 .*Received: a group with 2 processes, here process {i}", refusals["group"])
         assert re.search("same variables in each process", refusals["model"])
+        assert re.search("`model` to be compiled and built.*compiled=False, built=True", refusals["not compiled"])
         for name in ("check", "fit"):
             assert "Expected a model that 2 PyTorch processes train together" in refusals[name]
         assert refusals["steps"] == 0 and not refusals["is_left"]
@@ -110,24 +114,6 @@ def test_check_synchronized_detects_torchrun(monkeypatch):
     check_synchronized(model)
     monkeypatch.setenv("WORLD_SIZE", "4")
     refuses("4 PyTorch processes", check_synchronized, model, error=RuntimeError)
-
-
-def test_synchronize_needs_a_compiled_and_built_model():
-    with pytest.raises(ValueError, match="`model` to be compiled and built. Received: .*compiled=False, built=True"):
-        torch_processes.synchronize(build())
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="`model` to be compiled and built. Received: .*compiled=True, built=False"):
-        torch_processes.synchronize(model)
-    model = build()
-    model.compile("sgd", "mse", jit_compile=True)
-    refuses("jit_compile=False. Received: .*with True", torch_processes.synchronize, model)
-
-
-@pytest.mark.backends("jax")
-def test_synchronize_processes_needs_pytorch():
-    with pytest.raises(RuntimeError, match="Expected the PyTorch backend. Received: KERAS_BACKEND="):
-        torch_processes.synchronize(None)
 
 
 def _assert_close(found, expected, tolerance):

@@ -1,7 +1,7 @@
 """Trains small models on PyTorch, as one of several processes.
 
-`python -m tests.distribution.torch_cases COORDINATOR COUNT PROCESS FOLDER NAME ...` writes the results of the named
-cases to FOLDER/PROCESS.json and FOLDER/PROCESS.npz.
+`torchrun --nproc-per-node 2 -m tests.distribution.torch_cases FOLDER NAME ...` writes the results of the named cases to
+FOLDER/PROCESS.json and FOLDER/PROCESS.npz.
 """
 
 import json
@@ -13,28 +13,19 @@ import numpy as np
 
 from keras_vit import training
 from keras_vit.distillation import Distiller
-from keras_vit.distribution import torch_processes
-from keras_vit.distribution.synchronization import check_synchronized
+from keras_vit.distribution import ReduceMetrics, initialize, num_processes, process_id, reduce_metrics, synchronize
+from keras_vit.distribution.processes import barrier, torch_group
+from keras_vit.distribution.synchronization import check_synchronized, spread_seeds
 from keras_vit.pretraining import MAE, SimMIM
 from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora
 from tests.distribution.children import message
-from tests.tiny import build, dtype_policy, randomize
+from tests.tiny import Losses, build, dtype_policy, randomize
 
 RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
 IMAGES = RNG.normal(size=(BATCH * STEPS, 16, 16, 3)).astype("float32")
 LABELS = RNG.integers(5, size=len(IMAGES))
 NEW_IMAGES, NEW_LABELS = IMAGES[:13] + 0.5, LABELS[:13]
-
-
-class Losses(keras.callbacks.Callback):
-    """Keeps the logs of each step."""
-
-    def on_train_begin(self, logs=None):
-        self.steps = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps.append({name: float(value) for name, value in logs.items()})
 
 
 def optimizer(**options):
@@ -110,29 +101,35 @@ LONG = ["teacher_alone", "simmim", "lora"]
 
 def part(array):
     """Returns this process's part of each batch."""
-    return array[torch_processes.process_id() :: torch_processes.num_processes()]
+    return array[process_id() :: num_processes()]
+
+
+def mean(losses):
+    """Returns the mean of a list of losses over the processes."""
+    import torch
+
+    total = torch.tensor(losses, dtype=torch.float64)
+    if group := torch_group():
+        group.all_reduce(total)
+    return (total / num_processes()).tolist()
 
 
 def train(case):
-    """Returns the logs and the variables, except for random states."""
-    # The initial weights of the other processes must not matter.
-    keras.utils.set_random_seed(1 + torch_processes.process_id())
+    """Returns the losses, the history and the variables, except for random states."""
+    # The initial weights of other processes must not matter.
+    keras.utils.set_random_seed(1 + process_id())
     model = case()
-    torch_processes.synchronize(model)
+    synchronize(model)
     images = IMAGES.copy()
     if case is float16:
         # The gradient of this image is not finite. It is in the part of the last process.
         images[BATCH * 3 + 1] = np.inf
     losses = Losses()
-    history = fit(model, images, callbacks=[losses])
-    found = {"steps": losses.steps, "history": history}
+    found = {"history": fit(model, images, callbacks=[losses])}
+    found["steps"] = mean(losses.losses)
     if case in (plain, sam):
-        # One process reads 13 images in 4 batches, two processes in 3 and 1.
-        cut = {1: [slice(None)], 2: [slice(9), slice(9, None)]}[torch_processes.num_processes()]
-        rows = cut[torch_processes.process_id()]
-        found["evaluated"] = model.evaluate(
-            NEW_IMAGES[rows], NEW_LABELS[rows], batch_size=4, verbose=0, return_dict=True
-        )
+        model.evaluate(*new_images(), batch_size=4, verbose=0)
+        found["evaluated"] = reduce_metrics(model)
     if case is plain:
         found |= twice(model)
     if case is float16:
@@ -144,10 +141,18 @@ def train(case):
     ]
 
 
-def fit(model, images, **options):
-    size = BATCH // torch_processes.num_processes()
-    options = {"batch_size": size, "shuffle": False, "verbose": 0, **options}
-    return model.fit(part(images), part(LABELS), **options).history
+def new_images():
+    """Returns this process's part of the images of evaluations, of which the second process has fewer."""
+    rows = slice(None) if num_processes() == 1 else [slice(9), slice(9, None)][process_id()]
+    return NEW_IMAGES[rows], NEW_LABELS[rows]
+
+
+def fit(model, images, callbacks=(), **options):
+    options = {"batch_size": BATCH // num_processes(), "shuffle": False, "verbose": 0, **options}
+    if model.loss is not None:
+        options["validation_data"] = new_images()
+    labels = part(LABELS[: len(images)])
+    return model.fit(part(images), labels, callbacks=[ReduceMetrics(), *callbacks], **options).history
 
 
 def twice(model):
@@ -157,12 +162,49 @@ def twice(model):
     for trainable in (False, True):
         block.trainable = trainable
         compiled(model, keras.optimizers.SGD(0.01))
-        torch_processes.synchronize(model)
+        synchronize(model)
         histories.append(fit(model, IMAGES))
-    # The weights already have hooks.
     wrapper = compiled(SAM(model), keras.optimizers.SGD(0.01))
-    torch_processes.synchronize(wrapper)
+    synchronize(wrapper)
     return {"again": [*histories, fit(wrapper, IMAGES)]}
+
+
+def saved(folder):
+    """Returns the difference of an optimizer's state, saved by a process and loaded by Keras, and its moved rate."""
+    model = compiled(build(num_layers=1), LayerDecay.from_model(optimizer(), build(num_layers=1), 0.75))
+    given = model.optimizer
+    synchronize(model)
+    fit(model, IMAGES[:BATCH], epochs=1)
+    path = f"{folder}/{process_id()}.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    pairs = zip(loaded.optimizer.variables, model.optimizer.variables, strict=True)
+    differences = [float(abs(a - b).max()) for a, b in pairs]
+    given.learning_rate = 0.5
+    return {
+        "kinds": [type(m.optimizer).__name__ for m in (model, loaded)],
+        "differences": differences,
+        "iterations": int(loaded.optimizer.iterations),
+        "rate": float(model.optimizer.learning_rate),
+    }
+
+
+def not_finite():
+    """Returns the losses in the logs of two steps if the image of one process is not finite."""
+    model = plain()
+    synchronize(model)
+    images = IMAGES[: 2 * BATCH].copy()
+    images[-1] = np.inf
+    kept = Losses()
+    model.fit(
+        part(images),
+        part(LABELS[: 2 * BATCH]),
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[ReduceMetrics(), kept],
+    )
+    return [bool(np.isfinite(loss)) for loss in kept.losses]
 
 
 def draws(model):
@@ -176,7 +218,7 @@ def draws(model):
 def seeds():
     """Returns draws after `synchronize`, and after equal seeds are set: twice spread, once not."""
     keras.utils.set_random_seed(5)
-    torch_processes.synchronize(model := dropout())
+    synchronize(model := dropout())
     found = [draws(model)]
     for spread in (True, True, False):
         for variable in model.variables:
@@ -184,19 +226,17 @@ def seeds():
                 variable.assign([7, 0])
         keras.utils.set_random_seed(5)
         if spread:
-            torch_processes.spread_seeds(model)
+            spread_seeds(model)
         found.append(draws(model))
     return found
 
 
-def refusals(coordinator, folder):
+def refusals(folder):
     """Returns the errors that the processes raise together, and those of a model that is not synchronized."""
-    count, here = torch_processes.num_processes(), torch_processes.process_id()
-    torch_processes.initialize(coordinator, count, here)
     model = compiled(build(num_layers=1), "sgd")
     return {
-        "group": message(lambda: torch_processes.initialize(coordinator, count + 1, here)),
-        "model": message(lambda: torch_processes.synchronize(compiled(build(mlp_dim=20 + here), "sgd"))),
+        "model": message(lambda: synchronize(compiled(build(mlp_dim=20 + process_id()), "sgd"))),
+        "not compiled": message(lambda: synchronize(build())),
         "check": message(lambda: check_synchronized(model)),
         "fit": message(lambda: training.fit(model, lambda epoch: None, 1, resume=folder)),
         "steps": int(model.optimizer.iterations),
@@ -205,14 +245,15 @@ def refusals(coordinator, folder):
 
 
 if __name__ == "__main__":
-    coordinator, count, here, path, *names = sys.argv[1:]
-    torch_processes.initialize(coordinator, int(count), int(here), timeout=60)
+    folder, *names = sys.argv[1:]
+    initialize()
     results, arrays = {}, {}
     for name in names:
         results[name], values = train(CASES[name])
         arrays |= {f"{name}/{i:04d}": value for i, value in enumerate(values)}
-    results["seeds"], results["refusals"] = seeds(), refusals(coordinator, f"{path}/refused")
-    np.savez(f"{path}/{here}.npz", **arrays)
-    with open(f"{path}/{here}.json", "w") as file:
+    results |= {"seeds": seeds(), "saved": saved(folder), "not finite": not_finite()}
+    results["refusals"] = refusals(f"{folder}/refused")
+    np.savez(f"{folder}/{process_id()}.npz", **arrays)
+    with open(f"{folder}/{process_id()}.json", "w") as file:
         json.dump(results, file)
-    torch_processes.barrier()
+    barrier()
