@@ -127,7 +127,7 @@ def refusals():
         for name, make in optimizers.items():
             model = compiled(build(num_layers=1), make())
             found[name] = message(lambda model=model: synchronize(model))
-            model = compiled(build(num_layers=1), LayerDecay.from_model(adam(**settings), model))
+        model = compiled(build(num_layers=1), LayerDecay.from_model(adam(gradient_accumulation_steps=2), model))
         found["nested"] = message(lambda: synchronize(model))
     return found
 
