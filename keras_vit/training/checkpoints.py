@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.distribution.processes import metrics_to_numpy, share_of_metrics, to_numpy
+from keras_vit.distribution.processes import metrics_to_numpy, process_id, share_of_metrics, to_numpy
 from keras_vit.files import only_process, remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 2"
@@ -37,6 +37,10 @@ class CheckpointSlots:
     def opened(self):
         """Creates the folder, refuses a second process in it, and removes the drafts of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        # The other processes of a run only read the folder.
+        if process_id() > 0:
+            yield
+            return
         with only_process(self.folder / ".lock"):
             remove_abandoned(self.folder, "step_*.npz")
             yield
