@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.prediction.inputs import check_images
+from keras_vit.prediction.inputs import check_images, check_no_files
 from keras_vit.prediction.taps import AttentionTaps, PatchLayout, to_numpy
 
 
@@ -37,14 +37,16 @@ def pictures_of(model, images):
 
 
 def batches(model, inputs, batch_size) -> list:
-    """Splits a model's input, an array or a structure of arrays, into batches, after a check of the images."""
+    """Splits a model's input, an array or a structure of arrays, into batches, after a check of the first."""
     arguments.positive_int("batch_size", batch_size)
-    check_images(model, inputs, "images")
+    check_no_files(inputs, "images")
     number = len(keras.tree.flatten(inputs)[0])
     if not number:
         raise ValueError("Expected `images` to hold at least one image. Received: none")
     starts = range(0, number, batch_size)
-    return [keras.tree.map_structure(lambda x, start=start: x[start : start + batch_size], inputs) for start in starts]
+    parts = [keras.tree.map_structure(lambda x, start=start: x[start : start + batch_size], inputs) for start in starts]
+    check_images(model, parts[0])
+    return parts
 
 
 def indices(name, value, depth) -> list:

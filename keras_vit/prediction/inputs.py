@@ -77,12 +77,15 @@ def takes(expected, received):
     return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
 
 
+def check_no_files(images, name):
+    """Raises if images are given as file names."""
+    if files := [part for part in keras.tree.flatten(images) if isinstance(part, (str, os.PathLike))]:
+        expected = "arrays of images, as keras_vit.read_image(path, model) reads from a file"
+        raise arguments.invalid(name, expected, files[0])
+
+
 def check_images(model, images, name="images"):
-    """Raises unless images are arrays that a model can take, and logs a warning if their values are unusual."""
-    for part in keras.tree.flatten(images):
-        if isinstance(part, (str, os.PathLike)):
-            expected = "arrays of images, as keras_vit.read_image(path, model) reads from a file"
-            raise arguments.invalid(name, expected, part)
+    """Raises unless a batch has the size and values that a model takes, and logs a warning of unusual values."""
     if hasattr(images, "shape"):
         check_size(model, images, name)
         if strange := check_values(model, to_numpy(images)):

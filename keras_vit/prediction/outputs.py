@@ -5,7 +5,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.prediction.inputs import check_images, check_size, num_batches, sliced, takes, to_numpy
+from keras_vit.prediction.inputs import check_images, check_no_files, check_size, num_batches, sliced, takes, to_numpy
 
 # Test-time augmentation: no augmentation; the image and its mirror image; the corners and the center of a larger image
 # (arXiv 1409.4842, section 7), without and with their mirror images.
@@ -23,6 +23,7 @@ def check_one_input(model):
 
 def finite_batches(data, expected, name="data"):
     """Returns the batches of a dataset and their number, None if unknown; raises if it does not end, or is none."""
+    check_no_files(data, name)
     if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
         raise arguments.invalid(name, expected, type(data).__name__)
     count = num_batches(data)

@@ -179,6 +179,12 @@ def test_frozen_features_match_classes_by_name():
     refuses(r"class names that the training data has once.*\['2'\]", knn_accuracy, model, train, test, k=1, verbose=0)
 
 
+def test_file_names_instead_of_images_are_refused():
+    for function in (predict, accuracy, extract_features):
+        for data in ("cat.jpg", ["cat.jpg", "dog.jpg"]):
+            refuses("`data`. Expected arrays of images, as keras_vit.read_image.*'cat.jpg'", function, build(), data)
+
+
 def test_models_of_two_inputs_are_refused():
     vit = build()
     extra = keras.Input((5,))
