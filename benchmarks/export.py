@@ -86,8 +86,8 @@ def run_cell(model, images, labels, format, precision, folder):
             cell = saved_model_cell(model, images, labels, precision, path)
         else:
             report = getattr(keras_vit.export, format)(model, path, precision=precision, images=images, labels=labels)
-            cell = {"size": report.size, "difference": report.difference, "num_checked": report.num_checked}
-            cell["change"] = vars(report.change)
+            cell = {"size": report["size"], "difference": report["difference"], "num_checked": report["num_checked"]}
+            cell["change"] = report["change"]
     except (ImportError, ValueError, RuntimeError) as error:
         return {"refused": str(error)}
     return {**cell, "seconds": round(time.perf_counter() - start, 1)}
@@ -109,7 +109,7 @@ def saved_model_cell(model, images, labels, precision, path):
     subprocess.run([sys.executable, "-c", LOAD_SAVED_MODEL, path, *files], check=True, env=environment)
     change = accuracy_change(outputs_of(model, images)[0], np.load(files[1]), labels)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return {"size": size, "difference": change.largest, "num_checked": len(images), "change": vars(change)}
+    return {"size": size, "difference": change["largest"], "num_checked": len(images), "change": change}
 
 
 def run_backend(args):

@@ -70,7 +70,7 @@ def sides_of(model, weights, calibration, folder, bfloat16):
     files = {name: str(folder / name) for name in ("float32.xml", "static.xml", "float32.onnx", "int8.onnx")}
     keras_vit.export.openvino(model, files["float32.xml"])
     report = keras_vit.export.openvino(model, files["static.xml"], precision="int8_static", images=calibration)
-    print(report)
+    print(keras_vit.export.parity.summary(report))
     keras_vit.export.onnx(model, files["float32.onnx"])
     keras_vit.export.onnx(model, files["int8.onnx"], precision="int8")
     quantized = keras_vit.from_pretrained(weights)

@@ -165,7 +165,7 @@ def _export(args):
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     with _off_stdout():
         report = getattr(keras_vit.export, args.to)(model, path, **options)
-    print(report)
+    print(keras_vit.export.parity.summary(report))
 
 
 def _recipes(args):

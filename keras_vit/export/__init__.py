@@ -1,13 +1,12 @@
 """Export of models to SavedModel, ONNX, OpenVINO, LiteRT and torch.export."""
 
 from keras_vit.export.formats import litert, onnx, openvino, torch_export
-from keras_vit.export.parity import ExportReport, ParityError
+from keras_vit.export.parity import ParityError
 from keras_vit.export.saved_files import describe
 from keras_vit.export.serving import saved_model
 from keras_vit.export.torch_formats import torch_module
 
 __all__ = [
-    "ExportReport",
     "ParityError",
     "describe",
     "litert",

@@ -1,10 +1,9 @@
 """Writes an export, compares it with its model, and keeps it only if the outputs agree."""
 
 import contextlib
-import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,64 +14,72 @@ from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.precision import PRECISIONS, STATIC, accuracy_change, with_precision
-from keras_vit.files import draft_folder
+from keras_vit.files import draft_folder, put_folder
 
 
 class Format(NamedTuple):
-    """A format: `write(model, path, precision)` needs `backend`; `run(path, batches, names)` returns the outputs.
+    """A format, whose `code` has the functions `write_<name>`, which needs `backend`, and `run_<name>`.
 
-    `calibrate(path, batches)` quantizes a written file for the precision "int8_static".
+    `write(model, path, settings)` writes a file, and `run(path, batches, settings)` yields the outputs. `settings` are
+    JSON, with the `precision` and the `names` of the outputs.
     """
 
+    name: str
     suffix: str
     backend: str
     packages: tuple
-    write: Callable
-    run: Callable
+    code: object
     precisions: tuple = PRECISIONS
     tolerances: dict = {}
-    calibrate: Callable | None = None
 
 
-def write_checked(
+def write_file(
     fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a temporary folder, checks the outputs, then moves the files; arguments as in `formats.onnx`."""
-    if missing := [name for name in fmt.packages if importlib.util.find_spec(name) is None]:
-        names = " ".join(name.replace("_", "-") for name in missing)
-        raise ImportError(f"This export needs packages that are not installed: pip install {names}")
+    """Exports to a file; arguments as in `formats.onnx`."""
     path = Path(path)
     if path.suffix != fmt.suffix:
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
     arguments.one_of("precision", precision, fmt.precisions)
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
-    static = precision == STATIC
-    if static and (images is None or not len(images)):
+    if precision == STATIC and (images is None or not len(images)):
         raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
-    if static and importlib.util.find_spec("nncf") is None:
-        raise ImportError(f"precision={STATIC!r} needs a package that is not installed: pip install nncf")
-    stored = "float32" if static else precision
     batches = parity.probes(model)
+    given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
+    settings = {"precision": precision, "names": parity.output_names(model)}
+    tolerance = fmt.tolerances.get(precision) if tolerance is None else tolerance
+    return write_checked(fmt, model, path, settings, batches, given, labels, tolerance, overwrite, custom_module)
+
+
+def write_checked(
+    fmt, model, path, settings, batches, given=(), labels=None, tolerance=None, overwrite=False, custom_module=None
+):
+    """Exports to a temporary folder, compares the outputs on all batches, moves the files, and returns a report.
+
+    `batches` are random images, `given` the user's, on which the report describes how the outputs change.
+    """
+    precision = settings["precision"]
+    packages = (*fmt.packages, *(["nncf"] if precision == STATIC else []))
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise ImportError(f"This export needs packages that are not installed: pip install {names}")
     # A traced torch program keeps the device that it was traced on.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
+    parity.check_finite(model)
+    every, settings = [*batches, *given], settings | {"num_random": len(batches)}
     with _draft(path, overwrite) as draft:
-        reduced = with_precision(model, stored)
-        given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
-        wanted = [parity.outputs_of(reduced, batch) for batch in parity.shown(batches + given, "Running the model")]
-        if here:
-            fmt.write(reduced, draft, stored)
-        else:
-            _write_elsewhere(fmt, model, reduced, draft, stored, custom_module)
-        if static:
-            fmt.calibrate(draft, given)
-        received = fmt.run(draft, parity.shown(batches + given, "Running the export"), parity.output_names(reduced))
-        difference = parity.largest_difference(wanted, received)
-        if tolerance is None:
-            tolerance = fmt.tolerances.get(precision)
+        reduced = with_precision(model, precision)
+        wanted = [parity.outputs_of(reduced, batch) for batch in parity.shown(every, "Running the model")]
         outputs = [y for ys in wanted for y in ys]
+        parity.check_finite(reduced, outputs)
+        if here:
+            received = _written_and_run(fmt, reduced, draft, every, settings)
+        else:
+            received = _in_child(fmt, model, draft, every, settings, custom_module)
+        difference = parity.largest_difference(wanted, received)
         parity.check(difference, reduced, outputs, tolerance, f"{str(path)!r} in {precision}")
         change = None
         if given:
@@ -80,9 +87,42 @@ def write_checked(
             before = [parity.outputs_of(model, batch)[0] for batch in parity.shown(given, "Running the model")]
             after = [ys[0] for ys in received[len(batches) :]]
             change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
-        size = sum(file.stat().st_size for file in draft.parent.iterdir())
-    num_checked = sum(len(batch) for batch in batches + given)
-    return parity.ExportReport(path, precision, size, difference, num_checked, change)
+        size = sum(file.stat().st_size for file in draft.parent.rglob("*") if file.is_file())
+    checked = {"difference": difference, "num_checked": sum(map(len, every)), "change": change}
+    return {"path": path, "precision": precision, "size": size, **checked}
+
+
+def _written_and_run(fmt, model, path, batches, settings):
+    """Writes a model, and returns the outputs of the format's runtime, a list per batch."""
+    getattr(fmt.code, f"write_{fmt.name}")(model, path, settings)
+    if settings["precision"] == STATIC:
+        fmt.code.calibrate_openvino(path, batches[settings["num_random"] :])
+    run = getattr(fmt.code, f"run_{fmt.name}")
+    return list(run(path, parity.shown(batches, "Running the export"), settings))
+
+
+def _in_child(fmt, model, path, batches, settings, custom_module):
+    """Returns the outputs of `_written_and_run` in a child process."""
+    with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
+        file = Path(folder, "arrays.npz")
+        np.savez(file, *batches)
+        task = {"name": fmt.name, "path": path, "settings": settings, "file": file}
+        counts = run_in_child(write_and_run, model, backend=fmt.backend, custom_module=custom_module, **task)
+        with np.load(file) as arrays:
+            outputs = iter([arrays[name] for name in arrays.files])
+        return [[next(outputs) for _ in range(count)] for count in counts]
+
+
+def write_and_run(model, name, path, settings, file):
+    """In a child process: replaces the batches in a file by the outputs; returns the number of outputs per batch."""
+    from keras_vit.export.formats import FORMATS
+
+    with np.load(file) as arrays:
+        batches = [arrays[key] for key in arrays.files]
+    reduced = with_precision(model, settings["precision"])
+    outputs = _written_and_run(FORMATS[name], reduced, Path(path), batches, settings)
+    np.savez(file, *[y for ys in outputs for y in ys])
+    return [len(ys) for ys in outputs]
 
 
 def refuse_existing(path, overwrite):
@@ -99,6 +139,7 @@ def _draft(path, overwrite):
     """Yields a path in a temporary folder next to `path`; on success, moves all files of the folder next to `path`."""
     refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A server of SavedModels only loads folders named by a number, so it ignores the draft.
     with draft_folder(path) as folder:
         yield folder / path.name
         # A format may write several files; the one named by the user is moved last.
@@ -106,26 +147,4 @@ def _draft(path, overwrite):
         for file in files:
             refuse_existing(path.with_name(file.name), overwrite)
         for file in files:
-            os.replace(file, path.with_name(file.name))
-
-
-def _write_elsewhere(fmt, model, reduced, path, precision, custom_module):
-    """Writes the reduced model in a child process."""
-    options = {"backend": fmt.backend, "custom_module": custom_module, "path": path}
-    if precision != "int8":
-        run_in_child(fmt.write, reduced, precision=precision, **options)
-        return
-    # A .keras file does not record which layers inside custom layers are quantized: the child quantizes again.
-    weights = path.with_name("int8.npz")
-    np.savez(weights, *reduced.get_weights())
-    module, name = fmt.write.__module__, fmt.write.__name__
-    run_in_child(write_quantized, model, weights=weights, module=module, name=name, **options)
-    weights.unlink()
-
-
-def write_quantized(model, path, weights, module, name):
-    """In a child process: quantizes the model to int8, sets the saved weights and writes it."""
-    reduced = with_precision(model, "int8")
-    with np.load(weights) as file:
-        reduced.set_weights([file[key] for key in file.files])
-    getattr(importlib.import_module(module), name)(reduced, path, "int8")
+            (put_folder if file.is_dir() else os.replace)(file, path.with_name(file.name))

@@ -31,11 +31,14 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
             f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
             f"pip install {backend}"
         )
+    objects = custom_objects(model, custom_module)
+    # A file is imported as a module of its folder.
+    file = [custom_module] if custom_module is not None and os.path.isfile(custom_module) else []
     job = {
-        "path": sys.path,
+        "path": [*(os.path.dirname(os.path.abspath(path)) for path in file), *sys.path],
         "function": f"{function.__module__}:{function.__qualname__}",
         "arguments": arguments,
-        "objects": custom_objects(model, custom_module),
+        "objects": {key: (Path(file[0]).stem if file else module, name) for key, (module, name) in objects.items()},
         "image_data_format": keras.config.image_data_format(),
         "floatx": keras.config.floatx(),
     }
@@ -61,7 +64,7 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
 
 
 def custom_objects(model, custom_module=None):
-    """Returns {registered name: (module or file, name)} of the custom classes and functions in a model."""
+    """Returns {registered name: (module, name)} of the custom classes and functions in a model."""
     found, pending = {}, [keras.saving.serialize_keras_object(model)]
     while pending:
         node = pending.pop()
@@ -95,23 +98,13 @@ def main(job):
     """Runs a job in the child process."""
     keras.config.set_image_data_format(job["image_data_format"])
     keras.config.set_floatx(job["floatx"])
-    modules = {source: _import(source) for source in {source for source, _ in job["objects"].values()}}
+    modules = {module: importlib.import_module(module) for module, _ in job["objects"].values()}
     objects = {
-        registered: keras.saving.get_registered_object(registered) or getattr(modules[source], name)
-        for registered, (source, name) in job["objects"].items()
+        registered: keras.saving.get_registered_object(registered) or getattr(modules[module], name)
+        for registered, (module, name) in job["objects"].items()
     }
     # safe_mode=False allows Lambda layers; the parent process wrote the file, so it is trusted.
     model = keras.saving.load_model(job["model"], objects, compile=False, safe_mode=False)
     module, _, function = job["function"].partition(":")
     result = json.dumps(getattr(importlib.import_module(module), function)(model, **job["arguments"]))
     Path(job["result"]).write_text(result, encoding="utf-8")
-
-
-def _import(source):
-    """Imports a module by name or from a file."""
-    if not os.path.isfile(source):
-        return importlib.import_module(source)
-    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -6,48 +6,28 @@ from typing import TypedDict, Unpack
 import keras
 import numpy as np
 
-from keras_vit.export import tensorflow_formats, torch_formats
-from keras_vit.export.checked import Format, write_checked
-from keras_vit.export.parity import ExportReport
+from keras_vit.export import saved_files, tensorflow_formats, torch_formats
+from keras_vit.export.checked import Format, write_file
 from keras_vit.export.precision import PRECISIONS, STATIC
 
+_ONNX = ("torch", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    "onnx": Format(
-        suffix=".onnx",
-        # onnxruntime does not have the op of TensorFlow's exact GELU, and JAX has no ONNX exporter.
-        backend="torch",
-        packages=("torch", "onnx", "onnxscript", "onnxruntime"),
-        write=torch_formats.write_onnx,
-        run=torch_formats.run_onnx,
-    ),
+    # onnxruntime does not have the op of TensorFlow's exact GELU, and JAX has no ONNX exporter.
+    "onnx": Format("onnx", ".onnx", "torch", _ONNX, torch_formats),
+    # int8_static: the tolerance is relative to the float32 model's logits, whose order matters.
     "openvino": Format(
-        suffix=".xml",
-        backend="tensorflow",
-        packages=("tensorflow", "openvino"),
-        write=tensorflow_formats.write_openvino,
-        run=tensorflow_formats.run_openvino,
+        *("openvino", ".xml", "tensorflow", ("tensorflow", "openvino"), tensorflow_formats),
         precisions=(*PRECISIONS, STATIC),
-        # Of the float32 model's logits, whose order matters.
         tolerances={STATIC: 0.5},
-        calibrate=tensorflow_formats.calibrate_openvino,
     ),
+    # The converter sums some weights, such as positions and a bias, and rounds the sums again.
     "litert": Format(
-        suffix=".tflite",
-        backend="tensorflow",
-        packages=("tensorflow", "ai_edge_litert"),
-        write=tensorflow_formats.write_litert,
-        run=tensorflow_formats.run_litert,
+        *("litert", ".tflite", "tensorflow", ("tensorflow", "ai_edge_litert"), tensorflow_formats),
         precisions=("float32", "float16", "int8"),
-        # The converter sums some weights, such as positions and a bias, and rounds the sums again.
         tolerances={"float16": 5e-3},
     ),
-    "torch_export": Format(
-        suffix=".pt2",
-        backend="torch",
-        packages=("torch",),
-        write=torch_formats.write_torch_export,
-        run=torch_formats.run_torch_export,
-    ),
+    "torch_export": Format("torch_export", ".pt2", "torch", ("torch",), torch_formats),
+    "saved_model": Format("saved_model", "", "tensorflow", ("tensorflow",), saved_files),
 }
 
 
@@ -62,18 +42,8 @@ class Options(TypedDict, total=False):
     custom_module: str | os.PathLike | None
 
 
-def onnx(
-    model: keras.Model,
-    path: str | os.PathLike,
-    *,
-    precision: str = "float32",
-    images: np.ndarray | None = None,
-    labels: np.ndarray | None = None,
-    tolerance: float | None = None,
-    overwrite: bool = False,
-    custom_module: str | os.PathLike | None = None,
-) -> ExportReport:
-    """Exports a model to ONNX, checks the file against the model in onnxruntime, and returns an `ExportReport`.
+def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
+    """Exports a model to ONNX, checks the file against the model in onnxruntime, and returns a report.
 
     The input is `images`, with any batch size, and any image size if the model allows it. A single output is named
     `outputs`; several keep the model's names. All formats work in this way.
@@ -84,34 +54,39 @@ def onnx(
     Args:
         model: A `keras.Model` with one input.
         path: Path of the file, ending in ".onnx". A model above 2 GB gets a second file next to it.
-        precision: "float32", "float16", "bfloat16" or "int8", the precision of the stored weights; computations keep
-            the model's precision. "int8" quantizes dense kernels, with one scale per column.
+        precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights;
+            computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
         images: Images as the model takes them, (batch, height, width, channels), to report how the outputs change from
-            the original model; or None.
-        labels: Ints, (batch,), the classes of `images`, to report the accuracy too, or None.
+            the original model; or None (default).
+        labels: Ints, (batch,), the classes of `images`, to report the accuracy too, or None (default).
         tolerance: Float, the largest allowed difference from the model of the same precision, relative to max(1,
-            largest output). None takes 1e-4; 5e-2 if the model computes in bfloat16; 1e-2 for float16 or on a GPU.
-        overwrite: Bool, whether to replace an existing file.
+            largest output). None (default) takes 1e-4; 5e-2 if the model computes in bfloat16; 1e-2 for float16 or on a
+            GPU.
+        overwrite: Bool, whether to replace an existing file; default False.
         custom_module: Module name or .py path that defines the model's custom layers. Only needed by a new process for
             layers defined in the running script or notebook.
+
+    Returns:
+        A dict: `path`, `precision`, `size` (bytes), `difference` (the largest from the model of the same precision),
+        `num_checked` (images), and `change`, None without `images`, else a dict with `num_images`, `largest`, `mean`,
+        `same_top1` and, with labels, the accuracies `before` and `after`.
 
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
         ValueError: If an argument is invalid, the model does not have one input, or its layers cannot be imported.
-        ParityError: If the outputs of the file differ from the model's; nothing is written.
+        ParityError: If weights are NaN or the outputs of the file differ from the model's; nothing is written.
         RuntimeError: If the export process fails.
 
     Example:
 
-    >>> keras_vit.export.onnx(model, "vit.onnx")  # doctest: +SKIP
-    ExportReport(path=PosixPath('vit.onnx'), precision='float32', ...)
+    >>> keras_vit.export.onnx(model, "vit.onnx")["difference"]  # doctest: +SKIP
+    2.4e-06
     """
-    fmt = FORMATS["onnx"]
-    return write_checked(fmt, model, path, precision, images, labels, tolerance, overwrite, custom_module)
+    return write_file(FORMATS["onnx"], model, path, **options)
 
 
-def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
+def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to OpenVINO's .xml and .bin files.
 
     Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
@@ -120,24 +95,24 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     `precision="int8_static"` also computes the products in int8, by NNCF (`pip install nncf`), except dense layers
     whose input has outliers, as in the MLPs of some blocks of trained ViTs. The ranges of the activations are those on
     `images`; give a hundred or more that are like yours. The default tolerance is then 0.5, and the report's `change`
-    says for how many of these images the top-1 class stayed; measure it on other images too. It is meant for processors
-    with VNNI or AMX, which multiply in int8.
+    contains for how many of these images the top-1 class stayed; measure it on other images too. It is meant for
+    processors with VNNI or AMX, which multiply in int8.
     """
-    return write_checked(FORMATS["openvino"], model, path, **options)
+    return write_file(FORMATS["openvino"], model, path, **options)
 
 
-def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
+def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
     Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
     tolerance for "float16" is 5e-3. Set the input size with `resize_tensor_input`.
     """
-    return write_checked(FORMATS["litert"], model, path, **options)
+    return write_file(FORMATS["litert"], model, path, **options)
 
 
-def torch_export(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> ExportReport:
+def torch_export(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to a PyTorch program, which maps images to a tuple of outputs.
 
     Arguments and errors as in `export.onnx`; `path` ends in ".pt2". `torch.export.load` reads the file without Keras.
     """
-    return write_checked(FORMATS["torch_export"], model, path, **options)
+    return write_file(FORMATS["torch_export"], model, path, **options)

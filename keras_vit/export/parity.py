@@ -1,13 +1,10 @@
 """Compares an export, run in its own runtime, with its model."""
 
-import dataclasses
-from pathlib import Path
-
 import keras
 import numpy as np
 
 from keras_vit.console import Progress
-from keras_vit.export.precision import AccuracyChange
+from keras_vit.models.finite import non_finite_weights
 from keras_vit.prediction.inputs import range_of
 
 BATCH = 8
@@ -17,27 +14,20 @@ class ParityError(RuntimeError):
     """The outputs of an export differ from its model's."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportReport:
-    """Size of an export in bytes, and how far its outputs are from the model's.
-
-    `difference` is the largest absolute difference from the model of the same precision, on `num_checked` images.
-    `change` is the `precision.AccuracyChange` from the original model on the user's `images`, or None without images.
-    """
-
-    path: Path
-    precision: str
-    size: int
-    difference: float
-    num_checked: int
-    change: AccuracyChange | None = None
-
-    def __str__(self):
-        text = (
-            f"Wrote {self.path} ({self.precision}, {self.size / 1e6:.1f} MB): at most {self.difference:.1e} from the "
-            f"model on {self.num_checked} images."
+def summary(report: dict) -> str:
+    """Returns an export's report as text."""
+    text = (
+        f"Wrote {report['path']} ({report['precision']}, {report['size'] / 1e6:.1f} MB): at most "
+        f"{report['difference']:.1e} from the model on {report['num_checked']} images."
+    )
+    if (change := report["change"]) is not None:
+        text += (
+            f"\nOn {change['num_images']} images: outputs changed by at most {change['largest']:.2e}, "
+            f"{change['mean']:.2e} on average; same top-1 on {change['same_top1']}"
         )
-        return text if self.change is None else f"{text}\n{self.change}"
+        if "before" in change:
+            text += f"; accuracy {change['before']:.4f} before, {change['after']:.4f} after"
+    return text
 
 
 def probes(model: keras.Model) -> list[np.ndarray]:
@@ -110,13 +100,22 @@ def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.
     return largest
 
 
-def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None takes the default."""
+def check_finite(model, outputs=()):
+    """Raises `ParityError` if weights of the model or outputs are NaN or infinite."""
+    if found := non_finite_weights(model):
+        more = f" and {len(found) - 1} more" if found[1:] else ""
+        raise ParityError(
+            f"Expected finite weights of model {model.name!r}. Received: NaN or infinity in {found[0]!r}{more}. Export "
+            "a checkpoint from before the training failed."
+        )
     if not all(np.isfinite(y).all() for y in outputs):
         raise ParityError(
-            f"Expected finite outputs of model {model.name!r}, to compare {export} with. Received: NaN or infinity. "
-            "Nothing was written."
+            f"Expected finite outputs of model {model.name!r}. Received: NaN or infinity. Nothing was written."
         )
+
+
+def check(difference, model, outputs, tolerance, export):
+    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None takes the default."""
     tolerance = _default_tolerance(model) if tolerance is None else tolerance
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
     # `not <=` so that NaN fails too.

@@ -1,7 +1,5 @@
 """Reduces the precision of weights for exports, and measures how the outputs change."""
 
-import dataclasses
-
 import keras
 import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
@@ -13,7 +11,7 @@ STATIC = "int8_static"
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
     """Returns a model with rounded weights, or for "int8" quantized dense kernels; for "float32" the model itself."""
-    if precision == "float32":
+    if precision in ("float32", STATIC):
         return model
     copy = keras.models.clone_model(model)
     weights = model.get_weights()
@@ -22,7 +20,7 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
         return copy
     if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
         raise ValueError(
-            "Expected Keras 3.13 or newer, which quantizes kernels alone, for precision='int8'. Received: "
+            "Expected Keras 3.13 or newer, which quantizes only kernels, for precision='int8'. Received: "
             f"Keras {keras.__version__}"
         )
     copy.set_weights(weights)
@@ -36,12 +34,11 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
 
 
 def _rounded(weight, precision):
-    weight = np.asarray(weight)
     if weight.dtype != np.float32:
         return weight
     with np.errstate(over="ignore"):
         rounded = weight.astype(precision).astype("float32")
-    if not np.isfinite(rounded[np.isfinite(weight)]).all():
+    if not np.isfinite(rounded).all():
         raise ValueError(
             f"Expected weights that {precision} can hold. Received: weights of up to {np.abs(weight).max():.3g}"
         )
@@ -57,36 +54,22 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
     return small if np.array_equal(small.astype("float32"), array) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class AccuracyChange:
-    """Change of outputs on `num_images` images; the accuracies in [0, 1] are None without labels."""
+def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> dict:
+    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints, (batch,).
 
-    num_images: int
-    largest: float
-    mean: float
-    same_top1: int
-    before: float | None = None
-    after: float | None = None
-
-    def __str__(self):
-        text = (
-            f"On {self.num_images} images: outputs changed by at most {self.largest:.2e}, {self.mean:.2e} on average; "
-            f"same top-1 on {self.same_top1}"
-        )
-        return text if self.before is None else f"{text}; accuracy {self.before:.4f} before, {self.after:.4f} after"
-
-
-def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> AccuracyChange:
-    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints, (batch,)."""
+    Returns:
+        A dict: `num_images`, `largest` and `mean` (absolute changes), `same_top1` (images whose top-1 class stayed),
+        and with labels `before` and `after`, the accuracies in [0, 1].
+    """
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))
-    same = int((ours == theirs).sum())
-    change = AccuracyChange(len(ours), float(difference.max()), float(difference.mean()), same)
-    if labels is None:
-        return change
-    labels = np.asarray(labels)
-    if labels.shape != ours.shape:
-        raise ValueError(
-            f"Expected `labels` to hold one int for each of the {len(ours)} images. Received: shape {labels.shape}"
-        )
-    return dataclasses.replace(change, before=float((ours == labels).mean()), after=float((theirs == labels).mean()))
+    change = {"num_images": len(ours), "largest": float(difference.max()), "mean": float(difference.mean())}
+    change["same_top1"] = int((ours == theirs).sum())
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.shape != ours.shape:
+            raise ValueError(
+                f"Expected `labels`, one int for each of {len(ours)} images. Received: shape {labels.shape}"
+            )
+        change |= {"before": float((ours == labels).mean()), "after": float((theirs == labels).mean())}
+    return change

@@ -1,112 +1,91 @@
-"""Writes SavedModel files and reads their signatures."""
+"""Writes and runs SavedModels, and reads their signatures."""
 
-import functools
-import os
 import tempfile
 from pathlib import Path
 
+import keras
 import numpy as np
 
 from keras_vit.export import parity
-from keras_vit.layers import ImageNormalization
 
 # TensorFlow Serving sends itself these requests on loading, so that no client waits for the first.
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
-# Fields of TensorFlow Serving messages, (name, number, type or None for string): no package supports every Python.
-MESSAGES = {
-    "ModelSpec": [("signature_name", 3, None)],
-    "Input": [("key", 1, None), ("value", 2, "tensorflow.TensorProto")],
-    "PredictRequest": [("model_spec", 1, "keras_vit.ModelSpec"), ("inputs", 2, "keras_vit.Input")],
-    "PredictLog": [("request", 1, "keras_vit.PredictRequest")],
-    "PredictionLog": [("predict_log", 6, "keras_vit.PredictLog")],
-}
 
 
-def write_saved_model(model, folder, settings, sample):
-    """Writes a SavedModel on TensorFlow; returns its largest difference from the outputs in the file `sample`."""
+def write_plain(model, folder, names):
+    """Writes a SavedModel with one signature, without the decoders and limits that converters cannot read."""
     import tensorflow as tf
 
-    from keras_vit.export.signatures import Classify, Server
+    def serve(images):
+        return dict(zip(names, keras.tree.flatten(model(images, training=False)), strict=True))
 
+    (x,) = model.inputs
+    signature = tf.function(serve, autograph=False, input_signature=[tf.TensorSpec(x.shape, x.dtype, name="images")])
+    _save(model, folder, {"serving_default": signature.get_concrete_function()})
+
+
+def _save(model, folder, signatures, asset=None):
+    import tensorflow as tf
+
+    # Only the weights are tracked: tracking the layers too would store each variable twice.
+    module = tf.Module()
+    module.weights, module.asset = [variable.value for variable in model.variables], asset
+    tf.saved_model.save(module, str(folder), signatures=signatures)
+
+
+def write_saved_model(model, folder, settings):
+    """Writes a SavedModel for TensorFlow Serving on TensorFlow."""
+    import tensorflow as tf
+
+    from keras_vit.export.signatures import Server
+
+    server = Server(model, **settings["server"], names=settings["names"])
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as assets:
-        postprocess = settings["postprocess"]
-        if postprocess is not None:
+        asset = None
+        if (postprocess := settings["server"]["postprocess"]) is not None:
             file = Path(assets, "labels.txt")
             file.write_text("".join(f"{name}\n" for name in postprocess["labels"]), encoding="utf-8")
-            postprocess = Classify(labels_path=file, **postprocess)
-        normalization = ImageNormalization(**settings["normalization"])
-        size = tuple(settings["image_size"])
-        server = Server(model, settings["names"], normalization, size, postprocess, **settings["limits"])
+            asset = tf.saved_model.Asset(str(file))
         try:
-            tf.saved_model.save(server, folder, signatures=server.signatures(settings["attention"]))
+            _save(model, folder, server.signatures(settings["attention"]), asset)
         except tf.errors.OpError as error:
             # TensorFlow raises this for a full disk too, and names the temporary path.
-            draft, reason = Path(folder), error.message.rpartition("; ")[2]
-            raise OSError(f"Cannot write {str(draft.parent.parent / draft.name)!r}: {reason}") from error
-    signatures = tf.saved_model.load(folder).signatures
+            reason = error.message.rpartition("; ")[2]
+            raise OSError(f"Cannot write '{folder.parent.parent / folder.name}': {reason}") from error
     if settings["warm_up"]:
-        _write_warm_up(folder, _requests(signatures, settings))
-    images, *expected = np.load(sample).values()
-    step = min(settings["limits"]["max_batch_size"], parity.BATCH)
-    parts = []
-    for batch in parity.batches_of(images, step):
-        answer = signatures["serving_default"](images=tf.constant(batch))
-        parts.append([answer[name].numpy() for name in settings["names"]])
-    received = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
-    return parity.largest_difference([expected], [received])
+        _write_warm_up(folder, settings)
 
 
-def _requests(signatures, settings):
-    """Yields one small request per signature and batch size."""
+def run_saved_model(folder, batches, settings):
+    """Yields the outputs of the signature `serving_default`."""
     import tensorflow as tf
 
-    height, width = settings["image_size"]
-    for count in settings["warm_up"]:
-        for name, function in signatures.items():
-            ((key, spec),) = function.structured_input_signature[1].items()
-            if spec.dtype == tf.string:
-                grey = tf.fill((height, width, 3), tf.constant(127, "uint8"))
-                tensor = tf.make_tensor_proto([tf.io.encode_jpeg(grey).numpy()] * count)
-            else:
-                # A single value fills the whole tensor.
-                tensor = tf.make_tensor_proto(0, spec.dtype, (count, height, width, spec.shape[-1]))
-            yield name, key, tensor
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    step = min(settings["server"]["max_batch_size"], parity.BATCH)
+    for batch in batches:
+        answers = [serve(images=tf.constant(part)) for part in parity.batches_of(batch, step)]
+        yield [np.concatenate([answer[name].numpy() for answer in answers]) for name in settings["names"]]
 
 
-def _write_warm_up(folder, requests):
-    """Writes warm-up requests, (signature, input name, `TensorProto`), into a SavedModel folder."""
+def _write_warm_up(folder, settings):
+    """Writes a request per signature and batch size into a SavedModel folder."""
     import tensorflow as tf
+    from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-    path = Path(folder, WARM_UP)
+    path, (height, width) = Path(folder, WARM_UP), settings["server"]["image_size"]
     path.parent.mkdir(exist_ok=True)
-    with tf.io.TFRecordWriter(os.fspath(path)) as file:
-        for signature, name, tensor in requests:
-            record = prediction_log()()
-            request = record.predict_log.request
-            request.model_spec.signature_name = signature
-            request.inputs.add(key=name, value=tensor)
-            file.write(record.SerializeToString())
-
-
-@functools.cache
-def prediction_log():
-    """Returns the message class of a warm-up record, PredictionLog."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from tensorflow.core.framework import tensor_pb2
-
-    field_type = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="keras_vit/warm_up.proto", package="keras_vit")
-    file.dependency.append(tensor_pb2.DESCRIPTOR.name)
-    for message, fields in MESSAGES.items():
-        entry = file.message_type.add(name=message)
-        for name, number, kind in fields:
-            field = entry.field.add(name=name, number=number, type=field_type.TYPE_STRING)
-            field.label = field_type.LABEL_REPEATED if name == "inputs" else field_type.LABEL_OPTIONAL
-            if kind is not None:
-                field.type, field.type_name = field_type.TYPE_MESSAGE, f".{kind}"
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("keras_vit.PredictionLog"))
+    picture = tf.io.encode_jpeg(tf.fill((height, width, 3), tf.constant(127, "uint8"))).numpy()
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for name, (inputs, _) in sorted(read_signatures(folder).items()):
+            ((key, (kind, shape)),) = inputs.items()
+            for count in settings["warm_up"]:
+                # A single value fills the whole tensor.
+                zeros = (0, kind, (count, height, width, shape[-1]))
+                tensor = tf.make_tensor_proto(*([[picture] * count] if kind == "string" else zeros))
+                spec = model_pb2.ModelSpec(signature_name=name)
+                request = predict_pb2.PredictRequest(model_spec=spec, inputs={key: tensor})
+                log = prediction_log_pb2.PredictLog(request=request)
+                file.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
 
 
 def describe(path):
@@ -128,14 +107,14 @@ def describe(path):
     lines = []
     for name, sides in sorted(read_signatures(path).items()):
         inputs, outputs = (
-            ", ".join(f"{key} {kind} {shape}" for key, (_, kind, shape) in sorted(side.items())) for side in sides
+            ", ".join(f"{key} {kind} {shape}" for key, (kind, shape) in sorted(side.items())) for side in sides
         )
         lines.append(f"{name}: {inputs} -> {outputs}")
     return "\n".join(lines)
 
 
 def read_signatures(path):
-    """Returns {signature: (inputs, outputs)}, each {name: (tensor name in the graph, dtype, shape)}."""
+    """Returns {signature: (inputs, outputs)}, each {name: (dtype, shape)}."""
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -144,7 +123,7 @@ def read_signatures(path):
         for name, entry in entries.items():
             shape = tf.TensorShape(entry.tensor_shape)
             shape = None if shape.rank is None else tuple(shape.as_list())
-            found[name] = (entry.name, tf.dtypes.as_dtype(entry.dtype).name, shape)
+            found[name] = (tf.dtypes.as_dtype(entry.dtype).name, shape)
         return found
 
     saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())

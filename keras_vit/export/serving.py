@@ -1,6 +1,7 @@
 """Export to SavedModels for TensorFlow Serving."""
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,9 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.export import parity
-from keras_vit.export.checked import refuse_existing
-from keras_vit.export.child import custom_objects, run_in_child
-from keras_vit.export.parity import ExportReport
-from keras_vit.export.saved_files import write_saved_model
-from keras_vit.files import absent, draft_folder, put_folder
+from keras_vit.export.checked import refuse_existing, write_checked
+from keras_vit.export.formats import FORMATS
+from keras_vit.files import absent
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.prediction.classes import activation_of, classes_of
@@ -34,7 +33,7 @@ def saved_model(
     labels: Sequence[str] | str | os.PathLike | None = None,
     top: int = 5,
     overwrite: bool = False,
-    warm_up: Sequence[int] = (1,),
+    warm_up: Sequence[int] = (),
     image_size: int | tuple[int, int] | None = None,
     normalization: ImageNormalization | None = None,
     images: np.ndarray | None = None,
@@ -43,29 +42,19 @@ def saved_model(
     max_pixels: int = 25_000_000,
     max_input_pixels: int = 1024 * 1024,
     attention: bool = False,
-) -> ExportReport:
-    """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns an `ExportReport`.
+) -> dict:
+    """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns a report.
 
     It has three signatures, the same from every backend, with any batch size, and any image size if the model allows
-    it:
-
-    - `serving_default`: `images`, float32 (batch, height, width, channels), exactly as the model takes them;
-    - `serving_uint8`: `images`, uint8 of that shape, raw pixels in [0, 255], scaled by the model's `normalization`
-      layer;
-    - `serving_bytes`: `image_bytes`, strings (batch,), JPEG or PNG files that are decoded, resized, cropped and scaled
-      as that layer specifies; only for models with 1 or 3 channels.
+    it: `serving_default` takes `images`, float32 (batch, height, width, channels), exactly as the model takes them;
+    `serving_uint8` takes `images`, uint8 of that shape, in [0, 255], scaled by the model's `normalization` layer; and,
+    for models with 1 or 3 channels, `serving_bytes` takes `image_bytes`, strings (batch,), JPEG or PNG files that are
+    decoded, resized, cropped and scaled as that layer specifies.
 
     All return `outputs` in float32; several outputs are named by the keys of a dict or by their layers. `serving_bytes`
     adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, a
     side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)` scans, or a PNG of more than 8
     compressed texts) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
-
-    `attention=True` adds `serving_attention`. It takes and returns what `serving_bytes` does, and also `attention`,
-    float32 (batch, rows, columns), as `inspection.attention_rollout` computes it, and `attention_corners`, (batch, 2,
-    2): where it lies on the image of the file, as the upper left and lower right (y, x) in heights and widths.
-
-    `postprocess` adds `probabilities`, (batch, classes), and the top `classes` (int32), `scores` and `labels`, each
-    (batch, top), most probable first. The labels are also a text file in the SavedModel's `assets`.
 
     Requests fail if their rank, shape or type is wrong, the batch is empty or too large, or a value is NaN, infinite or
     overflows in the model. Loading the SavedModel needs neither Keras nor this package.
@@ -74,15 +63,17 @@ def saved_model(
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
             TensorFlow process.
         path: The folder to write, named by the version number, as TensorFlow Serving requires: "models/vit/1".
-        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). A model that ends in a softmax or sigmoid
-            keeps its own.
-        labels: Class names in order, or the path of a text file with one per line. None takes the model's
-            `class_names`, else ImageNet's for 1000 classes, else numbers.
+        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid), to add `probabilities`, (batch, classes),
+            and the top `classes` (int32), `scores` and `labels`, each (batch, top). A model that ends in a softmax or
+            sigmoid keeps its own.
+        labels: Class names in order, or the path of a text file with one per line, copied to the folder `assets`. None
+            takes the model's `class_names`, else ImageNet's for 1000 classes, else numbers.
         top: Int, the number of top classes, at most all.
         overwrite: Bool, whether to replace an existing folder.
-        warm_up: Batch sizes of the requests that the server sends itself on loading, for each signature; () for none.
-        image_size: Int or (height, width) that `serving_bytes` resizes to if the model takes any size; default 224 x
-            224.
+        warm_up: Batch sizes of the requests that the server sends itself on loading, for each signature, so that no
+            client waits for the first; () for none. They need `pip install tensorflow-serving-api`.
+        image_size: Int or (height, width) in pixels that `serving_bytes` resizes to if the model takes any size;
+            default 224 x 224.
         normalization: The layer to scale images with, if the model has no `normalization` layer or changes images
             before it.
         images: Images as the model takes them, compared in addition to random ones, or None.
@@ -91,20 +82,26 @@ def saved_model(
         max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
         max_input_pixels: Int, the largest height x width in the other signatures if the model takes any size; also
             limits `image_size`.
-        attention: Bool, whether to add `serving_attention`, which takes more time than `serving_bytes`; only for models
+        attention: Bool, whether to add `serving_attention`, which returns what `serving_bytes` does, and `attention`,
+            float32 (batch, rows, columns), as `inspection.attention_rollout` computes it, and `attention_corners`,
+            (batch, 2, 2): its upper left and lower right (y, x) on the image, in heights and widths. Only for models
             that contain one ViT of this package, without token merging.
+
+    Returns:
+        A dict, as in `export.onnx`.
 
     Raises:
         FileExistsError: If `path` exists and `overwrite` is False.
+        ImportError: If a package is not installed.
         ValueError: If an argument is invalid, the model's input or (with `postprocess`) output is not supported, or a
             new process cannot import its layers.
-        ParityError: If the outputs of the SavedModel differ from the model's; nothing is written.
+        ParityError: If weights are NaN or the outputs of the SavedModel differ from the model's; nothing is written.
         RuntimeError: If the export process fails.
 
     Example:
 
-    >>> print(keras_vit.export.saved_model(model, "models/vit/1", postprocess="classify"))  # doctest: +SKIP
-    Wrote models/vit/1 (float32, 347.8 MB): at most 5.7e-06 from the model on 2 images.
+    >>> keras_vit.export.saved_model(model, "models/vit/1", postprocess="classify")["difference"]  # doctest: +SKIP
+    5.7e-06
 
     Reference: [TensorFlow Serving](https://www.tensorflow.org/tfx/guide/serving).
     """
@@ -130,48 +127,28 @@ def saved_model(
             f"Expected `image_size` of at most max_input_pixels={max_input_pixels} in all. Received: "
             f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels"
         )
-    settings = {"limits": limits, "image_size": size, "warm_up": list(warm_up), "postprocess": None}
-    settings["normalization"] = _constants_of(model, normalization)
+    server = {**limits, "image_size": size, "normalization": _constants_of(model, normalization), "postprocess": None}
     if postprocess is not None:
         activation, classes = activation_of(model, postprocess), model.outputs[0].shape[-1]
         names = read_labels([name for _, name in classes_of(model)] if labels is None else labels, classes)
-        settings["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
+        server["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
     elif labels is not None:
         raise ValueError('Expected postprocess="classify" or "multi_label" with `labels`. Received: postprocess=None')
+    if warm_up and importlib.util.find_spec("tensorflow_serving") is None:
+        raise ImportError("`warm_up` needs a package that is not installed: pip install tensorflow-serving-api")
     refuse_existing(path, overwrite)
-    here = keras.backend.backend() == "tensorflow"
-    if not here:
-        custom_objects(model, custom_module)
-
-    low, high = (0, 255) if settings["normalization"]["apply"] else (range_of(model) or (-1, 1))
+    low, high = (0, 255) if server["normalization"]["apply"] else (range_of(model) or (-1, 1))
     sample = np.random.default_rng(0).uniform(low, high, (2, *size, channels)).astype("float32")
-    if images is not None:
-        images = np.asarray(images, "float32")
-        if images.shape[1:] != sample.shape[1:]:
-            expected = ", ".join(map(str, sample.shape[1:]))
-            raise ValueError(f"Expected `images` of shape (batch, {expected}). Received: {images.shape}")
-        sample = np.concatenate([sample, images])
+    given = np.asarray([] if images is None else images, "float32")
+    if images is not None and given.shape[1:] != sample.shape[1:]:
+        expected = ", ".join(map(str, sample.shape[1:]))
+        raise ValueError(f"Expected `images` of shape (batch, {expected}). Received: {given.shape}")
     if attention:
         _check_attention(model, sample[:1])
-    outputs = parity.outputs_of(model, sample)
-    if not all(np.isfinite(output).all() for output in outputs):
-        raise ValueError(f"Expected a model with finite outputs. Received: model {model.name!r}, which gives NaN.")
-    settings |= {"names": _names_of_outputs(model, attention), "attention": attention}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The server only loads folders named by a number, so it ignores the draft.
-    with draft_folder(path) as folder:
-        draft, file = folder / path.name, folder / f"{path.name}.sample.npz"
-        np.savez(file, sample, *outputs)
-        task = {"folder": str(draft), "settings": settings, "sample": str(file)}
-        if here:
-            difference = write_saved_model(model, **task)
-        else:
-            task |= {"backend": "tensorflow", "custom_module": custom_module}
-            difference = run_in_child(write_saved_model, model, **task)
-        parity.check(difference, model, outputs, None, "the SavedModel")
-        stored = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-        put_folder(draft, path)
-    return ExportReport(path, "float32", stored, difference, len(sample), None)
+    settings = {"precision": "float32", "server": server, "attention": attention, "warm_up": list(warm_up)}
+    settings["names"] = _names_of_outputs(model, attention)
+    options = {"overwrite": overwrite, "custom_module": custom_module}
+    return write_checked(FORMATS["saved_model"], model, path, settings, [sample], parity.batches_of(given), **options)
 
 
 def read_labels(labels, num_classes):

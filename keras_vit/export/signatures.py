@@ -1,33 +1,27 @@
 """The signatures of an exported SavedModel."""
 
-import os
-
 import tensorflow as tf
 
 from keras_vit.export.image_bytes import OK, STATUSES, ImageReader
+from keras_vit.layers import ImageNormalization
 from keras_vit.prediction.taps import AttentionTaps
 
 
-class Server(tf.Module):
-    """The model and signatures as saved; arguments as in `saved_model`, but `postprocess` maps the output to a dict."""
+class Server:
+    """The signatures of a model; arguments as in `saved_model`, but `postprocess` has an activation, labels and top."""
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
     ):
-        super().__init__()
-        self._model, self._normalization = _Untracked(model), _Untracked(normalization)
+        self._model, self._names, self._postprocess = model, names, postprocess
+        self._normalization = ImageNormalization(**normalization)
         self._max_batch_size, self._max_input_pixels = max_batch_size, max_input_pixels
-        self._names = tuple(names)
         self._shape = tuple(model.inputs[0].shape)[1:]
-        # Only these are tracked: tracking the layers too would store each variable twice.
-        self.weights = [variable.value for variable in model.variables]
-        self.postprocess = postprocess
-        channels = self._shape[-1]
-        self._reader = ImageReader(image_size, channels, normalization.preprocessing, max_pixels)
-        self._reads_bytes = channels in (1, 3)
-        # Untracked, since tf.Module would store this function as a second graph of the model.
+        constants = self._normalization.preprocessing
+        self._reader = ImageReader(tuple(image_size), self._shape[-1], constants, max_pixels)
         spec = tf.TensorSpec((None, *self._shape), "float32")
-        self._outputs = _Untracked(tf.function(self._compute, input_signature=[spec], autograph=False))
+        # Traced once for all signatures.
+        self._outputs = tf.function(self._compute, input_signature=[spec], autograph=False)
 
     def signatures(self, attention=False):
         """Returns {name: concrete function}, with `attention` also that of the attention rollout."""
@@ -35,7 +29,7 @@ class Server(tf.Module):
             "serving_default": (self._serve_images, tf.TensorSpec((None, *self._shape), "float32", "images")),
             "serving_uint8": (self._serve_uint8, tf.TensorSpec((None, *self._shape), "uint8", "images")),
         }
-        if self._reads_bytes:
+        if self._shape[-1] in (1, 3):
             specs["serving_bytes"] = (self._serve_bytes, tf.TensorSpec((None,), "string", "image_bytes"))
         if attention:
             specs["serving_attention"] = (self._serve_attention, tf.TensorSpec((None,), "string", "image_bytes"))
@@ -45,18 +39,18 @@ class Server(tf.Module):
         }
 
     def _serve_images(self, images):
-        return self._outputs.value(self._checked(images))
+        return self._outputs(self._checked(images))
 
     def _serve_uint8(self, images):
-        return self._outputs.value(self._scaled(tf.cast(self._checked(images), "float32")))
+        return self._outputs(self._scaled(tf.cast(self._checked(images), "float32")))
 
     def _serve_bytes(self, image_bytes):
         images, status, _ = self._read(image_bytes)
-        return self._of_good(self._outputs.value(self._scaled(images)), status)
+        return self._of_good(self._outputs(self._scaled(images)), status)
 
     def _serve_attention(self, image_bytes):
         images, status, seen = self._read(image_bytes)
-        taps = AttentionTaps(self._model.value)
+        taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
         # The patches may leave a remainder at the right and the bottom.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
@@ -93,16 +87,16 @@ class Server(tf.Module):
 
     def _scaled(self, images):
         """Scales images in [0, 255] to what the model takes."""
-        layer = self._normalization.value
+        layer = self._normalization
         return images if layer.apply else layer.normalize(images)
 
     def _compute(self, images):
-        """Returns all outputs by name; traced once for all signatures."""
+        """Returns all outputs by name."""
         images = tf.debugging.check_numerics(images, "Expected finite numbers as images.")
-        return self._named(tf.nest.flatten(self._model.value(self._cast(images), training=False)))
+        return self._named(tf.nest.flatten(self._model(self._cast(images), training=False)))
 
     def _cast(self, images):
-        return tf.cast(images, self._model.value.inputs[0].dtype)
+        return tf.cast(images, self._model.inputs[0].dtype)
 
     def _named(self, outputs):
         """Returns a list of outputs by name."""
@@ -115,34 +109,14 @@ class Server(tf.Module):
                     output, "The model's output overflowed: the pixel values are too large."
                 )
             named[name] = output
-        if self.postprocess is not None:
-            named |= self.postprocess(*named.values())
+        if self._postprocess is not None:
+            activation = {"softmax": tf.nn.softmax, "sigmoid": tf.sigmoid, None: tf.identity}
+            (outputs,) = named.values()
+            named["probabilities"] = activation[self._postprocess["activation"]](outputs)
+            named["scores"], named["classes"] = tf.math.top_k(named["probabilities"], self._postprocess["top"])
+            # A constant, not a lookup table loaded from the asset: OpenVINO cannot read a SavedModel with one.
+            named["labels"] = tf.gather(tf.constant(self._postprocess["labels"]), named["classes"])
         return named
-
-
-class Classify(tf.Module):
-    """Returns probabilities and the top classes, scores and labels; `labels_path` is copied to the assets."""
-
-    def __init__(self, activation, labels, labels_path, top):
-        super().__init__()
-        self.activation = {"softmax": tf.nn.softmax, "sigmoid": tf.sigmoid, None: tf.identity}[activation]
-        self.top = top
-        self.labels_file = tf.saved_model.Asset(os.fspath(labels_path))
-        # A constant, not a lookup table loaded from the asset: OpenVINO cannot read a SavedModel with one.
-        self.labels = list(labels)
-
-    def __call__(self, outputs):
-        probabilities = self.activation(outputs)
-        scores, classes = tf.math.top_k(probabilities, self.top)
-        labels = tf.gather(tf.constant(self.labels), classes)
-        return {"probabilities": probabilities, "classes": classes, "scores": scores, "labels": labels}
-
-
-class _Untracked:
-    """Hides a value from tf.Module's tracking."""
-
-    def __init__(self, value):
-        self.value = value
 
 
 def _asserting(condition, data, value):

@@ -1,81 +1,78 @@
 """LiteRT and OpenVINO files, converted from a plain SavedModel on TensorFlow."""
 
-import contextlib
 import functools
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-import keras
 import numpy as np
 
-from keras_vit.export import parity
-from keras_vit.export.precision import stored
+from keras_vit.export.precision import STATIC, stored
+from keras_vit.export.saved_files import write_plain
 from keras_vit.layers.fused_attention import in_one_piece
 
 # Beyond it, a step of 8 bits is more than a third of the root mean square.
 _OUTLIER = 100
 
 
-def write_litert(model, path, precision):
+def write_litert(model, path, settings):
     """Writes a LiteRT file."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
         # LiteRT has no loop over the slices of an unknown number of images.
         with in_one_piece():
-            _save_plain(model, folder)
+            write_plain(model, folder, settings["names"])
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
-        if precision == "float16":
+        if settings["precision"] == "float16":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
             converter.target_spec.supported_types = [tf.float16]
         Path(path).write_bytes(converter.convert())
 
 
-def run_litert(path, batches, names):
-    """Runs a LiteRT file."""
+def run_litert(path, batches, settings):
+    """Yields the outputs of a LiteRT file."""
     from ai_edge_litert.interpreter import Interpreter
 
-    received = []
     for batch in batches:
         # A new one per batch: an interpreter cannot be resized while its outputs are referenced.
         outputs = Interpreter(model_path=os.fspath(path)).get_signature_runner("serving_default")(images=batch)
-        received.append([np.array(outputs[name], "float32") for name in names])
-    return received
+        yield [np.array(outputs[name], "float32") for name in settings["names"]]
 
 
-def write_openvino(model, path, precision):
-    """Writes OpenVINO's .xml and .bin; weights that `precision` represents exactly are stored in it."""
-    openvino = _openvino()
+def write_openvino(model, path, settings):
+    """Writes OpenVINO's .xml and .bin; weights that the precision represents exactly are stored in it."""
+    import openvino
+
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        _save_plain(model, folder)
-        converted = openvino.convert_model(folder)
-        if precision != "float32":
-            _shrink(converted, precision)
+        write_plain(model, folder, settings["names"])
+        # `openvino.convert_model` would report its use to Intel.
+        converted = openvino.Core().read_model(folder)
+        if settings["precision"] not in ("float32", STATIC):
+            _shrink(converted, settings["precision"])
         openvino.save_model(converted, os.fspath(path), compress_to_fp16=False)
 
 
-def run_openvino(path, batches, names):
-    """Runs OpenVINO's files on the CPU in float32."""
+def run_openvino(path, batches, settings):
+    """Yields the outputs of OpenVINO's files on the CPU in float32."""
     compiled = _compiled(os.fspath(path))
-    received = []
     for batch in batches:
         outputs = compiled(batch)
-        received.append([np.array(outputs[name], "float32") for name in names])
-    return received
+        yield [np.array(outputs[name], "float32") for name in settings["names"]]
 
 
 def calibrate_openvino(path, batches):
     """Quantizes OpenVINO's files, and what flows between their operations by its range on the images, to int8.
 
-    Dense layers stay in float where a few values of the input are so large that 8 bits could not tell the others apart.
+    Dense layers stay in float where a few values of the input are so large that 8 bits could not represent the others.
     """
-    with _without_telemetry():
-        import nncf
-        from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
-        from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-    openvino = _openvino()
+    # NNCF reports its use to Intel unless this variable is set before the import.
+    os.environ.setdefault("NNCF_CI", "1")
+    import nncf
+    import openvino
+    from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
+
     images = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
     read = functools.partial(openvino.Core().read_model, os.fspath(path))
     quantized = nncf.quantize(
@@ -106,7 +103,7 @@ def _with_outliers(model, images):
 
     The MLPs of some blocks of trained ViTs do (arXiv 2402.17762).
     """
-    openvino = _openvino()
+    import openvino
     from openvino import opset13
 
     products = [
@@ -130,44 +127,9 @@ def _with_outliers(model, images):
 
 def _compiled(model):
     """Compiles a model, or the file of one, for the CPU in float32."""
-    return _openvino().Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    import openvino
 
-
-def _openvino():
-    with _without_telemetry():
-        import openvino
-    return openvino
-
-
-@contextlib.contextmanager
-def _without_telemetry():
-    """The first imports of OpenVINO and NNCF within it do not find `openvino_telemetry`, and so report to nobody."""
-    if "openvino_telemetry" in sys.modules:
-        yield
-        return
-    sys.modules["openvino_telemetry"] = None
-    try:
-        yield
-    finally:
-        sys.modules.pop("openvino_telemetry", None)
-
-
-def _save_plain(model, folder):
-    """Writes a SavedModel with one signature, without the decoders and limits that converters cannot read."""
-    import tensorflow as tf
-
-    names = parity.output_names(model)
-
-    def serve(images):
-        return dict(zip(names, keras.tree.flatten(model(images, training=False)), strict=True))
-
-    (spec,) = model.inputs
-    module = tf.Module()
-    module.weights = [variable.value for variable in model.variables]
-    signature = tf.function(serve, autograph=False).get_concrete_function(
-        tf.TensorSpec(spec.shape, spec.dtype, name="images")
-    )
-    tf.saved_model.save(module, folder, signatures={"serving_default": signature})
+    return openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def _shrink(converted, precision):

@@ -57,23 +57,25 @@ def torch_module(model: keras.Model):
     return Inference(_traced(model, "float32").module())
 
 
-def write_torch_export(model, path, precision):
+def write_torch_export(model, path, settings):
     """Writes an exported program; weights that float16 or bfloat16 represents exactly are stored in it."""
     import torch
 
+    precision = settings["precision"]
     torch.export.save(_traced(model, precision if precision != "int8" else "float32"), os.fspath(path))
 
 
-def run_torch_export(path, batches, names):
-    """Runs an exported program; `names` is not used, as the outputs are a tuple."""
+def run_torch_export(path, batches, settings):
+    """Yields the outputs of an exported program."""
     import torch
 
     program = torch.export.load(os.fspath(path)).module()
-    with torch.no_grad():
-        return [[y.float().numpy() for y in program(torch.from_numpy(batch))] for batch in batches]
+    for batch in batches:
+        with torch.no_grad():
+            yield [y.float().numpy() for y in program(torch.from_numpy(batch))]
 
 
-def write_onnx(model, path, precision):
+def write_onnx(model, path, settings):
     """Writes an ONNX file; weights that float16 or bfloat16 represents exactly are stored in it."""
     import torch
 
@@ -81,23 +83,24 @@ def write_onnx(model, path, precision):
         _traced(model, "float32"),
         dynamo=True,
         input_names=["images"],
-        output_names=parity.output_names(model),
+        output_names=settings["names"],
         verbose=False,
     )
-    if precision in ("float16", "bfloat16"):
-        _shrink(program.model, precision)
+    if settings["precision"] in ("float16", "bfloat16"):
+        _shrink(program.model, settings["precision"])
     program.save(os.fspath(path))
 
 
-def run_onnx(path, batches, names):
-    """Runs an ONNX file in onnxruntime."""
+def run_onnx(path, batches, settings):
+    """Yields the outputs of an ONNX file in onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     # Only errors: it warns about each folded constant.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    return [[np.asarray(y, "float32") for y in session.run(names, {"images": batch})] for batch in batches]
+    for batch in batches:
+        yield [np.asarray(y, "float32") for y in session.run(settings["names"], {"images": batch})]
 
 
 def _traced(model, precision):
@@ -126,36 +129,18 @@ def _traced(model, precision):
             )
             return tuple(keras.tree.flatten(outputs))
 
-    example = torch.from_numpy(parity.probes(model)[0]).to(_device(model))
+    device = model.variables[0].value.device if model.variables else "cpu"
+    example = torch.from_numpy(parity.probes(model)[0]).to(device)
     free = [axis for axis, side in enumerate(model.inputs[0].shape) if side is None]
     shapes = (dict.fromkeys(free, torch.export.Dim.DYNAMIC),)
     with torch.no_grad():
-        return _without_conversions(torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes))
-
-
-def _device(model):
-    return model.variables[0].value.device if model.variables else "cpu"
-
-
-def _without_conversions(program):
-    """Removes the conversions of tensors to what they are, which Keras makes before each operation."""
-    import torch
-
-    aten = torch.ops.aten
+        # Without the conversions of tensors to what they are, which Keras makes before each operation.
+        program = torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes).run_decompositions({})
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if node.target is aten._assert_tensor_metadata.default:
-            # What a user passes is still checked.
-            if node.args[0].name != "images":
-                graph.erase_node(node)
-        elif node.target in (aten.to.dtype, aten.to.dtype_layout):
-            tensor, converted = node.args[0].meta["val"], node.meta["val"]
-            same = all(getattr(tensor, name) == getattr(converted, name) for name in ("dtype", "device", "layout"))
-            copies = len(node.args) > 2 or node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None
-            # The program's signature names its outputs.
-            if same and not copies and all(user.op != "output" for user in node.users):
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
+        # Only the user's images need a check of the type.
+        if "assert_tensor_metadata" in str(node.target) and node.args[0].name != "images":
+            graph.erase_node(node)
     program.graph_module.recompile()
     return program
 

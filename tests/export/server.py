@@ -6,17 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keras_vit.export.saved_files import WARM_UP, prediction_log, read_signatures
+from keras_vit.export.saved_files import WARM_UP, read_signatures
 
 
 def warm_up_requests(folder):
     """Reads the warm-up requests of a SavedModel: pairs of a signature name and {input name: array}."""
     import tensorflow as tf
+    from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
     found = []
     for record in tf.data.TFRecordDataset([str(folder / WARM_UP)]):
-        request = prediction_log().FromString(record.numpy()).predict_log.request
-        inputs = {field.key: tf.make_ndarray(field.value) for field in request.inputs}
+        request = PredictionLog.FromString(record.numpy()).predict_log.request
+        inputs = {key: tf.make_ndarray(tensor) for key, tensor in request.inputs.items()}
         found.append((request.model_spec.signature_name, inputs))
     return found
 

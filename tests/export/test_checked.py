@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -6,27 +7,28 @@ import pytest
 
 from keras_vit import console as progress
 from keras_vit.export import ParityError, parity
-from keras_vit.export.checked import Format, write_checked
+from keras_vit.export.checked import Format, write_file
 from keras_vit.export.precision import PRECISIONS
 from tests import tiny
 from tests.errors import refuses
 
 
-def write_weights(model, path, precision):
+def write_weights(model, path, settings):
     Path(path).write_bytes(b"model")
-    Path(path).with_suffix(".data").write_bytes(precision.encode())
+    Path(path).with_suffix(".data").write_bytes(settings["precision"].encode())
 
 
 def check(model, path, answer, write=write_weights, precisions=PRECISIONS, packages=(), **arguments):
     """Writes a "format" whose runtime is a function from images to outputs."""
 
-    def run(draft, batches, names):
+    def run(draft, batches, settings):
         assert draft.is_file() and draft.name == path.name
-        assert names == ["outputs"]
+        assert settings["names"] == ["outputs"]
         return [[answer(batch)] for batch in batches]
 
-    form = Format(".x", keras.backend.backend(), packages, write, run, precisions)
-    return write_checked(form, model, path, **arguments)
+    code = SimpleNamespace(write_x=write, run_x=run)
+    form = Format("x", ".x", keras.backend.backend(), packages, code, precisions)
+    return write_file(form, model, path, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +46,12 @@ def test_matching_export_is_moved_and_reported(model, tmp_path, capsys, monkeypa
     path = tmp_path / "new" / "model.x"
     report = check(model, path, exact(model), images=images, labels=np.zeros(9, int))
     assert sorted(p.name for p in path.parent.iterdir()) == ["model.data", "model.x"]
-    assert report.difference < 1e-5
-    assert (report.size, report.num_checked, report.precision) == (12, 15, "float32")
-    assert report.change.same_top1 == report.change.num_images == 9
-    assert report.change.before == report.change.after
-    assert "15 images" in str(report) and "same top-1 on 9" in str(report)
+    assert report["difference"] < 1e-5
+    assert (report["path"], report["size"], report["num_checked"], report["precision"]) == (path, 12, 15, "float32")
+    assert report["change"]["same_top1"] == report["change"]["num_images"] == 9
+    assert report["change"]["before"] == report["change"]["after"]
+    text = parity.summary(report)
+    assert "15 images" in text and "same top-1 on 9" in text and "accuracy 0." in text
     shown = capsys.readouterr().out
     # Six of the images are random.
     assert shown.count("15/15") == 2 and "9/9" in shown and "Running the export" in shown
@@ -67,14 +70,14 @@ def test_change_is_measured_from_original_model(tmp_path):
     model = tiny.randomize(tiny.build(num_layers=1))
     seen = []
 
-    def write(reduced, path, precision):
+    def write(reduced, path, settings):
         seen.append(reduced)
-        write_weights(reduced, path, precision)
+        write_weights(reduced, path, settings)
 
     images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
     report = check(model, tmp_path / "model.x", lambda x: exact(seen[0])(x), write, images=images, precision="bfloat16")
-    assert report.difference < 1e-5 < report.change.largest
-    assert report.change.largest == pytest.approx(np.abs(exact(seen[0])(images) - exact(model)(images)).max())
+    assert report["difference"] < 1e-5 < report["change"]["largest"]
+    assert report["change"]["largest"] == pytest.approx(np.abs(exact(seen[0])(images) - exact(model)(images)).max())
 
 
 def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):

@@ -36,5 +36,13 @@ def test_output_names_of_one_and_two_outputs():
 
 
 def test_model_with_nan_outputs_is_named():
-    with pytest.raises(parity.ParityError, match="finite outputs of model 'vit_B16', .* Received: NaN or infinity"):
-        parity.check(np.inf, tiny.build(), [np.ones(3), np.array([np.nan])], None, "the export")
+    with pytest.raises(parity.ParityError, match="finite outputs of model 'vit_B16'. Received: NaN or infinity"):
+        parity.check_finite(tiny.build(), [np.ones(3), np.array([np.nan])])
+
+
+def test_model_with_nan_weights_is_refused_by_name():
+    model = tiny.build()
+    bias = model.get_layer("head").bias
+    bias.assign(np.where(np.arange(bias.shape[0]) == 1, np.nan, 0))
+    with pytest.raises(parity.ParityError, match="finite weights of model 'vit_B16'. Received: .* in 'head/bias'"):
+        parity.check_finite(model)

@@ -72,8 +72,8 @@ def test_accuracy_change_counts_top1_and_accuracy():
     before = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     after = np.array([[0.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
     change = precision.accuracy_change(before, after, labels=[1, 1, 0])
-    assert (change.num_images, change.largest, change.same_top1) == (3, 1.0, 2)
-    assert change.mean == pytest.approx(1 / 3)
-    assert (change.before, change.after) == (pytest.approx(2 / 3), 1.0)
-    assert precision.accuracy_change(before, after).before is None
+    assert (change["num_images"], change["largest"], change["same_top1"]) == (3, 1.0, 2)
+    assert change["mean"] == pytest.approx(1 / 3)
+    assert (change["before"], change["after"]) == (pytest.approx(2 / 3), 1.0)
+    assert "before" not in precision.accuracy_change(before, after)
     refuses("`labels`", precision.accuracy_change, before, after, labels=[1])

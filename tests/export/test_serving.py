@@ -1,9 +1,9 @@
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import hypothesis
 import keras
@@ -44,9 +44,9 @@ def model():
 def folder(model, tmp_path_factory):
     """The exported model, version 1."""
     path = tmp_path_factory.mktemp("models") / "vit" / "1"
-    report = export.saved_model(model, path, postprocess="classify", labels=LABELS, top=3, warm_up=(1, 2))
-    assert report.path == path and report.difference < 1e-5 and report.num_checked == 2
-    assert report.size == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    report = export.saved_model(model, path, postprocess="classify", labels=LABELS, top=3)
+    assert report["path"] == path and report["difference"] < 1e-5 and report["num_checked"] == 2
+    assert report["size"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path
 
 
@@ -170,15 +170,24 @@ def test_random_image_bytes_do_not_change_server(server, body):
     np.testing.assert_array_equal(after["outputs"], before["outputs"])
 
 
-def test_warm_up_requests_of_every_signature_succeed(folder, server):
-    requests = warm_up_requests(folder)
+def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
+    pytest.importorskip("tensorflow_serving.apis", reason="its classes write the requests")
+    export.saved_model(model, tmp_path / "1", postprocess="classify", labels=LABELS, top=3, warm_up=(1, 2))
+    requests = warm_up_requests(tmp_path / "1")
     asked = [(name, len(next(iter(inputs.values())))) for name, inputs in requests]
     assert sorted(asked) == sorted((name, count) for name in server.signatures for count in (1, 2))
     for name, inputs in requests:
         answer = server.ask(name, **inputs)
         assert set(answer.get("status", [b"ok"])) == {b"ok"}
     # Constant images take few bytes, whatever their size.
-    assert (folder / saved_files.WARM_UP).stat().st_size < 5000
+    assert (tmp_path / "1" / saved_files.WARM_UP).stat().st_size < 5000
+
+
+def test_warm_up_without_its_package_is_refused(model, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "serving" in name else found(name))
+    message = "pip install tensorflow-serving-api"
+    check_not_exported(message, model, tmp_path / "1", ImportError, warm_up=(1,))
 
 
 def test_saved_model_stores_weights_once_and_labels(model, folder):
@@ -247,7 +256,7 @@ def test_overwrite_replaces_version_and_abandoned_draft(model, tmp_path):
     (tmp_path / ".1.abc.draft").mkdir()
     # `images` may hold more images than a request.
     report = export.saved_model(model, path, overwrite=True, warm_up=(), max_batch_size=1, images=batch(3))
-    assert report.num_checked == 5 and report.difference < 1e-5
+    assert report["num_checked"] == 5 and report["difference"] < 1e-5
     assert sorted(file.name for file in path.iterdir()) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
     assert [child.name for child in tmp_path.iterdir()] == ["1"]
 
@@ -255,11 +264,13 @@ def test_overwrite_replaces_version_and_abandoned_draft(model, tmp_path):
 @pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
 def test_saved_model_of_other_outputs_is_removed(model, tmp_path, monkeypatch, wrong):
-    def write(model, folder, settings, sample):
-        Path(folder).mkdir()
-        return wrong
+    right = saved_files.run_saved_model
 
-    monkeypatch.setattr(serving, "write_saved_model", write)
+    def run(folder, batches, settings):
+        for outputs in right(folder, batches, settings):
+            yield [output + np.float32(wrong) for output in outputs]
+
+    monkeypatch.setattr(saved_files, "run_saved_model", run)
     check_not_exported("apart", model, tmp_path / "1", export.ParityError)
 
 

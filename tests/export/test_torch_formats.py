@@ -48,7 +48,7 @@ def test_onnx_returns_outputs_for_any_batch(tmp_path):
     for images in map(images_of, (1, 7, 33)):
         received = run_onnx(tmp_path / "vit.onnx", images)
         np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
-    assert report.size == (tmp_path / "vit.onnx").stat().st_size
+    assert report["size"] == (tmp_path / "vit.onnx").stat().st_size
     assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
 
 
@@ -63,8 +63,8 @@ def test_onnx_stores_weights_in_precision(tmp_path, precision, image_size):
     initializers = onnx.load(tmp_path / "vit.onnx").graph.initializer
     stored = sum(int(np.prod(x.dims)) for x in initializers if x.data_type == kind)
     assert stored > 0.8 * model.count_params()
-    assert report.difference < 1e-4
-    assert 0 < report.change.largest < 0.1
+    assert report["difference"] < 1e-4
+    assert 0 < report["change"]["largest"] < 0.1
 
 
 @pytest.mark.long
@@ -75,7 +75,7 @@ def test_onnx_of_coatnet_and_token_merging_matches_model(tmp_path):
     np.testing.assert_allclose(run_onnx(tmp_path / "model.onnx", images), outputs_of(model, images)[0], atol=1e-5)
     # With token merging, the number of tokens and their order depend on the images.
     model = tiny.build(token_merging=3, pooling="gap", num_registers=1)
-    assert export.onnx(model, tmp_path / "vit.onnx").difference < 1e-5
+    assert export.onnx(model, tmp_path / "vit.onnx")["difference"] < 1e-5
 
 
 def test_float16_program_runs_without_keras(tmp_path):
@@ -83,8 +83,8 @@ def test_float16_program_runs_without_keras(tmp_path):
     model = tiny.build(dropout_rate=0.5, hidden_dim=48, mlp_dim=96, num_layers=1)
     images = images_of(7)
     report = export.torch_export(model, tmp_path / "vit.pt2", precision="float16", images=images)
-    assert report.difference < 1e-5
-    assert 0 < report.change.largest < 0.01
+    assert report["difference"] < 1e-5
+    assert 0 < report["change"]["largest"] < 0.01
     assert [p.name for p in tmp_path.iterdir()] == ["vit.pt2"]
     weights = torch.export.load(tmp_path / "vit.pt2").state_dict.values()
     assert sum(w.numel() for w in weights if w.dtype == torch.float16) > 0.9 * model.count_params()
@@ -140,12 +140,12 @@ def test_torch_module_omits_conversions_without_effect():
     nodes = list(export.torch_module(tiny.build(num_layers=1)).program.graph.nodes)
     # The only block has a single query, so its products are the patches, the attention's output, and two of the MLP.
     assert [str(node.target) for node in nodes].count("aten.linear.default") == 4
-    assert not [node for node in nodes if str(node.target).startswith("aten.to.")]
+    assert not [node for node in nodes if str(node.target).startswith(("aten.to.", "aten._to_copy"))]
     # Only the user's images are checked.
     assert {node.args[0].name for node in nodes if "_assert_tensor_metadata" in str(node.target)} == {"images"}
     # A conversion to another type remains.
     mixed = export.torch_module(tiny.build(num_layers=1, dtype="mixed_bfloat16"))
-    assert any(str(node.target).startswith("aten.to.") for node in mixed.program.graph.nodes)
+    assert any("_to_copy" in str(node.target) for node in mixed.program.graph.nodes)
     assert mixed(torch.zeros(1, 16, 16, 3)).shape == (1, 5)
 
 

@@ -261,4 +261,4 @@ def test_export_equals_the_model(builder, changes, tmp_path):
     else:
         pytest.importorskip("onnxruntime")
         report = keras_vit.export.onnx(model, tmp_path / "model.onnx")
-    assert report.difference < 1e-5
+    assert report["difference"] < 1e-5
