@@ -16,12 +16,8 @@ def quick_gelu(x):
     return x * ops.sigmoid(1.702 * x)
 
 
-@keras.saving.register_keras_serializable(package="keras_vit")
-def relu_with_nan(x):
-    """ReLU that keeps NaN, which XLA's on CPUs turns into 0."""
-    return ops.relu(x) if keras.backend.backend() == "torch" else ops.where(x <= 0, 0.0, x)
-
-
+# Files of version 0.2 contain this name.
+keras.saving.get_custom_objects()["keras_vit>relu_with_nan"] = keras.activations.relu
 _OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 

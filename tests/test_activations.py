@@ -21,12 +21,6 @@ def test_activation_follows_its_definition(name):
     np.testing.assert_allclose(actual, DEFINITIONS[name](X), atol=1e-6)
 
 
-@pytest.mark.every_backend
-def test_relu_with_nan_keeps_nan():
-    actual = ops.convert_to_numpy(activations.relu_with_nan(ops.convert_to_tensor([-1.0, 0.0, 2.0, np.nan])))
-    np.testing.assert_array_equal(actual, [0, 0, 2, np.nan])
-
-
 @pytest.mark.parametrize("identifier", ["gelu_tanh", "quick_gelu", "gelu", "relu", "linear", keras.activations.silu])
 def test_serialized_activation_is_the_same_function(identifier):
     activation = activations.get(identifier)

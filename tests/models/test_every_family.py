@@ -69,6 +69,8 @@ def test_model_contract(kind):
     check_model(model, scale * images(count, *model.input_shape[1:]), no_gradient=("position_bias_2",))
 
 
+# On other backends, ReLU turns NaN into 0.
+@pytest.mark.backends("torch")
 @each_builder
 @pytest.mark.parametrize("num_classes", [3, 0])
 def test_nan_in_image_is_nan_in_its_outputs(family, num_classes):

@@ -2,7 +2,6 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.activations import relu_with_nan
 from keras_vit.layers.base import Layer
 from keras_vit.models.bit.config import RESNET_EPSILONS
 from keras_vit.models.bit.group_normalization import GroupNormalization
@@ -98,17 +97,15 @@ class Bottleneck(Layer):
                 norm.build(shape)
 
     def call(self, images):
-        # NaN has to stay only on the shortcut.
         if self.pre_activation:
-            x = self.norm_1(images, show_nan=False)
-            x = ops.relu(x) if self.conv_proj is None else relu_with_nan(x)
+            x = ops.relu(self.norm_1(images))
             shortcut = images if self.conv_proj is None else self.conv_proj(x)
-            x = ops.relu(self.norm_2(self.conv_1(x), show_nan=False))
-            return shortcut + self.conv_3(ops.relu(self.norm_3(self.conv_2(x), show_nan=False)))
-        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images), show_nan=False)
-        x = ops.relu(self.norm_1(self.conv_1(images), show_nan=False))
-        x = ops.relu(self.norm_2(self.conv_2(x), show_nan=False))
-        return relu_with_nan(shortcut + self.norm_3(self.conv_3(x), show_nan=False))
+            x = ops.relu(self.norm_2(self.conv_1(x)))
+            return shortcut + self.conv_3(ops.relu(self.norm_3(self.conv_2(x))))
+        shortcut = images if self.conv_proj is None else self.norm_proj(self.conv_proj(images))
+        x = ops.relu(self.norm_1(self.conv_1(images)))
+        x = ops.relu(self.norm_2(self.conv_2(x)))
+        return ops.relu(shortcut + self.norm_3(self.conv_3(x)))
 
     def compute_output_shape(self, images_shape):
         return self.conv_3.compute_output_shape(self.conv_2.compute_output_shape(images_shape))

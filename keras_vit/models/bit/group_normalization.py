@@ -1,5 +1,3 @@
-import math
-
 import keras
 from keras import ops
 
@@ -21,7 +19,7 @@ class GroupNormalization(Layer):
 
     Call arguments:
         images: (batch, height, width, channels), always channels last; the output has the same shape.
-        show_nan: Bool, whether a group with NaN becomes infinite where a following ReLU would hide NaN.
+        show_nan: Not used. Files of version 0.2 contain it.
 
     Raises:
         ValueError: If the number of channels is not a multiple of `groups`.
@@ -55,7 +53,7 @@ class GroupNormalization(Layer):
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros", autocast=False)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
-    def call(self, images, show_nan=True):
+    def call(self, images, show_nan=None):
         _, height, width, channels = ops.shape(images)
         group_shape = (self.groups, channels // self.groups)
         x = ops.reshape(ops.cast(images, "float32"), (-1, height * width, *group_shape))
@@ -63,7 +61,4 @@ class GroupNormalization(Layer):
         variance = ops.mean(ops.square(x), axis=(1, 3), keepdims=True)
         gamma, beta = (ops.reshape(ops.cast(w, "float32"), group_shape) for w in (self.gamma, self.beta))
         x = x * (ops.rsqrt(variance + self.epsilon) * gamma) + beta
-        if show_nan and keras.backend.backend() != "torch":
-            # XLA's ReLU on CPUs turns NaN, but not infinity, into 0.
-            x = ops.where(variance >= 0, x, math.inf)
         return ops.cast(ops.reshape(x, (-1, height, width, channels)), self.compute_dtype)

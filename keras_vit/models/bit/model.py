@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit import checkpoint, names, timm_folder
@@ -67,8 +66,8 @@ def connect(images, config, *, head_init="zeros"):
     x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(images)
     x = SymmetricMaxPooling2D(3, 2, padding=config.pool_padding, name="root_pool")(x)
     x = _units(x, config, pre_activation=True)
-    x = GroupNormalization(name="norm", **norm)(x, show_nan=False)
-    x = keras.layers.Activation(relu_with_nan, name="relu")(x)
+    x = GroupNormalization(name="norm", **norm)(x)
+    x = keras.layers.Activation("relu", name="relu")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
     return dense_head(x, config, head_init)
 

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from keras_vit import arguments
-from keras_vit.activations import relu_with_nan
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
@@ -78,7 +77,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(images)
     x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
-    x = keras.layers.Activation(relu_with_nan, name="root_relu")(x)
+    x = keras.layers.Activation("relu", name="root_relu")(x)
     x = SymmetricMaxPooling2D(3, 2, name="root_pool")(x)
     x = _blocks(x, config, drop_path_rate)
     x = keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype="float32", name="pooling")(x)

@@ -2,7 +2,6 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.activations import relu_with_nan
 from keras_vit.layers.base import Layer
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
@@ -85,7 +84,7 @@ class ResNetBlock(Layer):
         shortcut = images
         if self.conv_proj is not None:
             shortcut = self.norm_proj(self.conv_proj(images), training=training)
-        return relu_with_nan(shortcut + self.drop_path(x, training=training))
+        return ops.relu(shortcut + self.drop_path(x, training=training))
 
     def compute_output_shape(self, images_shape):
         batch, *sides, _ = images_shape
