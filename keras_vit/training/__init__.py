@@ -9,6 +9,7 @@ from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.settings import Recipe
+from keras_vit.training.terminate_on_nan import TerminateOnNaN
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora, unfreeze
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "AdamW",
     "LayerDecay",
     "Recipe",
+    "TerminateOnNaN",
     "WarmupDecay",
     "enable_lora",
     "fit",

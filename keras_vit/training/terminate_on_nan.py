@@ -1,0 +1,24 @@
+"""A callback that stops training at NaN."""
+
+import keras
+
+from keras_vit.models.finite import non_finite_weights
+
+
+class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
+    """Stops training at a NaN or infinite loss, or at the end of an epoch with such weights.
+
+    On TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite although weights are NaN.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_classes=2, num_layers=1)
+    >>> model.compile("sgd", "sparse_categorical_crossentropy")
+    >>> callbacks = [keras_vit.training.TerminateOnNaN()]
+    >>> _ = model.fit(np.zeros((2, 32, 32, 3)), np.zeros(2), callbacks=callbacks, verbose=0)
+    """
+
+    def on_epoch_end(self, epoch, logs=None):
+        if found := non_finite_weights(self.model):
+            print(f"\nStopped after epoch {epoch + 1}: {len(found)} weights are NaN or infinite, such as {found[0]!r}.")
+            self.model.stop_training = True
