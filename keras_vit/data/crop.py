@@ -17,6 +17,7 @@ from keras_vit.images.files import (
     png_header,
     read_pixels,
     to_channels,
+    upright_in_tensorflow,
 )
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
@@ -29,7 +30,9 @@ class Crop:
     """Decodes an image and crops it to a fixed size.
 
     The format is detected from the first bytes, not the file name: TensorFlow decodes JPEG and PNG, Pillow all others
-    (of a GIF the first frame). The size in the header and the number of a JPEG's scans are checked before decoding.
+    (of a GIF the first frame). Images are turned upright as their EXIF orientation says, and transparent pixels are
+    composited on white unless `channels` is 4. The size in the header and the number of a JPEG's scans are checked
+    before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -131,9 +134,6 @@ class Crop:
         return image
 
     def _picture(self, encoded, seed):
-        # In evaluation the same pixels as exported graphs give, and nearly Pillow's.
-        exact = self.kind == "eval" and self.channels != 4
-
         def decoded(decode):
             if self.channels != 1:
                 return decode(self.channels)
@@ -143,20 +143,22 @@ class Crop:
 
         def png():
             with tf.control_dependencies([self._checked_size(png_header, encoded)]):
-                return self._cut((decode_png if exact else tf.io.decode_png)(encoded, self.channels), seed)
+                return self._cut(decode_png(encoded, self.channels), seed)
 
         def jpeg():
             size = self._checked_size(jpeg_header, encoded)
             with tf.control_dependencies([size]):
-                if exact:
+                if self.kind == "eval":
+                    # The same pixels as exported graphs give, and nearly Pillow's.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
                 # A truncated JPEG always fails if decoded whole, but only for some crops otherwise.
-                return tf.cond(
+                image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),
                     lambda: self._cut(decoded(lambda channels: tf.io.decode_jpeg(encoded, channels)), seed),
                 )
+                return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
         def other():
             return self._cut(self._in_python(self._by_pillow, encoded, "uint8"), seed)

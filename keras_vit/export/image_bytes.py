@@ -52,11 +52,12 @@ class ImageReader:
             return lambda: (tf.zeros(shape), tf.constant(status), tf.zeros((2, 2)))
 
         def checked(header, decode):
-            size, fits = header(data, self.max_pixels, MAX_SIDE)
+            _, fits = header(data, self.max_pixels, MAX_SIDE)
 
             def read():
-                image = transform.in_tensorflow(decode(data, self.channels))
-                return image, tf.constant(OK), tf.cast(transform.seen(size, tf), "float32")
+                image = decode(data, self.channels)
+                seen = transform.seen(tf.shape(image, "int64")[:2], tf)
+                return transform.in_tensorflow(image), tf.constant(OK), tf.cast(seen, "float32")
 
             return tf.cond(fits, read, black(TOO_LARGE))
 

@@ -29,7 +29,14 @@ JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 # EPS runs Ghostscript; BLP may hold a JPEG whose scans are not counted; Pillow cannot read the others.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 _GREY = (0.299, 0.587, 0.114)
+# Bytes of an EXIF block, its byte orders, and the tag of the orientation.
+EXIF_BYTES = 1 << 16
+_ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
+ORIENTATION = 0x0112
+# Orientations whose rows, or columns, are reversed (after transposing those from 5).
+_FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 _START, _SCAN, _END = 0xD8, 0xDA, 0xD9
 # Neither restarts (D0 to D7) nor escaped bytes, which are part of a scan's data.
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
@@ -37,6 +44,10 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads a whole image with Pillow, as uint8 (height, width, channels).
+
+    It is turned upright as its EXIF orientation says, and transparent pixels are composited on white unless `channels`
+    is 4. Gray images of 16 bits whose values are all below 4,096 have 12 bits. `decode_jpeg` and `decode_png` do the
+    same, but Pillow reads only the upper 8 of the 16 bits of a color image.
 
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
@@ -62,7 +73,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         received = f"{name!r}, which is a folder" if os.path.isdir(file) else absent(file)
         raise FileNotFoundError(f"Expected an image file. Received: {received}")
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise ImportError("Reading images needs Pillow: pip install pillow") from error
     if of_bytes:
@@ -81,15 +92,22 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
             if image.mode.startswith("I"):
                 values = np.asarray(image)
                 if image.mode != "I" or image.format in ("PNG", "PPM"):
-                    # 16 bits per pixel: the upper byte, as TensorFlow decodes them.
-                    values = values >> 8
+                    # Pillow scales PPM files to 16 bits.
+                    values = values >> (4 if values.max() < 4096 and image.format != "PPM" else 8)
                 elif values.min() < 0 or values.max() > 255:
                     received = f"integers from {values.min()} to {values.max()}"
                     raise ValueError(f"expected pixels of 8 bits, or 16 without a sign, received {received}")
                 image = Image.fromarray(values.astype("uint8"))
             if image.mode == "F":
                 raise ValueError("expected pixels of 8 or 16 bits, received floating-point numbers of unknown range")
-            return np.array(image.convert(_MODES[channels])).reshape(*image.size[::-1], channels)
+            if channels != 4 and (image.mode in _TRANSPARENT or "transparency" in image.info):
+                image = Image.fromarray(_on_white(np.asarray(image.convert("RGBA")).astype("int32"), np))
+            if data.startswith((JPEG, PNG[:8])):
+                return upright(
+                    np.array(image.convert(_MODES[channels])).reshape(*image.size[::-1], channels), _turn(data)
+                )
+            image = ImageOps.exif_transpose(image).convert(_MODES[channels])
+            return np.array(image).reshape(*image.size[::-1], channels)
     except MemoryError:
         raise
     # Pillow's errors differ by format and damage.
@@ -227,18 +245,37 @@ def _scans(encoded, most):
 
 
 def decode_jpeg(encoded, channels):
-    """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
+    """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
     import tensorflow as tf
 
     # Pillow uses libjpeg's accurate transform.
-    return to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
+    image = to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
+    return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
 
 def decode_png(encoded, channels):
-    """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as Pillow does."""
+    """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale), 3 or 4 channels, as `read_pixels` does."""
     import tensorflow as tf
 
-    return to_channels(tf.io.decode_png(encoded, 3), channels)
+    depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(encoded, 24, 2), "uint8"), 2)
+
+    def deep_gray():
+        values = tf.io.decode_png(encoded, 1, "uint16")
+        values = tf.cast(values, "int32") // tf.where(tf.reduce_max(values) < 4096, 16, 256)
+        return tf.repeat(tf.cast(values, "uint8"), 3, axis=-1)
+
+    def on_white():
+        return tf.cast(_on_white(tf.cast(tf.io.decode_png(encoded, 4), "int32"), tf), "uint8")
+
+    if channels == 4:
+        image = tf.io.decode_png(encoded, 4)
+    else:
+        transparent = (kind >= 4) | (_count(encoded, b"tRNS") > 0)
+        image = tf.case(
+            [((depth == 16) & (kind == 0), deep_gray), (transparent, on_white)], lambda: tf.io.decode_png(encoded, 3)
+        )
+        image = to_channels(tf.ensure_shape(image, (None, None, 3)), channels)
+    return upright_in_tensorflow(image, encoded, b"eXIf")
 
 
 def to_channels(image, channels):
@@ -249,3 +286,76 @@ def to_channels(image, channels):
         return image
     grey = tf.tensordot(tf.cast(image, "float32"), tf.constant([[part] for part in _GREY]), 1)
     return tf.cast(tf.round(grey), "uint8")
+
+
+def _on_white(image, xp):
+    """Composites int32 RGBA pixels on white."""
+    color, alpha = image[..., :3], image[..., 3:]
+    mixed = (color * alpha + 255 * (255 - alpha) + 127) // 255
+    return mixed.astype("uint8") if xp is np else mixed
+
+
+def _turn(data):
+    """Returns the EXIF orientation in the bytes of a JPEG or PNG, 1 to 8; 1 if there is none."""
+    magic = b"Exif\0\0" if data.startswith(JPEG) else b"eXIf"
+    before, _, block = data.partition(magic)
+    # Parts after the first scan belong to other images in the file.
+    order = None if magic != b"eXIf" and b"\xff\xda" in before else _ORDERS.get(block[:4])
+    if order is None:
+        return 1
+    block = block[:EXIF_BYTES]
+    first = int.from_bytes(block[4:8], order)
+    for at in range(
+        first + 2, min(len(block) - 11, first + 2 + 12 * int.from_bytes(block[first : first + 2], order)), 12
+    ):
+        if int.from_bytes(block[at : at + 2], order) == ORIENTATION:
+            turn = int.from_bytes(block[at + 8 : at + 10], order)
+            return turn if 1 <= turn <= 8 else 1
+    return 1
+
+
+def _turn_in_tensorflow(encoded, magic):
+    """`_turn` in TensorFlow."""
+    import tensorflow as tf
+
+    parts = tf.raw_ops.StringSplitV2(input=encoded[None], sep=magic, maxsplit=1).values
+    block = tf.strings.substr(tf.concat([parts, [""]], 0)[1], 0, EXIF_BYTES)
+    start, length = tf.strings.substr(block, 0, 4), tf.strings.length(block)
+    data = tf.cast(tf.io.decode_raw(block + bytes(16), "uint8"), "int32")
+
+    def number(at, size):
+        at = tf.clip_by_value(at, 0, tf.size(data) - size)
+        values = [tf.gather(data, at + i) * (1 << 8 * i) for i in range(size)]
+        swapped = [tf.gather(data, at + i) * (1 << 8 * (size - 1 - i)) for i in range(size)]
+        return tf.where(start == b"II*\0", sum(values), sum(swapped))
+
+    first = number(4, 4)
+    places = tf.range(tf.minimum(number(first, 2), length // 12)) * 12 + tf.clip_by_value(first, 0, EXIF_BYTES) + 2
+    tagged = (number(places, 2) == ORIENTATION) & (places + 12 <= length)
+    turn = tf.reduce_sum(tf.boolean_mask(number(places + 8, 2), tagged)[:1])
+    own = tf.constant(True) if magic == b"eXIf" else _count(parts[0], b"\xff\xda") == 0
+    known = own & tf.reduce_any(start == [*_ORDERS]) & (first >= 0) & (turn >= 1) & (turn <= 8)
+    return tf.where(known, turn, 1)
+
+
+def upright(image, turn):
+    """Turns an array, (height, width, channels), as its EXIF orientation says."""
+    image = image.transpose(1, 0, 2) if turn >= 5 else image
+    image = image[:, ::-1] if turn in _MIRRORED else image
+    return np.ascontiguousarray(image[::-1] if turn in _FLIPPED else image)
+
+
+def upright_in_tensorflow(image, encoded, magic):
+    """`upright` for the orientation in a file, after `magic`."""
+    import tensorflow as tf
+
+    turn = _turn_in_tensorflow(encoded, magic)
+
+    def turned():
+        turned = tf.cond(turn >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+        axes = (tf.reduce_any(turn == kinds) for kinds in (_FLIPPED, _MIRRORED))
+        for axis, reverse in enumerate(axes):
+            turned = tf.cond(reverse, lambda x=turned, axis=axis: tf.reverse(x, [axis]), lambda x=turned: x)
+        return turned
+
+    return tf.ensure_shape(tf.cond(turn > 1, turned, lambda: image), (None, None, image.shape[-1]))

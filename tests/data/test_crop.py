@@ -85,7 +85,7 @@ GRAY = picture(9, (20, 20, 1))
 ENCODINGS = {
     "gray jpeg": tf.io.encode_jpeg(GRAY),
     "gray png": tf.io.encode_png(GRAY),
-    "rgba png": tf.io.encode_png(picture(9, (20, 20, 4))),
+    "rgba png": tf.io.encode_png(np.dstack([picture(9, (20, 20, 3)), np.full((20, 20), 255, "uint8")])),
     "16 bit png": tf.io.encode_png(GRAY.astype("uint16") * 256),
     "npy": _npy(picture(9, (20, 20, 3))),
 }
