@@ -42,8 +42,6 @@ MODELS = {"B/16": False, "L/16": True, "H/14": True, "G/14": True}
 ENVIRONMENT = {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
-    # These change the program on CPUs alone.
-    "KERAS_VIT_CPU_TRICKS": "0",
     # By default XLA puts off the gradients' products to sum them over the devices at once, which keeps all activations.
     "XLA_FLAGS": "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED "
     "--xla_disable_hlo_passes=cpu-all-reduce-combiner,change-op-data-type",

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit.export.precision import STATIC, stored
 from keras_vit.export.saved_files import write_plain
-from keras_vit.layers.fused_attention import in_one_piece
+from keras_vit.layers.kernels import in_one_piece
 
 # Beyond it, a step of 8 bits is more than a third of the root mean square.
 _OUTLIER = 100

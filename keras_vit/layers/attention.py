@@ -5,11 +5,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import cpu, direct, initializers
+from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, attend_few, attend_unfused
-from keras_vit.layers.placement import is_split, layout_of, placed
+from keras_vit.layers.kernels import attend, attend_unfused, dense
+from keras_vit.layers.placement import layout_of, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -103,6 +103,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
+        # A layer that is built at its first call changes after PyTorch compiles it.
+        self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
             self.norm = keras.layers.LayerNormalization(name="norm", **options)
@@ -136,34 +138,24 @@ class MultiHeadSelfAttention(CompositeLayer):
         self._check_rotary(rotary)
         num_queries = arguments.optional(arguments.positive_int, "num_queries", num_queries)
         dropout = training and self.dropout_rate > 0
-        few = not (return_attention_scores or return_keys or dropout) and self._has_few(num_queries)
-        if few:
-            query_kernel, key_kernel, value_kernel = ops.unstack(self._kernel_by_heads(), 3, axis=1)
-            query = ops.einsum("bnc,chd->bhnd", tokens[:, :num_queries], query_kernel)
-            biases = ops.reshape(self.qkv.bias, (3, self.num_heads, 1, self.key_dim)) if self.use_bias else None
-            query = query if biases is None else query + biases[0]
-        else:
-            query, key, value = self.project(tokens)
-            if rotary is not None:
-                query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
-            if num_queries is not None:
-                query = query[:, :, :num_queries]
+        query, key, value = self.project(tokens)
+        if rotary is not None:
+            query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
+        if num_queries is not None:
+            query = query[:, :, :num_queries]
         bias = None
         if self.max_relative_distance is not None:
             bias = self._relative_bias(query, ops.shape(tokens)[1])
         if sizes is not None:
             log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = log_sizes if bias is None else bias + log_sizes
-        if few:
-            x = attend_few(query, tokens, key_kernel, value_kernel, bias, training)
-            x = x if biases is None else x + biases[2]
-        elif return_attention_scores or dropout:
-            drop = functools.partial(self.dropout, training=training)
+        if return_attention_scores or dropout:
+            drop = functools.partial(self.run, self.dropout, training=training)
             x, scores = attend_unfused(query, key, value, bias, drop)
         else:
             x = attend(query, key, value, bias, training)
-        x = direct.transpose(x, (0, 2, 1, 3))
-        x = direct.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
+        x = ops.transpose(x, (0, 2, 1, 3))
+        x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
         outputs = [x]
         if return_attention_scores:
@@ -196,9 +188,9 @@ class MultiHeadSelfAttention(CompositeLayer):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
         if layout_of("heads of a kernel") is None or self.quantization_mode:
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
-            qkv = ops.unstack(direct.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
+            qkv = ops.unstack(ops.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
             # After the split: PyTorch then copies their gradients once, into the gradient of the projection.
-            query, key, value = (direct.transpose(x, (0, 2, 1, 3)) for x in qkv)
+            query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in qkv)
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=0)
         if self.qk_norm:
@@ -207,32 +199,14 @@ class MultiHeadSelfAttention(CompositeLayer):
             query, key = (ops.cast(x, value.dtype) for x in (query, key))
         return query, key, value
 
-    def _has_few(self, num_queries):
-        """Whether there are too few queries for keys and values of all tokens to be worth their product."""
-        return (
-            num_queries is not None
-            and num_queries < self.key_dim
-            # Else more than a product makes a key.
-            and not self.qk_norm
-            and self.rotary_layout is None
-            and direct.computes_as_written(self.qkv)
-            and self.qkv.quantization_mode is None
-            and self.qkv.dtype_policy == self.dtype_policy
-            # A split kernel would be sent twice: fused, and in its three parts.
-            and not is_split(self.qkv)
-        )
-
-    def _kernel_by_heads(self):
-        """Returns the kernel of queries, keys and values, (hidden_dim, 3, num_heads, head_dim)."""
-        return ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
-
     def _project_by_heads(self, tokens):
         """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.
 
         A split of the fused kernel by columns would not be one of queries, keys and values by heads: XLA would collect
         the products on each device.
         """
-        kernel = placed(self._kernel_by_heads(), "heads of a kernel")
+        kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
+        kernel = placed(kernel, "heads of a kernel")
         qkv = ops.einsum("bnc,cphd->pbhnd", tokens, kernel)
         if self.use_bias:
             bias = self.qkv.bias if self.key_bias else self.qkv.bias_without_keys()
@@ -270,7 +244,7 @@ class _KeysWithoutBias(Dense):
     """The projection of queries, keys and values, whose bias for the keys stays zero."""
 
     def call(self, inputs, training=None):
-        return cpu.dense(inputs, self.kernel, self.bias_without_keys(), self.activation, training)
+        return dense(inputs, self.kernel, self.bias_without_keys())
 
     def bias_without_keys(self):
         """Returns the bias with zeros for the keys."""

@@ -3,7 +3,7 @@ import inspect
 import keras
 
 from keras_vit import activations
-from keras_vit.layers import costs, direct
+from keras_vit.layers import costs
 
 
 class Layer(keras.layers.Layer):
@@ -18,8 +18,17 @@ class Layer(keras.layers.Layer):
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def run(self, layer, x, **kwargs):
-        """Calls an inner layer, without Keras' bookkeeping where that changes nothing."""
-        return direct.call(layer, x, **kwargs) if direct.is_direct(layer, x, self.dtype_policy) else layer(x, **kwargs)
+        """Returns `layer(x, **kwargs)` of an inner layer.
+
+        If the inner layer has this layer's dtype, without mixed precision, and is not quantized, only its `call` runs:
+        Keras' steps before and after `call` take longer than the products of a small model. Hooks and activity
+        regularizers of the inner layer then have no effect.
+        """
+        # In mixed precision, Keras casts variables before `call`; with a distribution, it lays out the output after it.
+        is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
+        if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
+            return layer(x, **kwargs)
+        return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
         """The shape of the first input; overridden if the output has another."""
@@ -66,6 +75,9 @@ class Layer(keras.layers.Layer):
                 names = inspect.signature(kind.__init__).parameters
                 config.update({name: _plain(own[name]) for name in names if name in own})
         return config
+
+
+_PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
 # Keras saves only the outer layer's config. Subclasses define `dense_layers` and end `build` with `restore_changes`.

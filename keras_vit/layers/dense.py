@@ -2,7 +2,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.layers import cpu
+from keras_vit.layers import kernels
 
 # The keys that a layer with LoRA saves besides Keras' numbered ones.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
@@ -24,14 +24,9 @@ class Dense(keras.layers.Dense):
     (2, 197, 8)
     """
 
-    @property
-    def kernel(self):
-        # Keras' own takes as long as a small product to find that nothing is to be added or unpacked.
-        plain = self.built and not self.lora_enabled and self.quantization_mode is None
-        return self._kernel if plain else super().kernel
-
     def call(self, inputs, training=None):
-        return cpu.dense(inputs, self.kernel, self.bias, self.activation, training)
+        x = kernels.dense(inputs, self.kernel, self.bias)
+        return x if self.activation is None else self.activation(x)
 
     def build(self, input_shape):
         alpha = self.lora_alpha

@@ -1,4 +1,5 @@
 import keras
+from keras import ops
 
 from keras_vit import arguments
 
@@ -29,8 +30,8 @@ class DropPath(keras.layers.Dropout):
     def call(self, inputs, training=False):
         if not training or not self.rate:
             return inputs
-        noise_shape = (None, *[1] * (len(inputs.shape) - 1))
-        return keras.random.dropout(inputs, self.rate, noise_shape, self.seed_generator)
+        ones = ops.ones((ops.shape(inputs)[0], *[1] * (len(inputs.shape) - 1)), inputs.dtype)
+        return inputs * keras.random.dropout(ones, self.rate, seed=self.seed_generator)
 
     def get_config(self):
         config = super().get_config()

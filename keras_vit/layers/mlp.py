@@ -64,7 +64,6 @@ class MLP(CompositeLayer):
         if self.gated:
             self.dense_1 = self._dense(2 * self.mlp_dim, "dense_1")
         else:
-            # At inference TensorFlow fuses the activation with matmul and bias.
             self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         if self.inner_norm:
             self.norm = keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name="norm", **self.inherited)
@@ -72,6 +71,8 @@ class MLP(CompositeLayer):
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
         self.dense_2.build((*tokens_shape[:-1], self.mlp_dim))
+        self.dropout_1.build((*tokens_shape[:-1], self.mlp_dim))
+        self.dropout_2.build(tokens_shape)
         self.restore_changes()
 
     def dense_layers(self):

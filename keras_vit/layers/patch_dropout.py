@@ -43,10 +43,18 @@ class PatchDropout(Layer):
         else:
             num_kept = ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate) + 1e-3, "int32")
             num_kept = ops.maximum(1, num_kept)
-        noise = keras.random.uniform((batch, num_patches), seed=self.seed_generator)
-        kept = ops.sort(ops.argsort(noise, axis=1)[:, :num_kept], axis=1)
+        kept = ops.sort(ops.argsort(self._noise(tokens, (batch, num_patches)), axis=1)[:, :num_kept], axis=1)
         patches = ops.take_along_axis(tokens[:, self.num_prefix_tokens :], kept[:, :, None], axis=1)
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
+
+    def _noise(self, tokens, shape):
+        """Returns uniform random numbers, on PyTorch from its own generator if there is no seed."""
+        if keras.backend.backend() != "torch" or self.seed is not None:
+            return keras.random.uniform(shape, seed=self.seed_generator)
+        # Keras' generator can not be compiled there.
+        import torch  # noqa: TID251
+
+        return torch.rand(shape, device=tokens.device)
 
     def cost_steps(self, tokens_shape, **call_arguments):
         # At inference the output is the input.

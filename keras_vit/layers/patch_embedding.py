@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers import cpu, initializers
+from keras_vit.layers import initializers, kernels
 from keras_vit.layers.base import Layer
 
 
@@ -108,7 +108,7 @@ class PatchEmbedding(Layer):
     def call(self, images):
         if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
-            return cpu.dense(unfold(images, self.patch_size), kernel, self.bias)
+            return kernels.dense(unfold(images, self.patch_size), kernel, self.bias)
         # Cropped first: with 1 channel and patches 1 pixel high, TensorFlow's VALID convolution on CPUs can be wrong.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")

@@ -19,18 +19,3 @@ def layout_of(name):
     """Returns the `keras.distribution.TensorLayout` of a name in the active distribution, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)
-
-
-def is_split(layer):
-    """Returns whether the active `keras.distribution` splits a variable of a layer over the devices."""
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return False
-    return any(any(_axes(distribution.get_variable_layout(variable))) for variable in layer.variables)
-
-
-def _axes(layout):
-    if layout is None:
-        return ()
-    # Older versions of Keras keep JAX's sharding.
-    return layout.axes if isinstance(layout, keras.distribution.TensorLayout) else layout.spec

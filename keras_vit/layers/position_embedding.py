@@ -1,5 +1,4 @@
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vit import arguments
@@ -150,9 +149,9 @@ class PositionEmbedding(Layer):
 
 def _sincos(length, channels):
     """Sines, then cosines, of each position along one axis, (length, channels)."""
-    frequencies = 10_000.0 ** -np.linspace(0, 1, channels // 2, dtype="float32")
-    # torch.export cannot trace a product of a tensor and an array.
-    angles = ops.arange(length, dtype="float32")[:, None] * ops.convert_to_tensor(frequencies)
+    # PyTorch cannot compile NumPy's arrays.
+    frequencies = 10_000.0 ** -(ops.arange(channels // 2, dtype="float32") / max(1, channels // 2 - 1))
+    angles = ops.arange(length, dtype="float32")[:, None] * frequencies
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
 
 

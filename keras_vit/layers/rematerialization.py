@@ -2,11 +2,15 @@
 
 import keras
 
+ON_TORCH = keras.backend.backend() == "torch"
+
 
 def recompute(function, tensor, weights, dropouts):
     """Returns `function(tensor)`, recomputed for the gradient; it reads `weights` and calls each of `dropouts` once."""
-    # keras.remat alone would draw new dropout masks when recomputing, and leak the seeds' state on JAX.
-    states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in dropouts if layer.rate]
+    # keras.remat alone would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores
+    # PyTorch's own generator, which layers without a seed use there.
+    seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
+    states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
 
     def run(tensor, *values):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):

@@ -2,7 +2,6 @@ import math
 from typing import NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vit import arguments
@@ -91,7 +90,8 @@ class RotaryEmbedding(Layer):
     def _of_axis(self, kind, length, scaled):
         """The angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
-        frequencies = ops.convert_to_tensor(kind.theta ** -(np.arange(quarter, dtype="float32") / quarter))
+        # PyTorch cannot compile NumPy's arrays.
+        frequencies = kind.theta ** -(ops.arange(quarter, dtype="float32") / quarter)
         positions = ops.arange(length, dtype="float32")
         if kind.normalized:
             positions = 2 * math.pi * (2 * (positions + 0.5) / ops.cast(length, "float32") - 1)

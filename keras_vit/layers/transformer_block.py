@@ -4,7 +4,6 @@ from keras import ops
 from keras_vit import activations, arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.base import CompositeLayer
-from keras_vit.layers.cpu import materialize
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
@@ -152,7 +151,8 @@ class TransformerBlock(CompositeLayer):
         return None if self.layer_scale_init is None else LayerScale(self.layer_scale_init, name=name, **self.inherited)
 
     def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
-        for layer in (self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2):
+        layers = [self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2]
+        for layer in (*layers, self.dropout, self.drop_path_1, self.drop_path_2):
             if layer is not None:
                 layer.build(tokens_shape)
         self.restore_changes()
@@ -167,8 +167,6 @@ class TransformerBlock(CompositeLayer):
         def run(tokens):
             return self._run(tokens, sizes, rotary, training, return_attention_scores, num_outputs, merges)
 
-        if training:
-            tokens = materialize(tokens)
         if self.remat and training:
             dropouts = [self.attention.dropout, self.dropout, self.drop_path_1, self.drop_path_2]
             outputs = recompute(run, tokens, self.weights, [*dropouts, self.mlp.dropout_1, self.mlp.dropout_2])

@@ -1,12 +1,8 @@
 """Walks the graphs of functional models, nested models included."""
 
-import collections
-import functools
-from typing import NamedTuple
-
 import keras
 
-from keras_vit.layers import TokenPooling, TransformerBlock, direct
+from keras_vit.layers import MLP, TokenPooling, TransformerBlock
 
 
 def call_of(tensor):
@@ -38,73 +34,39 @@ def operations_before(model, layer):
     return None
 
 
-class Reading(NamedTuple):
-    """A transformer block, the number of its leading tokens that a model's outputs read, and the layers concerned."""
+def reading_leading_tokens(model):
+    """Returns a model over the same layers whose last transformer block computes only the tokens that are read.
 
-    block: TransformerBlock
-    num_tokens: int
-    layers: tuple
-
-
-def last_reading(model):
-    """The `Reading` of a functional model's last transformer block; None if it reads all of the block's tokens."""
-    nodes = [node for depth in sorted(model._nodes_by_depth) for node in model._nodes_by_depth[depth]]
-    last = next((node for node in nodes if type(node.operation) is TransformerBlock), None)
-    if last is None or sum(n.operation is last.operation for n in nodes) > 1:
+    None if all of them are read, or if the block is not as `keras_vit.layers` builds it.
+    """
+    # A plain model, since `clone_model` creates a model of the same class.
+    model = keras.Model(model.input, model.output)
+    blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
+    poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
+    if not blocks or not poolings or not _acts_on_each_token(blocks[-1]):
         return None
-    num_tokens, layers, pending = 0, list(last.operation._flatten_layers()), list(last.outputs)
-    while pending:
-        tokens = pending.pop()
-        if any(tokens is output for output in model.outputs):
-            return None
-        for node in nodes:
-            if not any(tokens is x for x in node.input_tensors):
-                continue
-            if type(node.operation) is TokenPooling and node.operation.method == "token":
-                num_tokens = max(num_tokens, node.operation.index + 1)
-            elif type(node.operation) is keras.layers.LayerNormalization and node.operation.axis == [-1]:
-                pending += node.outputs
-            else:
-                return None
-            layers.append(node.operation)
-    return Reading(last.operation, num_tokens, tuple(layers)) if num_tokens else None
+    last, num_tokens, leading, others = blocks[-1], 1 + max(layer.index for layer in poolings), [], []
+
+    def call(layer, *args, **kwargs):
+        if layer is last and not leading:
+            leading.append(layer(*args, num_outputs=num_tokens, **kwargs))
+            return leading[-1]
+        outputs = layer(*args, **kwargs)
+        if any(x is y for x in keras.tree.flatten((args, kwargs)) for y in leading):
+            if type(layer) is keras.layers.LayerNormalization and layer.axis == [-1]:
+                leading.append(outputs)
+            elif layer not in poolings:
+                others.append(layer)
+        return outputs
+
+    clone = keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
+    is_read = bool(others) or any(x is y for x in clone.outputs for y in leading)
+    return None if is_read or not leading else clone
 
 
-def reads_leading_tokens(reading, operation_fn):
-    """Changes an `operation_fn` of Keras' graphs to compute only the tokens that are read, if no layer is changed."""
-    if not all(map(direct.computes_as_written, reading.layers)):
-        return operation_fn
-
-    def changed(operation):
-        call = operation_fn(operation)
-        # By name, since the operation may be wrapped.
-        is_read = operation.name == reading.block.name
-        return functools.partial(call, num_outputs=reading.num_tokens) if is_read else call
-
-    return changed
-
-
-def run_and_free(model, inputs, operation_fn):
-    """Runs a functional model on PyTorch, and frees each output after its last use; Keras keeps all until the end."""
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in model._nodes_by_depth[depth] if not node.is_input]
-    uses = collections.Counter(id(x) for node in nodes for x in node.input_tensors)
-    uses.update(map(id, model.outputs))
-    found = {id(x): value for x, value in zip(model.inputs, keras.tree.flatten(inputs), strict=True)}
-    for node in nodes:
-        args, kwargs = node.arguments.fill_in(found)
-        for x in node.input_tensors:
-            uses[id(x)] -= 1
-            if not uses[id(x)]:
-                del found[id(x)]
-        operation = node.operation
-        if isinstance(operation, keras.layers.Layer):
-            operation = direct.InModel(operation, model.dtype_policy)
-        values = operation_fn(operation)(*args, **kwargs)
-        pairs = zip(node.outputs, keras.tree.flatten(values), strict=False)
-        found.update({id(x): value for x, value in pairs if uses[id(x)]})
-        del args, kwargs, values, pairs
-    return keras.tree.pack_sequence_as(model._outputs_struct, [found[id(x)] for x in model.outputs])
+def _acts_on_each_token(block):
+    """Whether only the attention of a block mixes tokens, and no loss depends on all of its outputs."""
+    return type(block.mlp) is MLP and block.activity_regularizer is None
 
 
 def replay(model, inputs, call):

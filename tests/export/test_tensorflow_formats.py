@@ -4,7 +4,7 @@ import pytest
 
 from keras_vit import export
 from keras_vit.export.parity import outputs_of
-from keras_vit.layers import fused_attention
+from keras_vit.layers import kernels
 from tests import tiny
 
 if keras.backend.backend() == "jax":
@@ -73,8 +73,8 @@ def test_litert_returns_outputs_for_any_batch(tmp_path):
 
 @pytest.mark.parametrize("write, name", [(export.litert, "vit.tflite"), (export.openvino, "vit.xml")])
 def test_attention_in_slices_is_exported(tmp_path, monkeypatch, write, name):
-    monkeypatch.setattr(fused_attention, "_LONG", 4)
-    monkeypatch.setattr(fused_attention, "_SLICE", 3)
+    monkeypatch.setattr(kernels, "_LONG", 4)
+    monkeypatch.setattr(kernels, "_SLICE", 3)
     assert write(tiny.build(num_layers=1), tmp_path / name)["difference"] < 1e-5
 
 

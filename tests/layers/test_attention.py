@@ -159,35 +159,6 @@ def test_num_queries_keeps_leading_queries(num_queries):
     refuses("`num_queries`. Expected an integer of at least 1. Received: -1", layer, x, num_queries=-1)
 
 
-@pytest.mark.parametrize(
-    "num_queries, arguments",
-    [
-        (1, {}),
-        pytest.param(3, {"max_relative_distance": 2}, marks=pytest.mark.every_backend),
-        (3, {"use_bias": False}),
-        (1, {"key_bias": False}),
-        (3, {"head_dim": 5, "output_norm": True}),
-    ],
-)
-def test_few_queries_compute_no_keys_and_values(num_queries, arguments, monkeypatch):
-    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
-    sizes = np.array([[2, 1, 3, 1, 1, 2], [1, 1, 1, 1, 4, 1]], "int32")
-    layer = build(x, num_heads=2, **arguments)
-    expected = [ops.convert_to_numpy(layer(x, given)) for given in (None, sizes)]
-    layer.qkv.enable_lora(2)
-    monkeypatch.setattr(layer, "project", None)
-    for given, y in zip((None, sizes), expected, strict=True):
-        few = layer(x, given, num_queries=num_queries)
-        np.testing.assert_allclose(ops.convert_to_numpy(few), y[:, :num_queries], rtol=1e-5, atol=1e-5)
-    factors = layer.qkv.lora_kernel_a, layer.qkv.lora_kernel_b
-    for factor in factors:
-        factor.assign(np.random.default_rng(1).normal(size=factor.shape))
-    changed = ops.convert_to_numpy(layer(x, num_queries=num_queries))
-    monkeypatch.undo()
-    np.testing.assert_allclose(changed, ops.convert_to_numpy(layer(x))[:, :num_queries], rtol=1e-4, atol=1e-4)
-    assert np.abs(changed - expected[0][:, :num_queries]).max() > 0.1
-
-
 @pytest.mark.parametrize("arguments", [{"qk_norm": True}, {"dtype": "mixed_bfloat16"}, {"dropout_rate": 0.5}])
 def test_few_queries_equal_leading_queries(arguments):
     x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")

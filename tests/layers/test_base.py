@@ -1,10 +1,81 @@
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_vit
+from keras_vit.layers import TransformerBlock
 from tests.tiny import build, randomize
+
+TOKENS = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the layers that Keras called, in order."""
+    names, call = [], keras.Layer.__call__
+    monkeypatch.setattr(keras.Layer, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
+    return names
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.every_backend
+def test_inner_layers_run_by_their_call_alone(called, dtype):
+    block = TransformerBlock(2, 16, dtype=dtype)
+    block.build(TOKENS.shape)
+    for training in (True, False):
+        called.clear()
+        outputs = block(TOKENS, training=training)
+        assert called == [block.name]
+        assert keras.backend.standardize_dtype(outputs.dtype) == block.compute_dtype
+
+
+def test_quantized_inner_layers_are_called(called):
+    block = TransformerBlock(2, 16)
+    expected = ops.convert_to_numpy(block(TOKENS))
+    for layer in block.dense_layers():
+        layer.quantize("int8")
+    called.clear()
+    outputs = ops.convert_to_numpy(block(TOKENS))
+    assert set(called) == {block.name, "qkv", "out", "dense_1", "dense_2"}
+    assert 0 < np.abs(outputs - expected).max() < 0.1
+
+
+def test_replaced_inner_layer_is_called():
+    """It may need the mode, which a call finds out."""
+    block = TransformerBlock(2, 16)
+    block.norm_1 = keras.layers.BatchNormalization(name="norm_1")
+    block.build(TOKENS.shape)
+    block(TOKENS, training=True)
+    assert np.abs(ops.convert_to_numpy(block.norm_1.moving_mean)).max() > 0
+
+
+def test_inner_layers_become_nodes_of_a_graph():
+    block, inputs = TransformerBlock(2, 16), keras.Input(TOKENS.shape[1:])
+    block.build(TOKENS.shape)
+    assert len(keras.Model(inputs, block.add_mlp(inputs)).trainable_variables) == 6
+
+
+def test_policy_map_applies_to_inner_layers():
+    policies = keras.dtype_policies.DTypePolicyMap(default_policy="float32")
+    policies["block/mlp"] = keras.dtype_policies.get("mixed_bfloat16")
+    block = TransformerBlock(2, 16, dtype=policies, name="block")
+    block.build(TOKENS.shape)
+    assert block.mlp.compute_dtype == "bfloat16"
+    tokens = ops.convert_to_tensor(TOKENS)
+    expected = tokens + block.mlp(block.norm_2(tokens))
+    np.testing.assert_array_equal(*map(ops.convert_to_numpy, (block.add_mlp(tokens), expected)))
+
+
+def test_layout_of_an_inner_output_is_applied(called, monkeypatch):
+    block = TransformerBlock(2, 16)
+    block.build(TOKENS.shape)
+    distribution = SimpleNamespace(get_tensor_layout=lambda path: None)
+    monkeypatch.setattr(keras.distribution, "distribution", lambda: distribution)
+    block(TOKENS)
+    assert {"qkv", "mlp"} < set(called)
 
 
 def saved_and_loaded(model, path):

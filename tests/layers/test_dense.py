@@ -4,161 +4,12 @@ import pytest
 from keras import ops
 
 from keras_vit.activations import gelu_tanh
-from keras_vit.layers import cpu
 from keras_vit.layers.dense import Dense
-
-
-@pytest.fixture(params=[False, True], ids=["plain", "tricks"])
-def tricks(request, monkeypatch):
-    monkeypatch.setattr(cpu, "ENABLED", request.param)
-    return request.param
-
-
-def tensors(*shapes):
-    import torch
-
-    rng = np.random.default_rng(0)
-    return [torch.tensor(rng.normal(size=shape).astype("float32")) for shape in shapes]
-
-
-@pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
-def test_strided_inputs_without_gradient_equal_float64(activation):
-    import torch
-
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (12,))
-    with torch.no_grad():
-        for inputs in (x, x.transpose(0, 1), x[:, ::2], x[0, 0], x[:, :1].expand(2, 5, 8), x[:0]):
-            for each in (None, bias[:6], bias[::2]):
-                exact = inputs.double() @ kernel.double()
-                exact = exact if each is None else exact + each.double()
-                exact = exact if activation is None else activation(exact)
-                outputs = cpu.dense(inputs, kernel, each, activation)
-                np.testing.assert_allclose(outputs, exact, rtol=1e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("activation", [None, gelu_tanh, keras.activations.gelu, keras.activations.silu])
-def test_gelu_is_in_place_only_without_gradient(activation, tricks, monkeypatch):
-    import torch
-
-    products, linear = [], torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: products.append(linear(*args)) or products[-1])
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
-    before = x.clone()
-    expected = x @ kernel + bias if activation is None else activation(x @ kernel + bias)
-    with torch.no_grad():
-        outputs = cpu.dense(x, kernel, bias, activation)
-    torch.testing.assert_close(outputs, expected)
-    torch.testing.assert_close(x, before, rtol=0, atol=0)
-    # A GELU takes no memory of its own.
-    in_place = activation is None or (tricks and activation is not keras.activations.silu)
-    assert (outputs.data_ptr() == products[0].data_ptr()) is in_place
-    # The product of a gradient is kept.
-    assert activation is None or cpu.dense(x, kernel, bias, activation).data_ptr() != products[1].data_ptr()
-
-
-@pytest.mark.parametrize("activation", [gelu_tanh, keras.activations.gelu])
-def test_traced_programs_contain_no_gelu_in_place(activation):
-    import torch
-    from torch import func
-    from torch.autograd import forward_ad
-
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
-
-    def product(x):
-        return cpu.dense(x, kernel, bias, activation)
-
-    def plain(x):
-        return activation(torch.nn.functional.linear(x, kernel.T, bias))
-
-    with torch.no_grad():
-        assert "gelu_" not in str(torch.jit.trace(product, x).graph)
-        assert "gelu_" not in str(torch.export.export(module_of(product), (x,)).graph)
-        torch.testing.assert_close(func.vmap(product)(x), plain(x))
-        tangents = []
-        for each in (product, plain):
-            with forward_ad.dual_level():
-                tangents.append(forward_ad.unpack_dual(each(forward_ad.make_dual(x, torch.ones_like(x)))).tangent)
-            tangents.append(func.grad(lambda x, f=each: f(x).square().sum())(x))
-        torch.testing.assert_close(tangents[:2], tangents[2:])
-
-
-@pytest.mark.parametrize("kind", ["TorchDispatchMode", "TorchFunctionMode"])
-def test_dispatch_mode_keeps_unchanged_products(kind):
-    import torch
-    from torch import overrides
-    from torch.utils import _python_dispatch
-
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
-    kept = []
-
-    class Keep(getattr(_python_dispatch if "Dispatch" in kind else overrides, kind)):
-        def keep(self, function, types, args=(), kwargs=None):
-            kept.append(function(*args, **(kwargs or {})))
-            return kept[-1]
-
-        __torch_dispatch__ = __torch_function__ = keep
-
-    with torch.no_grad():
-        product = torch.nn.functional.linear(x, kernel.T, bias)
-        with Keep():
-            cpu.dense(x, kernel, bias, gelu_tanh)
-    assert any(torch.equal(tensor, product) for tensor in kept if isinstance(tensor, torch.Tensor))
-
-
-def test_compiled_traced_and_exported_dense_agree():
-    import torch
-    from torch.autograd import forward_ad
-    from torch.utils.flop_counter import FlopCounterMode
-
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
-
-    def product(x):
-        return cpu.dense(x, kernel, bias, gelu_tanh)
-
-    def plain(x):
-        return cpu.dense(x, kernel, bias)
-
-    with torch.no_grad():
-        for function in (product, plain):
-            programs = [
-                torch.compile(function, backend="eager", fullgraph=True),
-                torch.jit.trace(function, x),
-                torch.export.export(module_of(function), (x,)).module(),
-            ]
-            for program in programs:
-                torch.testing.assert_close(program(x), function(x))
-        with forward_ad.dual_level():
-            tangent = forward_ad.unpack_dual(plain(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
-        torch.testing.assert_close(tangent, torch.ones_like(x) @ kernel)
-        torch.testing.assert_close(torch.func.vmap(plain)(x), x @ kernel + bias)
-        with FlopCounterMode(display=False) as counter:
-            product(x)
-        assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 6
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert product(x).dtype == torch.bfloat16
-
-
-def test_input_on_another_device_moves_to_the_weights():
-    import torch
-
-    x, kernel, bias = tensors((2, 5, 8), (8, 6), (6,))
-    outputs = cpu.dense(x.to("meta"), kernel, bias, gelu_tanh)
-    assert outputs.device == kernel.device and outputs.shape == torch.Size((2, 5, 6))
-
-
-def module_of(function):
-    import torch
-
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return function(x)
-
-    return Module()
 
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_dense_reloads_with_its_dtype(tricks, dtype, tmp_path):
+def test_dense_reloads_with_its_dtype(dtype, tmp_path):
     layer = Dense(6, activation="tanh", dtype=dtype)
     model = keras.Sequential([keras.Input((5, 8)), layer])
     x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
@@ -172,7 +23,7 @@ def test_dense_reloads_with_its_dtype(tricks, dtype, tmp_path):
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
-def test_dense_equals_keras_dense(tricks, shape):
+def test_dense_equals_keras_dense(shape):
     layer, keras_layer = Dense(6), keras.layers.Dense(6)
     rng = np.random.default_rng(0)
     for each in (layer, keras_layer):
@@ -188,7 +39,7 @@ def test_dense_equals_keras_dense(tricks, shape):
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("activation", [None, gelu_tanh])
-def test_gradients_equal_keras_dense(tricks, activation):
+def test_gradients_equal_keras_dense(activation):
     layers = [[kind(6, activation=activation), kind(4)] for kind in (Dense, keras.layers.Dense)]
     ours, keras_own = models = [keras.Sequential([keras.Input((3, 8)), *pair]) for pair in layers]
     rng = np.random.default_rng(0)
@@ -205,7 +56,7 @@ def test_gradients_equal_keras_dense(tricks, activation):
 
 
 @pytest.mark.every_backend
-def test_inputs_of_another_dtype_are_promoted(tricks):
+def test_inputs_of_another_dtype_are_promoted():
     layer = Dense(6)
     layer.build((None, 8))
     x = np.arange(16).reshape(2, 8)
@@ -214,7 +65,7 @@ def test_inputs_of_another_dtype_are_promoted(tricks):
 
 
 @pytest.mark.every_backend
-def test_activation_may_return_another_dtype(tricks):
+def test_activation_may_return_another_dtype():
     layer = Dense(6, activation=lambda x: ops.softmax(ops.cast(x, "float32")), dtype="mixed_bfloat16")
     assert keras.backend.standardize_dtype(layer(np.ones((2, 3, 8), "float32")).dtype) == "float32"
 
@@ -301,7 +152,7 @@ def test_quantized_layer_refuses_lora_weights():
         layers[1].load_own_variables(state)
 
 
-def test_lora_acts_and_trains(tricks):
+def test_lora_acts_and_trains():
     layer = Dense(6)
     layer.build((None, 5, 8))
     layer.enable_lora(2)
@@ -309,10 +160,3 @@ def test_lora_acts_and_trains(tricks):
     x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
     kernel = ops.convert_to_numpy(layer.kernel)
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x @ kernel, rtol=1e-5, atol=1e-5)
-
-
-def test_wrong_width_error_contains_shapes(tricks):
-    import torch
-
-    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied.*9.*8x6"):
-        cpu.dense(*tensors((5, 9), (8, 6), (6,)))

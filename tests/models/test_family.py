@@ -1,5 +1,4 @@
 import re
-import weakref
 
 import keras
 import numpy as np
@@ -48,53 +47,6 @@ def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
     assert keras.config.dtype_policy().name == before
     refuses("pooling", build, dtype="mixed_bfloat16", pooling="mean")
     assert keras.config.dtype_policy().name == before
-
-
-def test_unused_outputs_are_freed_without_gradients():
-    import torch
-
-    model = build(num_layers=4)
-    images, alive = torch.rand(2, 16, 16, 3), []
-    outputs = []
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda *_: alive.append(sum(output() is not None for output in outputs)))
-        block.register_forward_hook(lambda _, inputs, output: outputs.append(weakref.ref(output)))
-    expected = model(images)
-    assert alive == [0, 1, 2, 3]
-    del alive[:], outputs[:]
-    with torch.no_grad():
-        found = model(images)
-    assert alive == [0, 1, 1, 1]
-    torch.testing.assert_close(found, expected.detach())
-
-
-def test_layers_bypass_keras_call_without_gradients(monkeypatch):
-    import torch
-
-    names, call = [], keras.Layer.__call__
-    monkeypatch.setattr(keras.Layer, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
-    model, images = build(dropout_rate=0.5, num_registers=1), torch.rand(2, 16, 16, 3)
-    expected = model(images).detach()
-    del names[:]
-    with torch.no_grad():
-        found = model(images)
-        assert names == [model.name]
-        torch.testing.assert_close(found, expected)
-        # The training mode reaches the layers.
-        assert (model(images, training=True) - expected).abs().max() > 0.01
-        names.clear()
-        with torch.autocast("cpu", torch.bfloat16):
-            model(images)
-        assert {layer.name for layer in model.layers[1:]} <= set(names)
-        # A mask needs the calls of Keras.
-        names.clear()
-        images._keras_mask = torch.ones(2, 16, dtype=torch.bool)
-        model(images)
-        assert names[:2] == [model.name, model.layers[1].name]
-    names.clear()
-    mixed = build(dtype="mixed_bfloat16")
-    mixed.predict_on_batch(np.zeros((2, 16, 16, 3)))
-    assert {layer.name for layer in mixed.blocks} <= set(names)
 
 
 @pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])

@@ -70,7 +70,7 @@ def test_multiply_adds_match_pytorch_flop_counter(examples, monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     # The counter does not support the fused kernel of the CPU.
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.kernels"), "has_fused_kernel", lambda: False)
     # The profile leaves out the products that resize position embeddings once per batch.
     monkeypatch.setattr(keras_vit.layers.PositionEmbedding, "call", lambda self, tokens, images=None: tokens)
     for name, (model, size) in examples.items():
@@ -102,7 +102,7 @@ def test_multiply_adds_match_pytorch_flop_counter(examples, monkeypatch):
 def test_activation_bytes_match_pytorch_saved_tensors(make, monkeypatch):
     import torch
 
-    monkeypatch.setattr(importlib.import_module("keras_vit.layers.fused_attention"), "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(importlib.import_module("keras_vit.layers.kernels"), "has_fused_kernel", lambda: False)
     model = make()
     # A plain Keras model computes all tokens of the last block.
     full = keras.Model(model.input, model.output)

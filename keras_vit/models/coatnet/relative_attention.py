@@ -1,7 +1,6 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_vit import arguments
@@ -9,7 +8,7 @@ from keras_vit.images.interpolation import TABLE_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.fused_attention import attend, attend_unfused
+from keras_vit.layers.kernels import attend, attend_unfused
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -159,7 +158,7 @@ class RelativeAttention(CompositeLayer):
 
 def _offsets(side):
     """Returns the index in a table of the offset from each place, along the second axis, to each, along the first."""
-    places = np.arange(side) if type(side) is int else ops.arange(side, dtype="int32")
+    places = ops.arange(side, dtype="int32")
     return places[:, None] - places[None, :] + (side - 1)
 
 

@@ -8,8 +8,27 @@ from keras import ops
 
 import keras_vit
 from keras_vit.inspection.gradients import gradients
-from keras_vit.layers import fused_attention
-from keras_vit.layers.fused_attention import attend
+from keras_vit.layers import kernels
+from keras_vit.layers.kernels import attend, dense
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("biased", [True, False])
+def test_dense_equals_definition_and_promotes_dtypes(biased):
+    random = np.random.default_rng(0)
+    x, kernel, bias = (random.normal(size=shape).astype("float32") for shape in ((2, 5, 8), (8, 6), (6,)))
+    expected = x @ kernel + (bias if biased else 0)
+    for dtype, tolerance in {"float32": 1e-6, "bfloat16": 0.02}.items():
+        y = dense(ops.cast(x, dtype), kernel, ops.convert_to_tensor(bias) if biased else None)
+        assert keras.backend.standardize_dtype(y.dtype) == "float32"
+        np.testing.assert_allclose(ops.convert_to_numpy(y), expected, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_dense_moves_its_input_to_the_device_of_its_weights():
+    import torch
+
+    outputs = dense(torch.zeros(2, 5, 8, device="meta"), torch.zeros(8, 6))
+    assert outputs.device.type == "cpu" and outputs.shape == (2, 5, 6)
 
 
 @pytest.mark.every_backend
@@ -27,9 +46,9 @@ def test_attend_equals_definition(length, bias_shape, fused, training, monkeypat
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ value
     query, key, value = map(ops.convert_to_tensor, (query, key, value))
-    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: fused)
-    monkeypatch.setattr(fused_attention, "_LONG", 6)
-    monkeypatch.setattr(fused_attention, "_SLICE", 3)
+    monkeypatch.setattr(kernels, "has_fused_kernel", lambda: fused)
+    monkeypatch.setattr(kernels, "_LONG", 6)
+    monkeypatch.setattr(kernels, "_SLICE", 3)
     bias = None if bias is None else ops.convert_to_tensor(bias)
     actual = attend(query, key, value, bias, training)
     np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, rtol=1e-5, atol=1e-5)
@@ -38,7 +57,7 @@ def test_attend_equals_definition(length, bias_shape, fused, training, monkeypat
 @pytest.mark.every_backend
 @pytest.mark.parametrize("training", [True, False])
 def test_attend_in_bfloat16(training, monkeypatch):
-    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(kernels, "has_fused_kernel", lambda: False)
     random = np.random.default_rng(0)
     inputs = [ops.cast(random.normal(size=(3, 2, 7, 4)), "bfloat16") for _ in range(3)]
     actual = attend(*inputs, None, training)
@@ -52,7 +71,7 @@ def test_attend_in_bfloat16(training, monkeypatch):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)])
 @pytest.mark.parametrize("queries, training, biased", [(2, True, True), (7, False, False)])
 def test_attend_gradients_equal_softmax_gradients(dtype, tolerance, queries, training, biased, monkeypatch):
-    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(kernels, "has_fused_kernel", lambda: False)
     random = np.random.default_rng(0)
     shapes = (3, 2, queries, 4), (3, 2, 7, 4), (3, 2, 7, 4), (1, 2, queries, 7)
     # Scores of up to 30, whose exponential would be infinite in float16.
@@ -77,18 +96,6 @@ def test_attend_gradients_equal_softmax_gradients(dtype, tolerance, queries, tra
         np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
 
 
-@pytest.mark.backends("jax")
-@pytest.mark.parametrize("split", [True, False])
-def test_heads_split_over_devices_stay_a_dimension(split, monkeypatch):
-    import jax
-
-    monkeypatch.setattr(fused_attention.cpu, "ENABLED", True)
-    monkeypatch.setattr(fused_attention.cpu, "has_gpu", lambda: False)
-    monkeypatch.setattr(fused_attention, "layout_of", lambda name: name if split else None)
-    program = jax.make_jaxpr(lambda x: attend(x, x, x, None))(ops.ones((3, 2, 7, 4), "bfloat16"))
-    assert ("[6,1,7,7]" in str(program)) is not split and ("[3,2,7,7]" in str(program)) is split
-
-
 def test_heads_join_without_a_copy():
     qkv = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 7, 3, 4, 8)).astype("float32"))
     parts = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), 3, axis=0)
@@ -101,12 +108,12 @@ def test_heads_join_without_a_copy():
 @pytest.mark.every_backend
 def test_long_sequence_trains_as_in_one_piece(monkeypatch):
     """Slices of queries are recomputed for the gradients."""
-    monkeypatch.setattr(fused_attention, "has_fused_kernel", lambda: False)
+    monkeypatch.setattr(kernels, "has_fused_kernel", lambda: False)
     x, y = np.random.default_rng(0).normal(size=(2, 2, 16, 8)).astype("float32")
     trained = []
     for long in (100, 4):
-        monkeypatch.setattr(fused_attention, "_LONG", long)
-        monkeypatch.setattr(fused_attention, "_SLICE", 7)
+        monkeypatch.setattr(kernels, "_LONG", long)
+        monkeypatch.setattr(kernels, "_SLICE", 7)
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((16, 8)), keras_vit.layers.MultiHeadSelfAttention(2)])
         model.compile(keras.optimizers.SGD(1.0), "mse")
@@ -123,7 +130,7 @@ def test_long_sequence_needs_less_memory_than_its_scores(monkeypatch):
     length = 4096
     scores = 4 * length**2
     # A few slices are in use at once.
-    monkeypatch.setattr(fused_attention, "_SLICE", length // 32)
+    monkeypatch.setattr(kernels, "_SLICE", length // 32)
     layer = keras_vit.layers.MultiHeadSelfAttention(1)
     model = keras.Sequential([keras.Input((length, 8)), layer])
     model.compile(keras.optimizers.SGD(0.1), "mse")

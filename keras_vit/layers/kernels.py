@@ -1,0 +1,130 @@
+"""The backend's fastest kernels for attention and dense layers."""
+
+import contextlib
+import functools
+import math
+
+import keras
+from keras import ops
+
+# Longer sequences are attended to by this many queries at a time: 2,048 tokens are 724 pixels in patches of 16.
+_LONG, _SLICE = 2048, 512
+
+
+def dense(x, kernel, bias=None):
+    """Returns `x @ kernel + bias`, with `x` (..., channels) and `kernel` (channels, units)."""
+    x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
+    if keras.backend.backend() == "torch" and x.dtype == kernel.dtype:
+        from torch.nn import functional
+
+        return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
+    x = ops.matmul(x, kernel)
+    return x if bias is None else ops.add(x, bias)
+
+
+@contextlib.contextmanager
+def in_one_piece():
+    """Within it long sequences are not sliced, for converters that have no loops."""
+    global _LONG
+    before, _LONG = _LONG, math.inf
+    try:
+        yield
+    finally:
+        _LONG = before
+
+
+def has_fused_kernel():
+    """Whether the backend has a fused attention kernel: PyTorch, and JAX on a GPU."""
+    backend = keras.backend.backend()
+    return backend == "torch" or (backend == "jax" and _has_gpu())
+
+
+@functools.cache
+def _has_gpu():
+    return not keras.distribution.list_devices()[0].startswith("cpu")
+
+
+def attend(query, key, value, bias, training=False):
+    """Computes `softmax(Q K^T / sqrt(head_dim)) V` without keeping the weights.
+
+    Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. By the
+    backend's fused kernel. If the backend has none, long sequences are computed in slices of queries, so that memory
+    grows linearly with their length.
+    """
+    if not has_fused_kernel():
+        return _attend_in_slices(query, key, value, bias, training)
+    if keras.backend.backend() == "torch":
+        # Keras' own operation copies its inputs and takes no bias.
+        from torch.nn import functional
+
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    # JAX has one for 16 bits only, for as many queries as keys, and for narrow heads.
+    unfused = keras.backend.standardize_dtype(query.dtype) == "float32" and _is_long(query)
+    if unfused or query.shape[2] != key.shape[2]:
+        return _attend_in_slices(query, key, value, bias, training)
+    length = ops.shape(query)[2]
+    # cuDNN has no gradient for odd lengths, such as 197. A masked padding token is faster than unfused attention.
+    odd = length % 2
+    query, key, value = (
+        ops.transpose(ops.pad(x, ((0, 0), (0, 0), (0, odd), (0, 0))), (0, 2, 1, 3)) for x in (query, key, value)
+    )
+    if bias is not None:
+        # cuDNN does not broadcast the bias over the queries.
+        bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
+        bias = ops.pad(bias, ((0, 0), (0, 0), (0, odd), (0, odd)))
+    mask = ops.broadcast_to(ops.arange(length + odd) < length, (1, 1, length + odd, length + odd)) if odd else None
+    x = ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
+    return ops.transpose(x, (0, 2, 1, 3))
+
+
+def attend_unfused(query, key, value, bias, dropout=lambda weights: weights):
+    """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
+    scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
+    if bias is not None:
+        scores = scores + bias
+    # PyTorch's softmax computes in float32 internally.
+    scores = scores if keras.backend.backend() == "torch" else ops.cast(scores, "float32")
+    weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
+    return ops.matmul(dropout(weights), value), weights
+
+
+def _attend_in_slices(query, key, value, bias, training):
+    def attend_slice(query, key, value, bias=None):
+        return attend_unfused(query, key, value, bias)[0]
+
+    if not _is_long(query):
+        return attend_slice(query, key, value, bias)
+    length, head_dim = query.shape[2:]
+    count = -(-length // _SLICE)
+    size = -(-length // count)
+
+    def slices(x):
+        """Returns (slices, batch, heads, queries, channels); the last slice is filled up."""
+        x = ops.pad(x, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
+        return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
+
+    step = keras.remat(attend_slice) if training else attend_slice
+    # TensorFlow's recomputation takes tensors only, not None, and has no gradient for those it is not given.
+    by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
+    parts = [query] if bias is None or by_key else [query, bias]
+    # In a loop: written one after another, XLA and TensorFlow compute the slices side by side, and keep all scores.
+    parts = [slices(part) for part in parts]
+    x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
+    return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
+
+
+def _is_long(query):
+    # A length that is set at run time is None in TensorFlow, and a symbol when JAX exports.
+    length = query.shape[2]
+    return isinstance(length, int) and length > _LONG
+
+
+def _map(function, parts):
+    """Returns the results of a function for one part after another, stacked, each of the shape of its first input."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.map(function, parts)
+    import tensorflow as tf
+
+    # ops.map would compute ten parts at once.
+    signature = tf.TensorSpec(parts[0].shape[1:], parts[0].dtype)
+    return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)
