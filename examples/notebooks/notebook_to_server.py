@@ -125,7 +125,7 @@ for path, (_, name, probability) in zip(paths, best, strict=True):
 
 # %%
 report = export.saved_model(model, folder / "models" / "vit" / "1", postprocess="classify", top=3)
-print(f"{report.size / 1e6:.1f} MB, outputs at most {report.difference:.1e} from the model's")
+print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
 
 # %% [markdown]
 # It has three signatures, whichever backend the model comes from:
@@ -218,7 +218,7 @@ with warnings.catch_warnings():
     # PyTorch's exporter uses a function that PyTorch calls outdated.
     warnings.simplefilter("ignore", FutureWarning)
     report = export.onnx(model, folder / "vit.onnx")
-print(f"{report.size / 1e6:.1f} MB, outputs at most {report.difference:.1e} from the model's")
+print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
 
 session = onnxruntime.InferenceSession(report.path, providers=["CPUExecutionProvider"])
 for kind, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
