@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_vit import cli
-from keras_vit.models import builders
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,8 +48,3 @@ def test_commands_of_readme_and_site_parse():
     assert len(lines) >= 7
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
-
-
-def test_readme_table_names_every_builder():
-    table = README.partition("| Family | Builders |")[2].partition("\n\n")[0]
-    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(builders.__all__)

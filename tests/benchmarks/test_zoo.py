@@ -96,22 +96,24 @@ def test_zoo_run_resumes_with_missing_models(zoo, run, tmp_path, monkeypatch, ca
     assert "written" in capsys.readouterr().out
 
 
-# The first start of a class of transformers, and its word in README's table.
+# The first start of a class of transformers, and its word in the guide's table.
 TRANSFORMERS = {
     **{"ViTMAE": "MAE", "IJepa": "I-JEPA", "Dinov2": "DINOv2", "DINOv3": "DINOv3", "Siglip": "SigLIP"},
     **{"CLIP": "CLIP", "Bit": "BiT", "DeiT": "DeiT", "ViT": "ViT"},
 }
 
 
-def test_readme_counts_match_the_zoo_results(script):
+def test_counts_of_pages_match_the_zoo_results(script):
     results = json.loads((BENCHMARKS / "results" / "zoo.json").read_text(encoding="utf-8"))
-    readme = " ".join((BENCHMARKS.parent / "README.md").read_text(encoding="utf-8").split())
+    pages = [BENCHMARKS.parent / page for page in ("README.md", "examples/site/docs/guides/coming_from.md")]
+    readme, guide = (" ".join(page.read_text(encoding="utf-8").split()) for page in pages)
     versions = f"timm {results['timm']} and transformers {results['transformers']}"
     counts = {key: results["counts"].get(key, 0) for key in ("exact", "refused", "wrong", "crashed", "not made")}
     assert counts["wrong"] == counts["crashed"] == counts["not made"] == 0
     told = f"Of {sum(counts.values())} models of {versions}, {counts['exact']} are exact"
-    assert told in readme and f"{counts['refused']} are refused" in readme
-    table = {row.split(":")[0]: row for row in readme.split("|") if row.startswith((" timm: ", " transformers: "))}
+    assert told in readme and f"other {counts['refused']} are refused" in readme
+    assert told in guide and f"{counts['refused']} are refused" in guide
+    table = {row.split(":")[0]: row for row in guide.split("|") if row.startswith((" timm: ", " transformers: "))}
     exact = [row for row in results["rows"] if row["outcome"] == "exact"]
     families = {script.family_of(row["name"]) for row in exact} - {"transformers"}
     assert {family for family in script.FAMILIES if family in table[" timm"]} == families
