@@ -141,8 +141,8 @@ class EfficientNetConfig(ModelConfig):
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B0"; `overrides` set other fields."""
         image_size = overrides.get("image_size", decode_efficientnet(variant).image_size)
-        usual = {"image_size": image_size, "preprocessing": official_preprocessing(image_size)}
-        usual["preprocessing"] = usual["preprocessing"].for_channels(overrides.get("in_channels", 3))
+        channels = overrides.get("in_channels", cls.in_channels)
+        usual = {"image_size": image_size, "preprocessing": official_preprocessing(image_size).for_channels(channels)}
         return super().from_variant(variant, **{**usual, **overrides})
 
     @staticmethod
