@@ -220,7 +220,7 @@ with warnings.catch_warnings():
     report = export.onnx(model, folder / "vit.onnx")
 print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
 
-session = onnxruntime.InferenceSession(report.path, providers=["CPUExecutionProvider"])
+session = onnxruntime.InferenceSession(report["path"], providers=["CPUExecutionProvider"])
 for kind, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
     for value in values:
         print(f"{kind} {value.name}: {value.type}, any number of {value.shape[1:]}")
