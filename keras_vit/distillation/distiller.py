@@ -108,6 +108,9 @@ class Distiller(TrainingWrapper):
     def plain_model(self):
         return self.student
 
+    def forward_passes(self):
+        return [model for model in (self.student, self._hidden.heads) if model is not None]
+
     @property
     def non_trainable_variables(self):
         """Includes the teacher's copied weights, for JAX to pass to the compiled step; `variables` omits them."""

@@ -10,7 +10,7 @@ import keras
 from keras_vit import arguments, layers
 from keras_vit.config import ModelConfig, config_of, preprocessing_record
 from keras_vit.layers import initializers
-from keras_vit.models import graph
+from keras_vit.models import forward, graph
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -62,6 +62,16 @@ class FamilyModel(keras.Model):
         if self._short is None or is_symbolic:
             return super().call(inputs, training=training, mask=mask)
         return self._short.call(inputs, training=training, mask=mask)
+
+    def compile(self, *args, jit_compile="auto", **kwargs):
+        """Configures training; on PyTorch, `jit_compile=True` compiles the forward pass alone, "auto" nothing."""
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        forward.follow_jit_compile(self, jit_compile)
+
+    def compile_from_config(self, config):
+        """Compiles the model as a saved one was; Keras leaves this to classes with a `compile` of their own."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
 
     @property
     def config(self):

@@ -1,5 +1,7 @@
 import keras
 
+from keras_vit.models import forward
+
 
 class TrainingWrapper(keras.Model):
     """Base of models that train another: `save` and `export` write only `plain_model`, `save_weights` all weights."""
@@ -8,6 +10,15 @@ class TrainingWrapper(keras.Model):
     def plain_model(self) -> keras.Model:
         """The model that is trained."""
         raise NotImplementedError
+
+    def forward_passes(self):
+        """Returns the models, and (object, method name) pairs, that `jit_compile=True` compiles on PyTorch."""
+        return [self.plain_model]
+
+    def compile(self, *args, jit_compile="auto", **kwargs):
+        """Configures training; on PyTorch, `jit_compile=True` compiles the forward passes alone."""
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        forward.follow_jit_compile(self, jit_compile)
 
     def save(self, *args, **kwargs):
         """Saves the plain model."""

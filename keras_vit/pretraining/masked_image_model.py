@@ -49,6 +49,10 @@ class MaskedImageModel(TrainingWrapper):
     def plain_model(self):
         return self.backbone
 
+    def forward_passes(self):
+        # The masks are drawn outside.
+        return [(self, "predict_hidden")]
+
     def add_linear_head(self, units, name):
         """Adds a mask token and a linear head for the encoder's width."""
         width = self.encoder.hidden_dim

@@ -150,6 +150,9 @@ class MetaPseudoLabels(TrainingWrapper):
         self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
         super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
 
+    def forward_passes(self):
+        return [self.student, self.teacher]
+
     def call(self, inputs, training=None):
         # A batch for training begins with the labelled images.
         return self.student(inputs[0] if isinstance(inputs, (tuple, list)) else inputs, training=training)

@@ -1,5 +1,6 @@
 """Training recipes, schedules, optimizers and callbacks beyond Keras' own."""
 
+from keras_vit.training.compiling import compile_forward
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import fit
 from keras_vit.training.layer_decay import LayerDecay
@@ -21,6 +22,7 @@ __all__ = [
     "Recipe",
     "TerminateOnNaN",
     "WarmupDecay",
+    "compile_forward",
     "enable_lora",
     "fit",
     "freeze",

@@ -19,6 +19,7 @@ from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
 from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.compiling import compile_long_run
 from keras_vit.training.findings import preflight
 from keras_vit.training.fitting import train as fit_run
 from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
@@ -140,6 +141,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     judged["weighted_metrics" if split.parts > 1 else "metrics"] = metrics(train.num_classes, one_hot, kind)
     trained.compile(optimizer(recipe, model, length.total, length.warmup), **judged)
     synchronize(trained)
+    compile_long_run(trained, length.total, verbose)
 
     facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
     checkpoints = out / "checkpoints"

@@ -1,0 +1,74 @@
+"""Compiles the forward pass of models on PyTorch, where Keras would compile whole train steps."""
+
+import functools
+import inspect
+
+import keras
+
+REMEDY = "Install a C++ compiler, such as g++, and for a GPU its Triton package, or train without compilation"
+
+
+def follow_jit_compile(model, jit_compile):
+    """Applies the `jit_compile` of a `model.compile` to the forward pass on PyTorch; "auto" changes nothing."""
+    if keras.backend.backend() != "torch" or jit_compile == "auto":
+        return
+    # Keras' train step stays eager: to compile it with the optimizer takes many minutes.
+    model.jit_compile = False
+    set_compiled(model, jit_compile and not model.run_eagerly)
+
+
+def set_compiled(model, compiled=True):
+    """Compiles each forward pass with layers of this package in a model, or makes it eager again.
+
+    Raises:
+        ValueError: If the model has no layers of this package.
+        RuntimeError: If PyTorch cannot compile on the device of the model.
+    """
+    passes = list(_forward_passes(model))
+    if not passes:
+        raise ValueError(f"Expected a model with layers of keras_vit. Received: {model.name!r}")
+    if compiled and (reason := why_not(model)):
+        raise RuntimeError(f"Expected a device that PyTorch compiles for. Received: {reason}. {REMEDY}.")
+    for owner, name in passes:
+        # The compiled method hides the method of the class.
+        vars(owner).pop(name, None)
+        if compiled:
+            setattr(owner, name, _compiled(getattr(owner, name)))
+
+
+def why_not(model):
+    """Returns the reason why PyTorch cannot compile on the device of a model; None if it can."""
+    return _why_not(model.variables[0].value.device)
+
+
+@functools.cache
+def _why_not(device):
+    import torch  # noqa: TID251
+
+    try:
+        torch.compile(lambda x: x + 1, fullgraph=True)(torch.ones(2, device=device))
+    except Exception as error:
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return None
+
+
+def _compiled(function):
+    import torch  # noqa: TID251
+
+    # By default, PyTorch compiles at most eight models of a class.
+    isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    return torch.compile(function, **({"isolate_recompiles": True} if isolated else {}))
+
+
+def _forward_passes(model):
+    """Yields (object, name of its method) of the forward passes with layers of this package, in nested models too."""
+    if hasattr(model, "forward_passes"):
+        for part in model.forward_passes():
+            yield from [part] if isinstance(part, tuple) else _forward_passes(part)
+        return
+    nested = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    if any(type(layer).__module__.startswith("keras_vit.") for layer in model.layers if layer not in nested):
+        yield model, "call"
+    else:
+        for layer in nested:
+            yield from _forward_passes(layer)
