@@ -2,9 +2,12 @@
 
 Each model gets random weights, norms and biases too, and is saved as the hub holds it. `from_pretrained` loads it, and
 both compute the outputs for two random images: "exact" means that they differ by at most 1e-4 of the largest, "refused"
-that loading raised an error meant for users. What is loaded exactly is written back in the peer's format and loaded
-there; the peer's outputs may differ from its first ones by 1e-5. A model that needs more than 16 GB twice has 2 blocks.
-Results go to results/zoo.json; an interrupted run resumes.
+that loading raised an error meant for users. Class names, task, and the preprocessed picture of one photo are compared
+too: with transformers' image processor, or with timm's rule in Pillow, since timm's transforms need torchvision.
+
+A model that is loaded exactly is written back in the peer's format and loaded there. The peer's outputs may then differ
+from its first ones by 1e-5. A model that needs more than 16 GB twice has 2 blocks. Results go to results/zoo.json. An
+interrupted run resumes.
 
     KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py
     KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py --shallow --out shallow.json     2 blocks each
@@ -16,6 +19,7 @@ import collections
 import contextlib
 import fnmatch
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -33,6 +37,8 @@ TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")
 # Of a model and its copy.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
+# Of the pixels of a picture that differ by more than a level of 256.
+LARGEST_SHARE = 1e-3
 # Characters of an error that are kept.
 MESSAGE = 200
 REFUSALS = (ValueError, OSError, ImportError)
@@ -155,6 +161,58 @@ def _run(module, function, images):
         return function(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
 
 
+def photo():
+    """Returns a picture with shapes of all sizes, which is no square."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    layers = [generator.uniform(0, 255, size=(side, side, 3)).astype("uint8") for side in (4, 16, 64)]
+    layers = [np.asarray(Image.fromarray(layer).resize((700, 520), 2), "float32") for layer in layers]
+    return Image.fromarray(np.mean(layers, axis=0).astype("uint8"))
+
+
+def by_pillow(picture, config):
+    """Returns a picture transformed by the rule of timm's evaluation transform for its data config."""
+    size, filters = config["input_size"][1:], {"bilinear": 2, "bicubic": 3}
+    scaled, sides = [math.floor(side / config["crop_pct"]) for side in size], picture.size[::-1]
+    ratios, mode = [side / new for side, new in zip(sides, scaled, strict=True)], config["crop_mode"]
+    if mode == "squash":
+        new = scaled
+    elif mode == "center" and scaled[0] == scaled[1]:
+        new = [scaled[0] if side == min(sides) else int(scaled[0] * side / min(sides)) for side in sides]
+    else:
+        new = [round(side / (max(ratios) if mode == "border" else min(ratios))) for side in sides]
+    image = np.asarray(picture.resize(new[::-1], filters[config["interpolation"]]), "float32")
+    mean, std = (np.array(config[name]) for name in ("mean", "std"))
+    padding = [(max(a - b, 0) // 2, (max(a - b, 0) + 1) // 2) for a, b in zip(size, image.shape, strict=False)]
+    fills = (min(255, round(255 * value)) for value in mean)
+    image = np.stack([np.pad(image[..., i], padding, constant_values=fill) for i, fill in enumerate(fills)], axis=-1)
+    top, left = (round((a - b) / 2) for a, b in zip(image.shape, size, strict=False))
+    return (image[top : top + size[0], left : left + size[1]] / 255 - mean) / std
+
+
+def differing_facts(model, expected):
+    """Returns which of class names, task and picture differ from those of the peer, as a text that may be empty."""
+    import keras_vit
+
+    config, found = model.config, []
+    if (names := config.class_names and list(config.class_names)) != expected["class_names"]:
+        found.append(f"class names {names and names[:3]}, expected {(expected['class_names'] or [])[:3]}")
+    if config.task != expected["task"]:
+        found.append(f"task {config.task}, expected {expected['task']}")
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        photo().save(file.name)
+        picture = keras_vit.preprocess_input(keras_vit.read_image(file.name, model), model)
+    picture, theirs = np.asarray(picture).reshape(picture.shape[-3:]), expected["picture"]
+    if picture.shape != theirs.shape:
+        found.append(f"a picture of {picture.shape}, expected {theirs.shape}")
+    else:
+        levels = np.abs(picture - theirs) * 255 * np.array(expected["std"])
+        if (share := np.mean(levels.max(-1) > 1.01)) > LARGEST_SHARE:
+            found.append(f"{share:.1%} of the pixels of a picture, by up to {levels.max():.0f} levels")
+    return "; ".join(found)
+
+
 class TimmModel:
     """A model of timm by its name."""
 
@@ -194,7 +252,20 @@ class TimmModel:
         if "depth" in arguments:
             # The package tells it from the depth.
             arguments["num_heads"] = next(m.num_heads for m in module.modules() if hasattr(m, "num_heads"))
-        save_for_hf(module, folder, model_args=arguments or None, safe_serialization=True)
+        config = {"label_names": self.names(module)} if module.num_classes else None
+        save_for_hf(module, folder, config, model_args=arguments or None, safe_serialization=True)
+
+    def names(self, module):
+        return [f"name {i}" for i in range(module.num_classes)] or None
+
+    def facts(self, module, folder):
+        """Returns the class names, the task and the picture of a model; timm has no other tasks."""
+        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        from timm.data import resolve_data_config
+
+        data = resolve_data_config(pretrained_cfg=config["pretrained_cfg"])
+        picture = {"picture": by_pillow(photo(), data), "std": data["std"]}
+        return {"class_names": self.names(module), "task": "single_label", **picture}
 
     def depth(self, module):
         return len(module.blocks) if hasattr(module, "blocks") else sum(len(stage.blocks) for stage in module.stages)
@@ -240,8 +311,29 @@ class TransformersModel:
         for key, value in changes.items():
             setattr(inner, key, value)
         if "Classification" in self.kind:
-            config.num_labels = 10
+            config.id2label = {i: f"name {i}" for i in range(10)}
+            config.problem_type = "multi_label_classification"
         return cls(config).eval()
+
+    def facts(self, module, folder):
+        """Returns the class names, the task and the picture of a model."""
+        kind = self.processor["image_processor_type"].removesuffix("Fast").removesuffix("ImageProcessor")
+        if kind == "DINOv3ViT":
+            # Its processor needs torchvision.
+            names = {"mean": "image_mean", "std": "image_std"}
+            config = {ours: self.processor[theirs] for ours, theirs in names.items()}
+            config |= {"input_size": (3, 224, 224), "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
+            picture = by_pillow(photo(), config)
+        else:
+            from tests.peers import peer
+
+            code = peer(f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}")
+            processor = getattr(code, f"{kind}ImageProcessorPil").from_pretrained(folder)
+            picture = np.moveaxis(np.asarray(processor(photo())["pixel_values"][0], "float32"), 0, -1)
+        labelled = "Classification" in self.kind
+        facts = {"picture": picture, "std": self.processor["image_std"]}
+        facts["class_names"] = [f"name {i}" for i in range(10)] if labelled else None
+        return {**facts, "task": "multi_label" if labelled else "single_label"}
 
     def save(self, module, folder):
         module.save_pretrained(folder)
@@ -322,13 +414,14 @@ def closest(found, candidates):
     return distance(found, candidates[what]), what
 
 
-def load(folder, images, candidates):
-    """Returns the facts of loading a folder, and the model or None."""
+def load(folder, images, candidates, expected=None):
+    """Returns the row of loading a folder, and the model or None; `expected` are the facts beside the outputs."""
     import keras_vit
 
     try:
         model = keras_vit.from_pretrained(folder)
         found = ours(model, images)
+        differing = expected and differing_facts(model, expected)
     except REFUSALS as error:
         return {"outcome": "refused", "message": _text(error, folder)}, None
     except Exception as error:
@@ -337,6 +430,8 @@ def load(folder, images, candidates):
     row = {"outcome": "exact" if difference <= EXACT else "wrong", "compared": what}
     if difference == float("inf"):
         row["message"] = f"shapes {[y.shape for y in found]} and {[y.shape for y in candidates[what]]}, or NaN"
+    elif differing:
+        row |= {"outcome": "wrong", "message": differing}
     return {**row, "difference": None if difference == float("inf") else float(f"{difference:.2g}")}, model
 
 
@@ -376,12 +471,13 @@ def row_of(name, shallow=False):
             calibrate(module, images)
             peer.save(module, Path(folder, "model"))
             candidates = peer.outputs(module, images)
+            facts = peer.facts(module, Path(folder, "model"))
         except Exception as error:
             message = f"{type(error).__name__}: {_text(error, folder)}"
             return {**row, "outcome": "not made", "message": message}
         # Never two models in memory.
         del module
-        found, model = load(Path(folder, "model"), images, candidates)
+        found, model = load(Path(folder, "model"), images, candidates, facts)
         if found["outcome"] == "exact":
             row["written"] = write_back(peer, model, folder, images, candidates[found["compared"]])
     return {**row, **found, "seconds": round(time.perf_counter() - start, 1)}

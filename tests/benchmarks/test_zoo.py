@@ -1,7 +1,9 @@
 import json
+import re
 
 import pytest
 
+import keras_vit
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.peers import peer
 
@@ -44,6 +46,34 @@ def test_zoo_outcome_is_exact_wrong_or_refused(zoo, case, tmp_path):
     row, _ = outcome()
     assert row["outcome"] == "refused"
     assert "blocks.1.attn.extra" in row["message"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"label_names": ["a"] * 1000}, "class names .'a', 'a', 'a'., expected .'name 0', 'name 1'"),
+        ({"problem_type": "regression"}, "task regression, expected single_label"),
+        ({"crop_pct": 0.8}, "of the pixels of a picture, by up to"),
+        ({"input_size": [3, 96, 96]}, r"a picture of \(96, 96, 3\), expected \(224, 224, 3\)"),
+    ],
+)
+def test_zoo_finds_differing_facts(zoo, case, tmp_path, changes, message):
+    timm, module, images, expected = case
+    timm.save(module, tmp_path)
+    facts, path = timm.facts(module, tmp_path), tmp_path / "config.json"
+    assert zoo.load(tmp_path, images, expected, facts)[0]["outcome"] == "exact"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        (config["pretrained_cfg"] if key in config["pretrained_cfg"] else config)[key] = value
+    path.write_text(json.dumps(config))
+    if "input_size" not in changes:
+        row, _ = zoo.load(tmp_path, images, expected, facts)
+        assert row["outcome"] == "wrong"
+        assert re.search(message, row["message"])
+        return
+    model = keras_vit.from_pretrained(tmp_path)
+    assert re.search(message, zoo.differing_facts(model, facts))
 
 
 @pytest.mark.long
