@@ -20,6 +20,11 @@ TINY = {
 }
 
 
+# The settings of timm's smallest ViT, "test_vit", which a folder of timm can name.
+TEST_VIT = {"image_size": 32, "patch_size": 16, "hidden_dim": 64, "num_layers": 6, "num_heads": 2, "mlp_dim": 192}
+TEST_VIT |= {"activation": "gelu"}
+
+
 def build(**changes):
     """Builds the tiny ViT, with other arguments where they are given."""
     return keras_vit.ViT("B/16", **{**TINY, **changes})

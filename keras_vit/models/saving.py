@@ -75,7 +75,10 @@ def save_weights(
     if in_folder and family.timm_folder is None:
         raise arguments.invalid("path", "the path of a .safetensors file, since timm has no such models", path)
     if in_folder:
-        _refuse("timm folder", model, family.timm_folder.unwritten_in_folder(record))
+        reasons = family.timm_folder.unwritten_in_folder(record)
+        _refuse("timm folder", model, reasons, " Write a state dict: a path that ends in .safetensors.")
+    if format in ("timm", "huggingface"):
+        _refuse(format, model, _computed_elsewhere(record))
     if format == "timm" and is_vit:
         source = timm_folder.source_for(TIMM_STEM if record.stages == () else family.formats[format], record)
         _refuse(format, model, timm_folder.unwritten(record))
@@ -135,12 +138,20 @@ def _fit_prefix_positions(values, fields, format):
     values["position_embedding/embeddings"] = table
 
 
-def _refuse(format, model, parts):
+def _refuse(format, model, parts, hint=""):
     """Raises for the first of the parts of a model that a format cannot express."""
     for what in parts:
         raise ValueError(
-            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written."
+            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written.{hint}"
         )
+
+
+def _computed_elsewhere(config):
+    """Yields what neither timm nor transformers computes within a model."""
+    if getattr(config, "token_merging", 0):
+        yield f"token_merging={config.token_merging!r}. Pass token_merging=0 to its builder for the same weights"
+    if config.classifier_activation != "linear":
+        yield f"classifier_activation={config.classifier_activation!r}. Build it without, and use its logits"
 
 
 def _check(model, format, source, fields, variables, allow, told):

@@ -10,8 +10,10 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit.models.vit import timm_models
-from keras_vit.weights.read import open_checkpoint
+from keras_vit.models.catalog import identify, read_config
+from keras_vit.models.vit import timm_folder, timm_models
+from keras_vit.weights.read import WeightsFile, open_checkpoint
+from keras_vit.weights.read.file import Entry
 from keras_vit.weights.write import write_safetensors
 from tests.peers import peer
 from tests.tiny import build, randomize
@@ -159,51 +161,80 @@ def test_table_of_timm_models_equals_timm(torch):
         assert (getattr(module, "rope", None) is None) == (fields["rotary_embedding"] is None), name
 
 
-EVA = {"hidden_dim": 24, "key_bias": False, "rotary_embedding": "eva02", "rotary_grid": (4, 4)}
-GAP = {"pooling": "gap", "norm_after_pooling": True}
-GATED = {"gated_mlp": True, "activation": "silu"}
-DINOV3 = {"hidden_dim": 24, "rotary_embedding": "dinov3", "position_embedding": "none", "layer_norm_epsilon": 1e-5}
+# (timm's architecture, changes that a folder states).
 WRITTEN = (
-    {"activation": "gelu_tanh", "image_size": (16, 24), "preprocessing": keras_vit.Preprocessing(mean=0.4, std=0.2)},
-    {"activation": "gelu"},
-    {"distillation_token": True, "activation": "gelu"},
-    {"pooling": "map", "qk_norm": True, "activation": "quick_gelu", "in_channels": 1},
-    {**GAP, "num_registers": 2, "class_token_position": False, "qkv_bias": False},
-    {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"},
-    {"attention_norm": True, "mlp_norm": True, "layer_scale_init": 0.1, "num_classes": 0, "activation": "silu"},
-    {**GATED, "num_registers": 2, "class_token": True, "pooling": "gap"},
-    {**EVA, **GATED},
-    {**EVA, **GATED, "mlp_norm": True, "attention_norm": True, "image_size": (24, 16)},
-    {**EVA, **GAP, "num_registers": 1, "position_embedding": "none"},
-    {**DINOV3, "class_token": True, "num_registers": 2, "pooling": "gap", "layer_scale_init": 0.1, "qkv_bias": False},
-    {**DINOV3, **GATED, "key_bias": False, "num_registers": 2},
-    {"hidden_dim": 24, "rotary_embedding": "axial", "layer_scale_init": 0.1, "activation": "gelu"},
-    {"key_bias": False, "activation": "gelu"},
-    {"stages": (), "patch_size": 8, "image_size": 32, "resnet_epsilons": "timm"},
+    (
+        "test_vit",
+        {"activation": "gelu_tanh", "image_size": (16, 48), "preprocessing": keras_vit.Preprocessing(mean=0.4)},
+    ),
+    ("test_vit", {"in_channels": 1, "num_classes": 0, "activation": "silu"}),
+    ("test_vit", {"image_size": (None, None), "position_interpolation": "bicubic_antialias"}),
+    ("deit_tiny_distilled_patch16_224", {}),
+    ("deit3_small_patch16_224", {}),
+    ("vit_small_patch14_reg4_dinov2", {"image_size": 28}),
+    ("vit_medium_patch16_clip_224", {}),
+    ("vit_base_patch32_siglip_256", {"activation": "quick_gelu"}),
+    ("vit_base_patch16_siglip_gap_256", {}),
+    ("vit_tiny_r_s16_p8_224", {"image_size": 128, "resnet_epsilons": "timm"}),
+    ("vit_small_patch16_dinov3", {}),
+    ("vit_tiny_patch16_dinov3_qkvb", {"image_size": (16, 48)}),
+    ("vit_small_patch16_rope_224", {}),
+    ("vit_small_patch16_rope_ape_224", {}),
+    ("eva02_tiny_patch14_224", {"image_size": 28}),
+    ("eva02_base_patch14_448", {"image_size": 28}),
 )
 
 
-@pytest.mark.parametrize("arguments", WRITTEN)
-def test_timm_computes_same_from_folder(torch, tmp_path, arguments):
+def fields_of_name(name):
+    fields = dict(timm_folder.settings_of_name(name))
+    return {**fields, "layer_scale_init": 0.1 if fields.pop("layer_scale") else None}
+
+
+@pytest.mark.parametrize("name, changes", WRITTEN)
+def test_timm_computes_same_from_folder(torch, tmp_path, name, changes):
     timm = peer("timm")
-    # Plain MLPs of timm's Eva use the exact GELU.
-    plain = {} if "activation" in arguments else {"activation": "gelu"}
-    model = small(build(**plain, **arguments))
+    model = small(build(**{**fields_of_name(name), "image_size": 32, **changes}))
     keras_vit.save_weights(model, tmp_path / "folder", "timm")
     # timm builds the model with the settings of the folder.
     module = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["architecture"].rsplit("_", 1)[0] in name
     expected = outputs(model)[0]
     np.testing.assert_allclose(run(torch, module, model).numpy(), expected, atol=1e-5 * np.abs(expected).max())
     config = model.preprocessing
     data = peer("timm.data").resolve_model_data_config(module)
-    assert data["input_size"][1:] == model.config.image_size and data["interpolation"] == config.interpolation
+    if not model.config.any_size:
+        assert data["input_size"][1:] == model.config.image_size
+    assert data["interpolation"] == config.interpolation
     low, high = config.value_range
     np.testing.assert_allclose(data["mean"], (np.array(config.mean) - low) / (high - low) * np.ones(len(data["mean"])))
     # The folder gives the same model without the record of this package.
     arrays = open_checkpoint(tmp_path / "folder")
     write_safetensors(tmp_path / "folder" / "model.safetensors", dict(arrays.read(arrays.entries)), {})
-    again = keras_vit.from_pretrained(tmp_path / "folder")
+    size = {"image_size": (None, None)} if model.config.any_size else {}
+    again = keras_vit.from_pretrained(tmp_path / "folder", **size)
     np.testing.assert_allclose(outputs(again)[0], expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_settings_of_written_names_equal_timm(torch):
+    """Reads the shapes of timm's model on the meta device, without memory for its weights."""
+    timm = peer("timm")
+    for name in timm_models.MODELS:
+        settings = timm_folder.settings_of_name(name)
+        if settings is None:
+            continue
+        with torch.device("meta"):
+            module = timm.create_model(name)
+        file = WeightsFile(name)
+        file.container, file.facts = "timm", {"config": {"architecture": name, "global_pool": module.global_pool}}
+        file.facts["timm"] = {"input_size": module.pretrained_cfg["input_size"]}
+        file.entries = {key: Entry(tuple(x.shape), "float32") for key, x in module.state_dict().items()}
+        _, canonical = identify(file)
+        values = {key: value.value for key, value in read_config(canonical).values.items()}
+        values["layer_scale"] = "layer_scale_init" in values
+        if not values["class_token"]:
+            values["class_token_position"] = True
+        for field, value in settings.items():
+            assert values.get(field, value) == value, (name, field)
 
 
 def test_timm_computes_same_from_bit_folder(torch, tmp_path):

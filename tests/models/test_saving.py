@@ -9,7 +9,7 @@ import keras_vit
 from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
 from tests.models.vt_resnet import test_model as vt_resnet
-from tests.tiny import build, randomize
+from tests.tiny import TEST_VIT, build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same, unchanged
 
 
@@ -88,14 +88,18 @@ def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
     "format, arguments, message",
     [
         ("timm.safetensors", {}, "activation='gelu'"),
-        ("timm", {"activation": "gelu", "position_embedding": "sincos2d"}, "sincos2d"),
-        ("timm", {"norm_before_blocks": True}, "patch_bias=True with norm_before_blocks=True"),
-        ("timm", {"projection_dim": 8}, "no place for 1 weights"),
-        ("timm", {"layer_norm_epsilon": 1e-4}, "layer_norm_epsilon=0.0001"),
-        ("timm", {"image_size": (None, None)}, "position_interpolation='linear'"),
-        ("timm", {"gated_mlp": True}, "activation='gelu_tanh', expected one of .'silu'"),
-        ("timm", {"distillation_token": True, "num_registers": 1}, "registers beside"),
-        ("timm", {"distillation_token": True, "layer_norm_epsilon": 1e-5}, "two of a ResNet, a gated MLP"),
+        ("timm", {}, "settings of no architecture of timm.* Write a state dict: a path that ends in .safetensors"),
+        ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5, which is 6 there"),
+        ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d', which is 'learned'"),
+        ("timm", {**TEST_VIT, "layer_norm_epsilon": 1e-4}, "layer_norm_epsilon=0.0001"),
+        ("timm", {**TEST_VIT, "image_size": (None, None)}, "position_interpolation='linear'"),
+        ("timm", {**TEST_VIT, "activation": "leaky_relu"}, "activation='leaky_relu', which is 'gelu' there"),
+        ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
+        ("timm.safetensors", {"projection_dim": 8}, "no place for 1 weights"),
+        ("timm.safetensors", {"activation": "gelu", "token_merging": 2}, "has token_merging=2"),
+        ("timm", {**TEST_VIT, "classifier_activation": "softmax"}, "has classifier_activation='softmax'"),
+        ("huggingface", {"token_merging": 2}, "has token_merging=2. Pass token_merging=0 to its builder"),
+        ("huggingface", {"classifier_activation": "sigmoid"}, "has classifier_activation='sigmoid'"),
         ("timm.safetensors", {**EVA02, "pooling": "map", "activation": "gelu"}, 'and pooling="map"'),
         ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
         ("npz", EVA02, "rotary_embedding='eva02'"),
@@ -110,7 +114,7 @@ def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
         ("huggingface", {**DINOV2, "gated_mlp": True, "activation": "gelu", "mlp_dim": 16}, "needs activation='silu'"),
         ("huggingface", {**DINOV2, "image_size": (16, 24)}, "image_size and patch_size='squares'"),
         ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
-        ("timm", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
+        ("timm.safetensors", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
         ("npz", {"qkv_bias": False}, "has qkv_bias=False"),
         ("npz", {"num_registers": 2}, "registers/tokens"),
         ("npz", {"pooling": "map"}, "pooling/probe"),

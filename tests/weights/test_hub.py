@@ -7,7 +7,7 @@ import pytest
 
 import keras_vit
 from keras_vit.weights import hub as rooms
-from tests.tiny import build, randomize
+from tests.tiny import TEST_VIT, build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same
 from tests.weights.servers import HubServer, running
 
@@ -257,13 +257,13 @@ def test_invalid_name_and_missing_package_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("format, file", [("huggingface", "config.json"), ("timm", "config.json"), ("npz", "tiny.npz")])
 def test_uploaded_model_can_be_read_again(hub, format, file):
-    model = randomize(build(activation="gelu", class_names=["a", "b", "c", "d", "e"]))
+    model = randomize(build(**TEST_VIT, class_names=["a", "b", "c", "d", "e"]))
     keras_vit.save_weights(model, TINY, format=format, allow=("activation", "layer_norm_epsilon"))
     files = hub.files("user/tiny")
     assert file in files
     check_same(keras_vit.from_pretrained(TINY), model)
     card = files["README.md"].decode()
-    assert f'keras_vit.from_pretrained("{TINY}")' in card and "16 x 16" in card and "a, b, c, d, e" in card
+    assert f'keras_vit.from_pretrained("{TINY}")' in card and "32 x 32" in card and "a, b, c, d, e" in card
     assert f"{model.count_params():,}" in card and "std 0.5" in card and "pipeline_tag: image-classification" in card
     library = {"huggingface": "transformers", "timm": "timm"}.get(format, "keras-vit")
     assert f"library_name: {library}\n" in card

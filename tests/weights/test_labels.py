@@ -5,7 +5,8 @@ import pytest
 
 import keras_vit
 from keras_vit.prediction.classes import activation_of
-from tests.tiny import build
+from tests.tiny import TEST_VIT, build
+from tests.weights.helpers import check_not_saved
 
 FLOWERS = ("daffodil", "sunflower", "tulip")
 
@@ -15,7 +16,7 @@ def folder(tmp_path):
     """Returns a function that writes a folder of a format and changes its config.json."""
 
     def write(format, **changes):
-        model = build(num_classes=3, activation="gelu", layer_norm_epsilon=1e-6)
+        model = build(**TEST_VIT, num_classes=3)
         keras_vit.save_weights(model, tmp_path / format, format=format)
         path = tmp_path / format / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -83,12 +84,45 @@ def test_one_label_of_transformers_is_a_regression(tmp_path):
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
 @pytest.mark.parametrize("task", [{}, {"task": "multi_label"}, {"task": "regression"}])
 def test_written_labels_are_read_back(tmp_path, format, task):
-    model = build(num_classes=3, activation="gelu", layer_norm_epsilon=1e-6, class_names=FLOWERS, **task)
+    model = build(**TEST_VIT, num_classes=3, class_names=FLOWERS, **task)
     keras_vit.save_weights(model, tmp_path / "out", format=format)
     strip_own_config(tmp_path / "out" / "model.safetensors")
     found = load(tmp_path / "out").config
     assert found.class_names == FLOWERS
     assert {name: getattr(found, name) for name in task} == task
+
+
+@pytest.mark.parametrize("format", ["huggingface", "timm"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"value_range": (-1, 1), "mean": 0.2, "std": (0.1, 0.2, 0.3)},
+        {"interpolation": "bicubic", "crop_fraction": 0.8},
+        {"interpolation": "area", "crop_fraction": 0.8, "resize_mode": "squash"},
+        {"interpolation": "lanczos3", "resize_mode": "crop"},
+        {"interpolation": "nearest"},
+    ],
+)
+def test_written_preprocessing_is_read_back(tmp_path, format, changes):
+    # Pillow antialiases with all filters except "nearest".
+    antialias = changes.get("interpolation") != "nearest"
+    preprocessing = keras_vit.Preprocessing(**{"antialias": antialias, **changes})
+    keras_vit.save_weights(build(**TEST_VIT, preprocessing=preprocessing), tmp_path / "out", format=format)
+    strip_own_config(tmp_path / "out" / "model.safetensors")
+    found = keras_vit.from_pretrained(tmp_path / "out").preprocessing
+    theirs, ours = found.offset_and_scale, preprocessing.offset_and_scale
+    np.testing.assert_allclose(np.broadcast_to(ours[0], 3), theirs[0], rtol=1e-6)
+    np.testing.assert_allclose(np.broadcast_to(ours[1], 3), theirs[1], rtol=1e-6)
+    for name in ("interpolation", "antialias", "crop_fraction", "resize_mode"):
+        assert getattr(found, name) == getattr(preprocessing, name), name
+
+
+def test_interpolation_without_a_word_is_refused(tmp_path):
+    model = build(**TEST_VIT, preprocessing=keras_vit.Preprocessing(interpolation="lanczos5"))
+    for format in ("huggingface", "timm"):
+        check_not_saved("lanczos5", model, tmp_path / "out", format)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

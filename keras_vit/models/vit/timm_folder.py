@@ -1,22 +1,53 @@
 """Folders and state dicts of ViTs that timm loads."""
 
 import dataclasses
-import math
+import re
 
 from keras_vit.models.vit.names import timm as names
-from keras_vit.models.vit.timm_models import ROPES
+from keras_vit.models.vit.timm_models import ACTIVATIONS, MODELS
 from keras_vit.weights import timm_config
 
 _POOLINGS = {"token": "token", "gap": "avg", "map": "map"}
-# A hybrid by its ResNet.
-_HYBRIDS = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
+# (hidden_dim, num_layers, mlp_dim) by timm's words for sizes.
+_SIZES = {
+    **{"tiny": (192, 12, 768), "small": (384, 12, 1536), "medium": (512, 12, 2048), "base": (768, 12, 3072)},
+    **{"large": (1024, 24, 4096), "huge": (1280, 32, 5120), "so400m": (1152, 27, 4304), "giant": (1536, 40, 4096)},
+    "vit": (64, 6, 192),
 }
-# The word for a size, (hidden_dim, num_layers, num_heads), in timm's names.
-_WORDS = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (1024, 24, 16): "large"}
+_USUAL = {
+    **{"class_token": True, "class_token_position": True, "distillation_token": False, "num_registers": 0},
+    **{"position_embedding": "learned", "qkv_bias": True, "key_bias": True, "qk_norm": False, "patch_bias": True},
+    **{"norm_before_blocks": False, "norm_after_pooling": False, "gated_mlp": False, "mlp_norm": False},
+    **{"attention_norm": False, "layer_scale": False, "stages": None, "representation_size": None},
+    "projection_dim": None,
+}
+_SCALED = {"layer_scale": True, "class_token_position": False}
+_DINOV3 = {"layer_scale": True, "num_registers": 4, "position_embedding": "none"}
+_EVA02 = {"gated_mlp": True, "activation": "silu", "key_bias": False, "norm_after_pooling": True}
+# (pattern of timm's architectures that are written, fields other than `_USUAL`).
+_KINDS = (
+    (r"test_vit|(deit|vit)_(tiny|small|base|large|huge)_patch\d+_(224|384)", {}),
+    (r"deit_\w+_distilled_.*", {"distillation_token": True}),
+    (r"deit3_.*", _SCALED),
+    (r"vit_(small|base|large)_patch14_dinov2", {"layer_scale": True}),
+    (r"vit_(small|base|large)_patch14_reg4_dinov2", {**_SCALED, "num_registers": 4}),
+    (r"vit_giant_patch14_dinov2", {"layer_scale": True, "gated_mlp": True}),
+    (r"vit_giant_patch14_reg4_dinov2", {**_SCALED, "num_registers": 4, "gated_mlp": True}),
+    (r"vit_(medium|base|large|huge)_patch\d+_clip_.*", {"norm_before_blocks": True, "patch_bias": False}),
+    (r"vit_(base|large|so400m)_patch\d+_siglip_.*", {"class_token": False}),
+    (r"vit_tiny_r_s16_p8_.*", {"stages": (), "patch_size": (8, 8)}),
+    (r"vit_(small|base)_r26_s32_.*", {"stages": (2, 2, 2, 2), "patch_size": (1, 1)}),
+    (r"vit_base_r50_s16_.*", {"stages": (3, 4, 9), "patch_size": (1, 1)}),
+    (r"vit_large_r50_s32_.*", {"stages": (3, 4, 6, 3), "patch_size": (1, 1)}),
+    (r"vit_(small|base|large)_patch16_dinov3", {**_DINOV3, "qkv_bias": False}),
+    (r"vit_(tiny|small|base|large)_patch16_dinov3_qkvb", {**_DINOV3, "key_bias": False}),
+    (r"vit_(small|base|large)_patch16_rope_224", {"layer_scale": True, "position_embedding": "none"}),
+    (r"vit_(small|base|large)_patch16_rope_ape_224", _SCALED),
+    (r"eva02_tiny_patch14_\d+", {**_EVA02, "mlp_dim": 512}),
+    (r"eva02_small_patch14_\d+", {**_EVA02, "mlp_dim": 1024}),
+    (r"eva02_base_patch14_\d+", {**_EVA02, "mlp_dim": 2048, "mlp_norm": True}),
+    (r"eva02_large_patch14_\d+", {**_EVA02, "mlp_dim": 2730, "mlp_norm": True}),
+)
 
 
 def of_eva(config):
@@ -67,122 +98,63 @@ def unwritten(config):
         yield 'rotary positions, or keys without bias, and pooling="map"'
 
 
-def unwritten_in_folder(config):
-    """Yields what the config.json of a folder cannot say of a config."""
-    if config.stages is not None and _hybrid_name(config) is None:
-        yield f"a ResNet of stages {config.stages} and width factor {config.width_factor:g}, for which timm has no name"
-    if config.layer_norm_epsilon not in (1e-5, 1e-6):
-        yield f"layer_norm_epsilon={config.layer_norm_epsilon}"
-    activations = ["silu"] if config.gated_mlp else ["gelu"]
-    if not of_eva(config) and not config.gated_mlp:
-        activations += ["gelu_tanh", "quick_gelu", "silu", "relu", "tanh"]
-    if config.activation not in activations:
-        yield f"activation={config.activation!r}, expected one of {activations}"
+def settings_of_name(name):
+    """Returns the fields of timm's architecture, without the image size, or None if it is not written."""
+    fields = next((fields for pattern, fields in _KINDS if re.fullmatch(pattern, name)), None)
+    if fields is None:
+        return None
+    sizes = dict(zip(("hidden_dim", "num_layers", "mlp_dim"), _SIZES[name.split("_")[1]], strict=True))
+    patch = re.search(r"patch(\d+)", name)
+    return {**_USUAL, **sizes, "patch_size": (int(patch[1]) if patch else 16,) * 2, **MODELS[name], **fields}
+
+
+def _differences(name, config):
+    """Yields (field, value of timm's architecture, value of a `ViTConfig`)."""
+    own = {
+        "layer_scale": config.layer_scale_init is not None,
+        "key_bias": config.key_bias or not config.qkv_bias,
+        "class_token_position": config.class_token_position
+        or not config.class_token
+        or config.position_embedding != "learned",
+    }
+    for field, value in settings_of_name(name).items():
+        found = own.get(field, getattr(config, field, None))
+        # `act_layer` is an argument of timm's `VisionTransformer`.
+        free = field == "activation" and not of_eva(config) and not config.gated_mlp and found in ACTIVATIONS
+        if found != value and not free:
+            yield field, value, found
+    if config.stages is not None and config.width_factor != 1:
+        yield "width_factor", 1, config.width_factor
     resized = config.any_size and config.position_embedding == "learned"
     if resized and config.position_interpolation != "bicubic_antialias":
-        yield f"position_interpolation={config.position_interpolation!r}"
-    if config.distillation_token and config.num_registers:
-        yield "registers beside a distillation token"
-    # Each of these decides the architecture's name.
-    special = config.distillation_token + (config.gated_mlp and not of_eva(config)) + (config.stages is not None)
-    if special + (config.layer_norm_epsilon == 1e-5 and not of_eva(config)) > 1:
-        yield "two of a ResNet, a gated MLP, a distillation token and layer_norm_epsilon=1e-5"
-    if config.stages is not None and of_eva(config):
-        yield "a ResNet below rotary positions, or keys without bias"
+        yield "position_interpolation", "bicubic_antialias", config.position_interpolation
+
+
+def _nearest(config):
+    """Returns (timm's architecture with the fewest differences, its differences)."""
+    side = f"_{config.image_size[0]}"
+    found = [(name, list(_differences(name, config))) for name in MODELS if settings_of_name(name) is not None]
+    return min(found, key=lambda pair: (len(pair[1]), not pair[0].endswith(side)))
+
+
+def unwritten_in_folder(config):
+    """Yields what no architecture of timm has of a `ViTConfig`."""
+    name, differences = _nearest(config)
+    if differences:
+        listed = ", ".join(f"{field}={found!r}, which is {value!r} there" for field, value, found in differences)
+        yield f"settings of no architecture of timm. The nearest, {name}, differs in {listed}"
 
 
 def config_json(config, arrays, facts):
     """Returns the contents of config.json."""
-    name, args = (_eva if of_eva(config) else _vision_transformer)(config)
-    pool = _POOLINGS[config.pooling]
-    image_size = _image_size(config)
-    args |= {
-        "img_size": image_size,
-        "patch_size": list(config.patch_size),
-        "embed_dim": config.hidden_dim,
-        "depth": config.num_layers,
-        "num_heads": config.num_heads,
-        "qkv_bias": config.qkv_bias,
-        "qk_norm": config.qk_norm,
-        "init_values": None if config.layer_scale_init is None else 1e-5,
-        "class_token": config.class_token,
-        "no_embed_class": _no_embed_class(config, arrays),
-        "dynamic_img_size": config.any_size,
-        "global_pool": pool,
-    }
+    name, _ = _nearest(config)
+    image_size = list(config.image_size)
+    if config.any_size:
+        image_size = [rows * patch for rows, patch in zip(config.grid, config.patch_size, strict=True)]
+    args = {"img_size": image_size, **({"dynamic_img_size": True} if config.any_size else {})}
+    if config.activation != settings_of_name(name)["activation"]:
+        args["act_layer"] = config.activation
     first_conv = "patch_embed.proj" if config.stages is None else "patch_embed.backbone.stem.conv"
-    heads = ["head", "head_dist"] if config.distillation_token else "head"
-    ends, sizes = (first_conv, heads), {"num_features": config.hidden_dim, "image_size": image_size}
-    return timm_config.config_json(name, config, facts, ends, args, pool=pool, **sizes)
-
-
-def _image_size(config):
-    if not config.any_size:
-        return list(config.image_size)
-    return [rows * patch for rows, patch in zip(config.grid, config.patch_size, strict=True)]
-
-
-def _no_embed_class(config, arrays):
-    if "pos_embed" not in arrays:
-        return False
-    return arrays["pos_embed"].shape[1] == math.prod(config.grid) and config.num_prefix_tokens > 0
-
-
-def _vision_transformer(config):
-    """Returns the name and the arguments of a `VisionTransformer`."""
-    # All but the first set what no argument in JSON can: the ResNet, the class, the kind of MLP and the epsilon.
-    word = _WORDS.get((config.hidden_dim, config.num_layers, config.num_heads), "base")
-    name = f"vit_{word}_patch16_224"
-    if config.stages is not None:
-        name = _hybrid_name(config)
-    elif config.distillation_token:
-        name = "deit_base_distilled_patch16_224"
-    elif config.gated_mlp:
-        name = "vit_giant_patch14_dinov2"
-    elif config.layer_norm_epsilon == 1e-5:
-        name = "vit_base_patch16_clip_224"
-    return name, {
-        "mlp_ratio": _ratio(config.hidden_dim, config.mlp_dim * (2 if config.gated_mlp else 1)),
-        "act_layer": config.activation,
-        "pos_embed": "learn" if config.position_embedding == "learned" else "none",
-        "reg_tokens": config.num_registers,
-        "pre_norm": config.norm_before_blocks,
-        "fc_norm": config.norm_after_pooling,
-        "scale_attn_norm": config.attention_norm,
-        "scale_mlp_norm": config.mlp_norm,
-    }
-
-
-def _eva(config):
-    """Returns the name and the arguments of an `Eva`."""
-    # The epsilon is no argument in JSON.
-    name = "eva02_base_patch14_224" if config.layer_norm_epsilon == 1e-6 else "vit_base_patch16_dinov3"
-    return name, {
-        "mlp_ratio": _ratio(config.hidden_dim, config.mlp_dim),
-        "attn_type": "rope" if config.key_bias else "eva",
-        "qkv_fused": config.key_bias or not config.mlp_norm,
-        "num_reg_tokens": config.num_registers,
-        "swiglu_mlp": config.gated_mlp,
-        # 1 splits the gate and changes no width.
-        "swiglu_align_to": int(_splits_gates(config)),
-        "scale_mlp": config.mlp_norm,
-        "scale_attn_inner": config.attention_norm,
-        "use_abs_pos_emb": config.position_embedding == "learned",
-        "use_rot_pos_emb": config.rotary_embedding is not None,
-        **ROPES.get(config.rotary_embedding, {}),
-        "ref_feat_shape": None if config.rotary_grid is None else list(config.rotary_grid),
-        "use_pre_transformer_norm": config.norm_before_blocks,
-        "use_post_transformer_norm": not config.norm_after_pooling,
-        "use_fc_norm": config.norm_after_pooling,
-    }
-
-
-def _hybrid_name(config):
-    """Returns the name of timm's hybrid with the ResNet of a config, or None."""
-    return _HYBRIDS.get(config.stages) if config.width_factor == 1 else None
-
-
-def _ratio(width, hidden):
-    """Returns the number that timm multiplies a width by to get `hidden`, rounded down."""
-    ratio = hidden / width
-    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+    ends = first_conv, ["head", "head_dist"] if config.distillation_token else "head"
+    sizes = {"num_features": config.hidden_dim, "image_size": image_size}
+    return timm_config.config_json(name, config, facts, ends, args, pool=_POOLINGS[config.pooling], **sizes)

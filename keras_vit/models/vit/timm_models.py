@@ -9,7 +9,7 @@ from keras_vit import arguments
 _HEADS = {
     **{"tiny": 3, "wee": 4, "xsmall": 4, "little": 5, "small": 6, "medium": 8, "mediumd": 8, "betwixt": 10},
     **{"base": 12, "so150m2": 13, "so150m": 14, "large": 16, "so400m": 16, "huge": 16, "giant": 16, "giantopt": 16},
-    **{"gigantic": 16, "7b": 32},
+    **{"gigantic": 16, "7b": 32, "test": 2},
 }
 _DEFAULT = {"activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token", "rotary_embedding": None}
 _DEFAULT["rotary_grid"] = None
@@ -20,6 +20,7 @@ _EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (16, 16)}
 
 # (names, fields other than the default): "{a,b}" in a name stands for either.
 _ROWS = (
+    ("test_vit", {}),
     ("deit_{tiny,small,base}{,_distilled}_patch16_224 deit_base{,_distilled}_patch16_384", {}),
     ("deit3_{small,base,large}_patch16_{224,384} deit3_medium_patch16_224 deit3_huge_patch14_224", {}),
     ("vit_{tiny,small,base,large}_patch16_{224,384} vit_{small,base}_patch8_224", {}),
@@ -77,7 +78,7 @@ _MISSING = (
 )
 
 _POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
-_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")
 # The arguments of timm's rotary positions for each kind; the first are its defaults.
 ROPES = {
     "eva02": {"rope_type": "cat", "rope_temperature": 10000, "rope_grid_indexing": "ij", "rope_rotate_half": False},
@@ -127,7 +128,7 @@ def of_folder(path, config):
             found["pooling"] = _known(path, key, value, _POOLINGS)
         elif key == "act_layer":
             # Kept apart too, since gated MLPs have another default.
-            found[key] = found["activation"] = _known(path, key, value, {name: name for name in _ACTIVATIONS})
+            found[key] = found["activation"] = _known(path, key, value, {name: name for name in ACTIVATIONS})
         elif key == "norm_layer":
             found["layer_norm_epsilon"] = _known(path, key, value, {"layernorm": 1e-6})
         elif key == "ref_feat_shape":
