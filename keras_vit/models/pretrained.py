@@ -16,6 +16,7 @@ from keras_vit.models.saved import read_saved, saved_file
 from keras_vit.models.vit.variants import architecture_of
 from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
+from keras_vit.weights.timm_config import state_architecture
 
 # The fields of a preprocessing that are complete together.
 _CONSTANTS = {"mean", "std", "interpolation", "crop_fraction"}
@@ -26,6 +27,7 @@ def from_pretrained(
     *,
     image_size: int | tuple[int, int] | tuple[None, None] | None = None,
     num_classes: int | None = None,
+    architecture: str | None = None,
     source: str | None = None,
     skip: str | Sequence[str] = (),
     grid_size: tuple[int, int] | None = None,
@@ -53,6 +55,8 @@ def from_pretrained(
             224 if it does not say.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
+        architecture: Architecture of a bare state dict of timm, such as "vit_small_patch16_224". Its settings are those
+            of timm, and its preprocessing that of timm's default weights, where most weights share it.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config keeps
             `position_interpolation`, for other sizes at run time or from a .keras file.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
@@ -74,11 +78,17 @@ def from_pretrained(
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     if (file := saved_file(local)) is not None:
         of_checkpoints = {"source": source, "skip": skip, "grid_size": grid_size, "sha256": sha256}
+        of_checkpoints["architecture"] = architecture
         if wrong := [name for name, value in of_checkpoints.items() if value]:
             raise ValueError(f"Expected no {' and '.join(wrong)} with {file!r}, a whole model of Keras.")
         return read_saved(file, {**given, "position_interpolation": position_interpolation})
-    file = open_file(local, sha256)
-    family, file = identify(file, source)
+    opened = open_file(local, sha256)
+    if architecture is not None:
+        state_architecture(opened, architecture, "preprocessing" not in kwargs)
+    family, file = identify(opened, source)
+    if architecture is not None and not file.source.name.startswith("timm"):
+        expected = f"None for {file.path!r}, a file of the source {file.source.name!r}"
+        raise arguments.invalid("architecture", expected, architecture)
     found = read_config(file, grid_size, row)
     variant = given.pop("variant", None)
     fields, options = family.split(given, "from_pretrained")

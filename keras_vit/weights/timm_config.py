@@ -5,19 +5,56 @@ import re
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.weights.found import DEFAULT, STATED
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED
 from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _FILTERS = {"lanczos": "lanczos3", "box": "area"}
 
 
+# timm's default pretrained_cfg by architecture, where it is the same for most weights of a family.
+_PRETRAINED_CFGS = (
+    (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
+    (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
+    (
+        r"vit_(tiny|small|base|large|huge)_(patch\d+|r_s16_p8|r26_s32|r50_s(16|32))_(?P<side>224|384)",
+        {"mean": [0.5] * 3, "std": [0.5] * 3},
+    ),
+)
+
+
+def state_architecture(file, name, preprocessing):
+    """Lets a bare state dict be read as a folder of timm whose config.json contains only the architecture's name.
+
+    Args:
+        file: The `WeightsFile`.
+        name: timm's architecture, such as "vit_small_patch16_224", which a tag may follow.
+        preprocessing: Bool, whether to take the preprocessing of timm's default weights of this architecture.
+    """
+    if file.container not in ("pth", "safetensors") or file.facts.get("keras_vit"):
+        raise arguments.invalid("architecture", "None, except for a state dict of timm without its config.json", name)
+    found = [(re.fullmatch(pattern, name), cfg) for pattern, cfg in _PRETRAINED_CFGS]
+    match, cfg = next((pair for pair in found if pair[0]), (None, None))
+    if match and "side" in match.groupdict():
+        cfg = {**cfg, "crop_pct": 0.9 if match["side"] == "224" else 1.0}
+    # A tag follows a dot.
+    config = {"architecture": name.partition(".")[0]}
+    file.container, file.facts = "timm", {**file.facts, "config": config, "timm": None}
+    if preprocessing and cfg is not None:
+        file.facts |= {"timm": cfg, "assumed": {"preprocessing": f"that of timm's default weights of {name}"}}
+
+
 def read_folder(file, found):
     """Adds preprocessing, class names, task and image size."""
-    pretrained = file.facts.get("timm") or {}
-    states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
-    origin = STATED if states else f"{DEFAULT} timm"
-    found.attempt(origin, "preprocessing", lambda: _preprocessing(file.path, pretrained))
+    pretrained = file.facts.get("timm")
+    if pretrained is None:
+        found.leave(f"timm's models of the architecture {file.model_name!r} differ in it", "preprocessing")
+        pretrained = {}
+    else:
+        states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
+        origin = STATED if states else f"{DEFAULT} timm"
+        origin = f"{KNOWN} {file.model_name}" if "assumed" in file.facts else origin
+        found.attempt(origin, "preprocessing", lambda: _preprocessing(file.path, pretrained))
     read_labels(found, file.config, file.config.get("label_names") or pretrained.get("label_names"), of_timm=True)
     size = pretrained.get("input_size")
     size = size[1:] if isinstance(size, (tuple, list)) else size

@@ -434,6 +434,28 @@ def test_timm_folder_sets_pooling_and_model_args(tmp_path, global_pool, expected
     assert model.get_layer("block_00").get_config()["activation"] == "gelu_tanh"
 
 
+def test_architecture_gives_settings_of_a_state_dict(tmp_path, caplog):
+    # No published model has this depth.
+    sizes = {"hidden_dim": 192, "num_heads": 3, "mlp_dim": 768}
+    model = randomize(build(activation="gelu", **sizes))
+    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    path = _without_facts(tmp_path / "model.safetensors")
+    refuses("Pass preprocessing=, num_heads= to", keras_vit.from_pretrained, path)
+    found = keras_vit.from_pretrained(path, architecture="vit_tiny_patch16_224")
+    np.testing.assert_array_equal(*(answers(m, images(1, 16, 16, 3)) for m in (found, model)))
+    expected = keras_vit.Preprocessing(interpolation="bicubic", crop_fraction=0.9, antialias=True)
+    assert found.preprocessing.changed(mean=0.5, std=0.5) == expected and set(found.preprocessing.mean) == {0.5}
+    assert "assumed  preprocessing: that of timm's default weights of vit_tiny_patch16_224" in caplog.text
+    given = keras_vit.from_pretrained(path, architecture="vit_tiny_patch16_224", **BARE)
+    assert given.preprocessing == BARE["preprocessing"]
+    refuses("Pass preprocessing= to", keras_vit.from_pretrained, path, architecture="vit_tiny_patch16_224.dino")
+    refuses(
+        "Expected None, except for a state dict", keras_vit.from_pretrained, GOLDEN_FOLDER / "hf_vit", architecture="x"
+    )
+    dino = GOLDEN_FOLDER / "original_dinov2.safetensors"
+    refuses("of the source 'dinov2_original'", keras_vit.from_pretrained, dino, architecture="vit_tiny_patch16_224")
+
+
 def test_timm_folder_of_unknown_name_needs_arguments(tmp_path):
     shutil.copy(GOLDEN_FOLDER / "timm_vit.safetensors", tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_new", "pretrained_cfg": {}}))

@@ -1,7 +1,9 @@
 import pytest
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
+from keras_vit.models.vit import timm_models
 from keras_vit.weights import timm_config, transformers_config
+from keras_vit.weights.read import WeightsFile
 from tests.peers import peer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -99,6 +101,21 @@ def test_config_defaults_are_those_of_transformers(name):
     theirs = getattr(theirs, "vision_config", theirs)
     ours = transformers_config.CONFIGS[name]
     assert {key: getattr(theirs, key, value) for key, value in ours.items()} == ours
+
+
+@pytest.mark.long
+def test_preprocessing_of_architectures_is_that_of_timm():
+    timm, known = peer("timm"), 0
+    for name in timm_models.MODELS:
+        file = WeightsFile(name)
+        file.container = "pth"
+        timm_config.state_architecture(file, name, preprocessing=True)
+        if file.facts["timm"] is not None:
+            known += 1
+            theirs = timm_config.of_pretrained_cfg(timm.get_pretrained_cfg(name).to_dict())
+            ours = timm_config.of_pretrained_cfg(file.facts["timm"])
+            assert {**ours, "mean": tuple(ours["mean"]), "std": tuple(ours["std"])} == theirs, name
+    assert known >= 60
 
 
 @pytest.mark.long
