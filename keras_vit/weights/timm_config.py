@@ -90,6 +90,15 @@ def put_heads(file, found, number, origin=STATED):
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
+def translated(path, where, value, table):
+    """Returns the value of this package for a value of another library; raises if `table` does not contain it."""
+    for theirs, ours in table.items():
+        if value == theirs and isinstance(value, bool) == isinstance(theirs, bool):
+            return ours
+    expected = ", ".join(map(repr, table))
+    raise ValueError(f"Cannot load {path!r}: {where}={value!r} is not supported. Expected one of {expected}.")
+
+
 def _divisor(name, value, width):
     if width % arguments.positive_int(name, value, width):
         raise arguments.invalid(name, f"a divisor of the width, {width}", value)

@@ -62,7 +62,7 @@ def test_missing_epsilon_is_that_of_the_model_type(tmp_path, model_type, epsilon
 
 def test_other_kind_of_rotary_positions_is_refused(tmp_path):
     folder = changed(tmp_path, "hf_dinov3_gated", rope_parameters={"rope_type": "linear", "factor": 2.0})
-    check_refused("rope_type='linear', which is not supported", folder)
+    check_refused("rope_type='linear' is not supported", folder)
 
 
 def test_each_value_has_an_origin():

@@ -8,6 +8,7 @@ from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, Co
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import KNOWN, STATED, Found, put_preprocessing
 from keras_vit.weights.record import read_record
+from keras_vit.weights.timm_config import translated
 
 # Of the tables of biases.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
@@ -83,19 +84,21 @@ def config_of(path, name, args):
     found = arguments_of(CoAtNetConfig.from_variant(row))
     for key, value in args.items():
         if key in _FIXED:
-            _known(path, key, value, {_FIXED[key]: None})
+            translated(path, key, value, {_FIXED[key]: None})
         elif key in found:
             found[key] = value
         elif key == "conv_norm_layer":
-            _known(path, key, value, {"": None, "batchnorm2d": None})
+            translated(path, key, value, {"": None, "batchnorm2d": None})
         elif not _IGNORED.fullmatch(key):
             raise ValueError(f"Cannot load {path!r}: model_args of {key}={value!r} are not supported.")
     fields = {"position_interpolation": "geometric", "norm_after_pooling": bool(found["head_hidden_size"])}
     found["block_type"] = _conv_depths(path, found["block_type"], found["depths"])
-    kind = _known(path, "transformer_rel_pos_type", found["transformer_rel_pos_type"], {"bias": None, "mlp": "mlp"})
+    kind = timm_config.translated(
+        path, "transformer_rel_pos_type", found["transformer_rel_pos_type"], {"bias": None, "mlp": "mlp"}
+    )
     fields["position_mlp_dim"] = found["transformer_rel_pos_dim"] if kind else None
     for names, field, values in _FIELDS:
-        several = [found[key] if values is None else _known(path, key, found[key], values) for key in names]
+        several = [found[key] if values is None else translated(path, key, found[key], values) for key in names]
         if any(value != several[0] for value in several):
             raise ValueError(f"Cannot load {path!r}: its model_args of {' and '.join(names)} differ.")
         fields[field] = several[0]
@@ -120,15 +123,6 @@ def _conv_depths(path, kinds, depths):
             raise ValueError(f"Cannot load {path!r}: blocks of block_type={kinds!r} are not supported.")
         found.append(len(match[1]) if match[2] else depth)
     return found
-
-
-def _known(path, key, value, table):
-    """Returns the value here of an argument there; raises if there is none."""
-    for there, here in table.items():
-        if value == there and isinstance(value, bool) == isinstance(there, bool):
-            return here
-    expected = ", ".join(map(repr, table))
-    raise ValueError(f"Cannot load {path!r}: its model_args of {key}={value!r} are not supported. Expected {expected}.")
 
 
 def of_arrays(shapes):

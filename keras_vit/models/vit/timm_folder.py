@@ -14,9 +14,10 @@ _SIZES = {
     **{"large": (1024, 24, 4096), "huge": (1280, 32, 5120), "so400m": (1152, 27, 4304), "giant": (1536, 40, 4096)},
     "vit": (64, 6, 192),
 }
-_USUAL = {
-    **{"class_token": True, "class_token_position": True, "distillation_token": False, "num_registers": 0},
-    **{"position_embedding": "learned", "qkv_bias": True, "key_bias": True, "qk_norm": False, "patch_bias": True},
+# The fields in which most published models agree; `layer_scale` is whether there is one.
+USUAL = {
+    **{"class_token": True, "distillation_token": False, "num_registers": 0},
+    **{"position_embedding": "learned", "qkv_bias": True, "qk_norm": False, "patch_bias": True},
     **{"norm_before_blocks": False, "norm_after_pooling": False, "gated_mlp": False, "mlp_norm": False},
     **{"attention_norm": False, "layer_scale": False, "stages": None, "representation_size": None},
     "projection_dim": None,
@@ -24,7 +25,7 @@ _USUAL = {
 _SCALED = {"layer_scale": True, "class_token_position": False}
 _DINOV3 = {"layer_scale": True, "num_registers": 4, "position_embedding": "none"}
 _EVA02 = {"gated_mlp": True, "activation": "silu", "key_bias": False, "norm_after_pooling": True}
-# (pattern of timm's architectures that are written, fields other than `_USUAL`).
+# (pattern of timm's architectures that are written, fields other than `USUAL`).
 _KINDS = (
     (r"test_vit|(deit|vit)_(tiny|small|base|large|huge)_patch\d+_(224|384)", {}),
     (r"deit_\w+_distilled_.*", {"distillation_token": True}),
@@ -105,7 +106,15 @@ def settings_of_name(name):
         return None
     sizes = dict(zip(("hidden_dim", "num_layers", "mlp_dim"), _SIZES[name.split("_")[1]], strict=True))
     patch = re.search(r"patch(\d+)", name)
-    return {**_USUAL, **sizes, "patch_size": (int(patch[1]) if patch else 16,) * 2, **MODELS[name], **fields}
+    return {
+        **USUAL,
+        "class_token_position": True,
+        "key_bias": True,
+        **sizes,
+        "patch_size": (int(patch[1]) if patch else 16,) * 2,
+        **MODELS[name],
+        **fields,
+    }
 
 
 def _differences(name, config):

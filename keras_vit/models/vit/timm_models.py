@@ -4,6 +4,7 @@ import itertools
 import re
 
 from keras_vit import arguments
+from keras_vit.weights.timm_config import translated
 
 # The number of heads by the first size in a name.
 _HEADS = {
@@ -125,12 +126,12 @@ def of_folder(path, config):
         if key == "num_heads":
             found["num_heads"] = value
         elif key == "global_pool":
-            found["pooling"] = _known(path, key, value, _POOLINGS)
+            found["pooling"] = translated(path, key, value, _POOLINGS)
         elif key == "act_layer":
             # Kept apart too, since gated MLPs have another default.
-            found[key] = found["activation"] = _known(path, key, value, {name: name for name in ACTIVATIONS})
+            found[key] = found["activation"] = translated(path, key, value, {name: name for name in ACTIVATIONS})
         elif key == "norm_layer":
-            found["layer_norm_epsilon"] = _known(path, key, value, {"layernorm": 1e-6})
+            found["layer_norm_epsilon"] = translated(path, key, value, {"layernorm": 1e-6})
         elif key == "ref_feat_shape":
             found["rotary_grid"] = None if value is None else arguments.pair(key, value)
         elif key != "use_rot_pos_emb" and key not in ROPES["eva02"] and value not in (None, False, 0, ""):
@@ -156,13 +157,6 @@ def _with_rotary(path, found, args):
         scaled = used and kind != "dinov3"
         found["rotary_grid"] = found.get("rotary_grid") if scaled else None
     return found
-
-
-def _known(path, key, value, table):
-    if not isinstance(value, str) or value not in table:
-        expected = ", ".join(map(repr, table))
-        raise _unsupported(path, f"{key}={value!r} in its config, expected one of {expected}")
-    return table[value]
 
 
 def _unsupported(path, what):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
 from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.models.vit.timm_folder import USUAL
 from keras_vit.weights import transformers_config
 from keras_vit.weights.source import Source
 from keras_vit.weights.transformers_config import id2label, with_prefix
@@ -15,27 +16,9 @@ _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 # The fields that decide the class, with the values in which most agree; `head` is num_classes > 0, and `layer_scale`
 # that there is one.
 _USUAL = {
-    "stages": None,
-    "head": False,
-    "pooling": "token",
-    "class_token": True,
-    "distillation_token": False,
-    "distillation_head": True,
-    "return_both_heads": False,
-    "num_registers": 0,
-    "position_embedding": "learned",
+    **USUAL,
+    **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
     "rotary_embedding": None,
-    "patch_bias": True,
-    "norm_before_blocks": False,
-    "norm_after_pooling": False,
-    "projection_dim": None,
-    "representation_size": None,
-    "layer_scale": False,
-    "qk_norm": False,
-    "qkv_bias": True,
-    "attention_norm": False,
-    "gated_mlp": False,
-    "mlp_norm": False,
 }
 # Stands for any value.
 _ANY = object()
@@ -77,46 +60,36 @@ _DINOV2 = {"layer_scale": True, "gated_mlp": _ANY, "qkv_bias": _ANY}
 _REGISTERS = {**_DINOV2, "num_registers": _ANY}
 _DINOV3 = {**_REGISTERS, "position_embedding": "none", "rotary_embedding": "dinov3"}
 _CLIP = {"norm_before_blocks": True, "patch_bias": False}
+_BOTH, _PROJECTION = {"return_both_heads": _ANY}, {"projection_dim": _ANY}
 _BIAS, _REPRESENTATION = {"qkv_bias": _ANY}, {"qkv_bias": _ANY, "representation_size": _ANY}
 
+_GAP = {"pooling": "token_gap"}
+_WITH_REGISTERS = "dinov2_with_registers"
 # Of several that fit, the first is written.
 KINDS = (
     Kind("ViTForImageClassification", "vit", HUGGINGFACE, _HEAD | _BIAS, "vit."),
     Kind("ViTModel", "vit", HUGGINGFACE, _REPRESENTATION),
-    Kind(
-        "DeiTForImageClassificationWithTeacher",
-        "deit",
-        HUGGINGFACE,
-        _HEAD | _DISTILLED | _BIAS | {"return_both_heads": _ANY},
-        "deit.",
-    ),
+    Kind("DeiTForImageClassificationWithTeacher", "deit", HUGGINGFACE, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
     Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
     Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
     # SiglipForImageClassification computes the same.
     Kind("IJepaForImageClassification", "ijepa", HUGGINGFACE, _HEAD | _NO_TOKEN | _BIAS, "ijepa."),
     Kind("IJepaModel", "ijepa", HUGGINGFACE, _NO_TOKEN | _BIAS),
-    Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | {"pooling": "token_gap"}, "dinov2.", True),
+    Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | _GAP, "dinov2.", True),
     Kind("Dinov2Model", "dinov2", DINOV2, _DINOV2, "", True),
     Kind(
         "Dinov2WithRegistersForImageClassification",
-        "dinov2_with_registers",
+        _WITH_REGISTERS,
         DINOV2,
-        _HEAD | _REGISTERS | {"pooling": "token_gap"},
-        "dinov2_with_registers.",
+        _HEAD | _REGISTERS | _GAP,
+        f"{_WITH_REGISTERS}.",
         True,
     ),
-    Kind("Dinov2WithRegistersModel", "dinov2_with_registers", DINOV2, _REGISTERS, "", True),
+    Kind("Dinov2WithRegistersModel", _WITH_REGISTERS, DINOV2, _REGISTERS, "", True),
     Kind("DINOv3ViTModel", "dinov3_vit", DINOV3, _DINOV3),
     Kind("SiglipVisionModel", "siglip_vision_model", SIGLIP, {"class_token": False, "pooling": "map"}, "", True),
     Kind("CLIPVisionModel", "clip_vision_model", CLIP, _CLIP, "", True),
-    Kind(
-        "CLIPVisionModelWithProjection",
-        "clip_vision_model",
-        CLIP,
-        _CLIP | {"projection_dim": _ANY},
-        "vision_model.",
-        True,
-    ),
+    Kind("CLIPVisionModelWithProjection", "clip_vision_model", CLIP, _CLIP | _PROJECTION, "vision_model.", True),
 )
 
 
@@ -167,11 +140,9 @@ def _config(kind, record, facts):
 
 def _own(kind, record) -> dict[str, Any]:
     """Returns the values of config.json that only some classes have."""
-    if kind.source is CLIP:
+    if kind.source in (CLIP, SIGLIP):
         dim = {} if record.projection_dim is None else {"projection_dim": record.projection_dim}
         return {"intermediate_size": record.mlp_dim, "attention_dropout": 0.0, **dim}
-    if kind.source is SIGLIP:
-        return {"intermediate_size": record.mlp_dim, "attention_dropout": 0.0}
     if kind.source is DINOV3:
         return {
             "intermediate_size": record.mlp_dim,
@@ -191,8 +162,7 @@ def _own(kind, record) -> dict[str, Any]:
 
 def _ratio(record):
     """Returns DINOv2's mlp_ratio, an integer; its gated MLPs have two thirds of the width, a multiple of 8."""
-    whole = record.mlp_dim * 3 / 2 if record.gated_mlp else record.mlp_dim
-    return round(whole / record.hidden_dim)
+    return round(record.mlp_dim * (3 / 2 if record.gated_mlp else 1) / record.hidden_dim)
 
 
 def _fits_ratio(record):

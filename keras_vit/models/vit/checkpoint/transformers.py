@@ -45,7 +45,7 @@ def read_config(file, found):
     checked = timm_config.checked(file, arguments.epsilon, "layer_norm_eps", epsilon)
     found.put(_origin(file, "layer_norm_eps"), layer_norm_epsilon=checked)
     if "pre_logits/kernel" in file.weights:
-        _known(file, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
+        timm_config.translated(file.path, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
     if source.name == "huggingface" and "head/kernel" not in file.weights:
         # DeiTModel has the distillation token, and its output is the class token's.
         found.put(STATED, distillation_head=False)
@@ -76,7 +76,7 @@ def _read_activation(file, found, config):
     if gated and source.gated_activation:
         found.put(_DEFAULT, activation=source.gated_activation)
     elif "hidden_act" in config:
-        activation = _known(file, "hidden_act", config["hidden_act"], ACTIVATIONS)
+        activation = timm_config.translated(file.path, "hidden_act", config["hidden_act"], ACTIVATIONS)
         found.put(_origin(file, "hidden_act"), activation=activation)
     elif source.name == "clip" or (source.name == "dinov3" and gated):
         found.leave(f"{source.name} files do not contain it", "activation")
@@ -90,18 +90,6 @@ def _read_rotary(file, found, config):
         return
     parameters = config.get("rope_parameters") or {}
     theta = config.get("rope_theta", parameters.get("rope_theta", 100))
-    _known(file, "rope_type", parameters.get("rope_type", "default"), {"default": "default"})
-    if theta != 100:
-        raise ValueError(
-            f"Cannot load {file.path!r}: its config says rope_theta={theta!r}, which is not supported. Expected 100."
-        )
+    timm_config.translated(file.path, "rope_type", parameters.get("rope_type", "default"), {"default": "default"})
+    timm_config.translated(file.path, "rope_theta", theta, {100: 100})
     found.put(STATED, rotary_embedding="dinov3", rotary_grid=None)
-
-
-def _known(file, key, value, table):
-    if not isinstance(value, str) or value not in table:
-        raise ValueError(
-            f"Cannot load {file.path!r}: its config says {key}={value!r}, which is not supported. "
-            f"Expected one of {', '.join(map(repr, table))}."
-        )
-    return table[value]
