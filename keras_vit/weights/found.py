@@ -65,6 +65,12 @@ class Found:
             self.values.pop(name, None)
             self.unknown[name] = reason
 
+    def doubt(self, reasons):
+        """Marks fields as unknown, given {field: reason}; the number of heads stays known if the shapes show it."""
+        for name, reason in reasons.items():
+            if name != "num_heads" or name not in self.values:
+                self.leave(reason, name)
+
     def attempt(self, origin, name, read):
         """Sets a field to what `read()` returns; if it raises ValueError, the field is unknown for this reason."""
         try:

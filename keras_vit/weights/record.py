@@ -1,7 +1,15 @@
-"""The config that `save_weights` stores in a file."""
+"""The config of a file: what the arrays of all families show, and what `save_weights` stores."""
 
 from keras_vit.config import ModelConfig
-from keras_vit.weights.found import STATED
+from keras_vit.weights.found import STATED, Found
+
+
+def begin(file, entrance):
+    """Returns the `Found` of a `CanonicalFile` with what all families show: channels, classes, a resizing method."""
+    found = Found(file.path)
+    found.position_interpolation = file.source.position_interpolation
+    found.put(STATED, in_channels=file.size(entrance, 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    return found
 
 
 def read_record(file, found):

@@ -4,8 +4,8 @@ import re
 
 from keras_vit.models.bit.config import ROOT_WIDTH
 from keras_vit.weights import timm_config, transformers_config
-from keras_vit.weights.found import DEFAULT, STATED, Found, put_preprocessing
-from keras_vit.weights.record import read_record
+from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
+from keras_vit.weights.record import begin, read_record
 
 # The keys of transformers' config.json that the arrays show.
 _READ = ("embedding_size", "hidden_sizes", "depths")
@@ -13,10 +13,9 @@ _READ = ("embedding_size", "hidden_sizes", "depths")
 
 def read_config(file, grid_size=None):
     """Returns the `Found` of a `CanonicalFile`; a BiT has no grid."""
-    found, source = Found(file.path), file.source
+    found, source = begin(file, "root_conv/kernel"), file.source
     source.refuse_settings(file.path, {**file.config, **timm_config.model_args(file)}, file.model_name)
     root_width = file.size("root_conv/kernel", 4, 3)
-    found.put(STATED, in_channels=file.size("root_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
     if root_width is None:
         found.leave("the shapes of the arrays do not show it", "stages", "width_factor")
     else:

@@ -6,8 +6,8 @@ import re
 from keras_vit import arguments
 from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import KNOWN, STATED, Found, put_preprocessing
-from keras_vit.weights.record import read_record
+from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
+from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.timm_config import translated
 
 # Of the tables of biases.
@@ -193,9 +193,7 @@ def _architecture(config):
 
 def read_config(file, grid_size=None):
     """Returns the `Found` of a `CanonicalFile`; the tables of a CoAtNet have grids of their own."""
-    found = Found(file.path)
-    found.position_interpolation = file.source.position_interpolation
-    found.put(STATED, in_channels=file.size("stem_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)
     elif file.container == "timm":

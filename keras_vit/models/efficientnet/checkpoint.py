@@ -8,8 +8,8 @@ from keras_vit import arguments
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of, official_preprocessing
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, put_preprocessing
-from keras_vit.weights.record import read_record
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, put_preprocessing
+from keras_vit.weights.record import begin, read_record
 
 OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
@@ -27,8 +27,7 @@ _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 def read_config(file, grid_size=None):
     """Returns the `Found` of a `CanonicalFile`; an EfficientNet has no grid."""
-    found = Found(file.path)
-    found.put(STATED, in_channels=file.size("stem_conv/kernel", 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
+    found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)
     if 0 in widths + repeats:

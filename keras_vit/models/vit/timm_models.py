@@ -12,8 +12,8 @@ _HEADS = {
     **{"base": 12, "so150m2": 13, "so150m": 14, "large": 16, "so400m": 16, "huge": 16, "giant": 16, "giantopt": 16},
     **{"gigantic": 16, "7b": 32, "test": 2},
 }
-_DEFAULT = {"activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token", "rotary_embedding": None}
-_DEFAULT["rotary_grid"] = None
+DEFAULT = {"activation": "gelu", "layer_norm_epsilon": 1e-6, "pooling": "token", "rotary_embedding": None}
+DEFAULT["rotary_grid"] = None
 _GAP, _MAP, _TANH = {"pooling": "gap"}, {"pooling": "map"}, {"activation": "gelu_tanh"}
 _CLIP = {"layer_norm_epsilon": 1e-5}
 _DINOV3 = {"layer_norm_epsilon": 1e-5, "rotary_embedding": "dinov3"}
@@ -95,17 +95,13 @@ _SHOWN = re.compile(
 )
 
 
-def _expanded(names):
-    for name in names.split():
-        parts = [part.split(",") for part in re.split(r"[{}]", name)]
-        yield from map("".join, itertools.product(*parts))
-
-
-def _heads(name):
-    return _HEADS[next(word for word in name.split("_") if word in _HEADS)]
-
-
-MODELS = {name: {"num_heads": _heads(name), **_DEFAULT, **row} for names, row in _ROWS for name in _expanded(names)}
+# The fields by name.
+MODELS = {
+    name: {"num_heads": _HEADS[next(word for word in name.split("_") if word in _HEADS)], **DEFAULT, **row}
+    for names, row in _ROWS
+    for braces in names.split()
+    for name in map("".join, itertools.product(*(part.split(",") for part in re.split(r"[{}]", braces))))
+}
 
 
 def of_folder(path, config):
@@ -163,12 +159,6 @@ def _unsupported(path, what):
     return ValueError(f"Cannot load {path!r}: {what} is not supported.")
 
 
-def unknown_of_folder(config, found):
-    """Returns {field: reason} for the fields that a folder of an unknown architecture does not tell."""
-    why = f"it is not in the folder's model_args, and timm's architecture {config.get('architecture')!r} is not known"
-    return {name: why for name in ("num_heads", *_DEFAULT) if name not in found}
-
-
 def of_eva(key):
     """Returns whether a key is one of timm's `Eva`, not of its `VisionTransformer`."""
     return re.search(r"\.(gamma_[12]|attn\.([qv]_bias|[qkv]_proj\..*)|mlp\.fc1_[gx]\..*)$", key) is not None
@@ -182,27 +172,29 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
         spelled_as_eva: Whether the keys are those of timm's `Eva`, which may have rotary positions.
         gated: Whether the MLPs are gated.
     """
-    found = {}
     token, pool = "class_token/tokens" in weights, "pooling/probe" in weights
-    table = "position_embedding/embeddings" in weights
-    norm_of_all = "fc_norm/gamma" not in weights
-    if spelled_as_eva or not table:
-        why = "timm's models of such arrays differ in their rotary positions"
-        found |= {"rotary_embedding": why, "rotary_grid": why}
-        if not table:
-            found["layer_norm_epsilon"] = "timm has such models of 1e-5 and of 1e-6"
-            if token and norm_of_all:
-                found["pooling"] = "timm has such models of the class token and of the mean of the patches"
-    if norm_of_all and not (token or pool):
-        found["num_heads"] = "timm has such models of other numbers of heads"
-    if "norm_before_blocks/gamma" in weights or (not token and norm_of_all):
-        found["activation"] = "timm has such models of several GELUs"
-    if pool and token:
-        found["pooling"] = "timm has such models whose attention pooling is another"
-    why = "timm has such models whose norms follow the residual branches, which is not supported"
-    if not (token or norm_of_all or "registers/tokens" in weights or "block_00/attention/qkv/bias" in weights):
-        found["qkv_bias"] = why
+    table, norm_of_all = "position_embedding/embeddings" in weights, "fc_norm/gamma" not in weights
     plain = not gated and "block_00/layer_scale_1/gamma" not in weights
-    if spelled_as_eva and plain and token and norm_of_all:
-        found["key_bias"] = why
-    return found
+    bare = not (token or norm_of_all or "registers/tokens" in weights or "block_00/attention/qkv/bias" in weights)
+    rotary = "timm's models of such arrays differ in their rotary positions"
+    late = "timm has such models whose norms follow the residual branches, which is not supported"
+    rows = (
+        ("rotary_embedding", spelled_as_eva or not table, rotary),
+        ("rotary_grid", spelled_as_eva or not table, rotary),
+        ("layer_norm_epsilon", not table, "timm has such models of 1e-5 and of 1e-6"),
+        (
+            "pooling",
+            not table and token and norm_of_all,
+            "timm has such models of the class token and of the mean of the patches",
+        ),
+        ("pooling", pool and token, "timm has such models whose attention pooling is another"),
+        ("num_heads", norm_of_all and not (token or pool), "timm has such models of other numbers of heads"),
+        (
+            "activation",
+            "norm_before_blocks/gamma" in weights or (not token and norm_of_all),
+            "timm has such models of several GELUs",
+        ),
+        ("qkv_bias", bare, late),
+        ("key_bias", spelled_as_eva and plain and token and norm_of_all, late),
+    )
+    return {field: reason for field, applies, reason in rows if applies}

@@ -24,8 +24,8 @@ from keras_vit.models.vit.names.original import (
     OPENAI_CLIP,
 )
 from keras_vit.models.vit.names.timm import DEIT, TIMM
-from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Found, Positions
-from keras_vit.weights.record import read_record
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Positions
+from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
 # The function that reads the fields which arrays do not show, by source. Sources with marks precede those without.
@@ -42,8 +42,8 @@ _POSITIONS = "position_embedding/embeddings"
 
 def read_config(file, grid_size=None):
     """Returns the `Found` of a `CanonicalFile`; `grid_size` is (rows, columns) of its position embeddings."""
-    found = Found(file.path)
-    found.position_interpolation = file.source.position_interpolation
+    entrance = "patch_embedding/kernel" if file.size("root_conv/kernel", 4, 3) is None else "root_conv/kernel"
+    found = begin(file, entrance)
     if file.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in file.weights:
         # Its code antialiases only with registers.
         found.position_interpolation = "bicubic_antialias"
@@ -80,8 +80,6 @@ def _read_arrays(file, found):
             found.put(STATED, **{name: value})
     found.put(
         STATED,
-        in_channels=file.size("patch_embedding/kernel" if root_width is None else "root_conv/kernel", 4, 2),
-        num_classes=file.size("head/bias", 1, 0) or 0,
         class_token="class_token/tokens" in weights,
         distillation_token="distillation_token/tokens" in weights,
         num_registers=weights["registers/tokens"][1] if "registers/tokens" in weights else 0,

@@ -21,7 +21,8 @@ def read_config(file, found):
 
 def _read_architecture(file, found):
     fields = timm_models.of_folder(file.path, file.config)
-    unknown = timm_models.unknown_of_folder(file.config, fields)
+    why = f"it is not in the folder's model_args, and timm's architecture {file.model_name!r} is not known"
+    unknown = {name: why for name in ("num_heads", *timm_models.DEFAULT) if name not in fields}
     own = fields.pop("act_layer", None)
     if found.get("gated_mlp"):
         # Gated MLPs have another default.
@@ -30,23 +31,18 @@ def _read_architecture(file, found):
     if "num_heads" in fields:
         timm_config.put_heads(file, found, fields.pop("num_heads"), f"{KNOWN} {file.model_name}")
     found.put(f"{KNOWN} {file.model_name}", **fields)
-    for name, reason in unknown.items():
-        if name != "num_heads" or "num_heads" not in found.values:
-            found.leave(reason, name)
+    found.doubt(unknown)
 
 
 def _read_state_dict(file, found):
-    source, weights = file.source, file.weights
+    source = file.source
     epsilon = 1e-5 if source.name == "timm" and found.get("norm_before_blocks") else source.layer_norm_epsilon
     fields = {"activation": source.activation, "layer_norm_epsilon": epsilon}
     found.put(f"{DEFAULT} {source.name}", rotary_embedding=None, rotary_grid=None)
     # DeiT III's own files have the layer scales of `Eva`.
     marks = [key for key in file.shapes if timm_models.of_eva(key)]
     of_deit = source.name == "deit" and all("gamma" in key for key in marks)
-    unknown = timm_models.unknown_of_arrays(weights, bool(marks) and not of_deit, found.get("gated_mlp"))
-    for name, reason in unknown.items():
-        if name != "num_heads" or "num_heads" not in found.values:
-            found.leave(reason, name)
+    found.doubt(timm_models.unknown_of_arrays(file.weights, bool(marks) and not of_deit, found.get("gated_mlp")))
     if found.get("gated_mlp"):
         found.put(f"{DEFAULT} {source.name}", activation=source.gated_activation)
         fields.pop("activation")
