@@ -41,8 +41,9 @@ def save_weights(
             repository that does not exist is created, and public.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict or, without this suffix, a folder that
-            `timm.create_model("local-dir:...")` loads, or "huggingface" for a folder of the transformers class that
-            computes the same: of ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
+            `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model, or
+            "huggingface" for a folder of the transformers class that computes the same: of ViT, DeiT, I-JEPA, DINOv2,
+            DINOv3, SigLIP, CLIP or BiT.
         allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
             "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"` for a state dict; a folder says
             it.
