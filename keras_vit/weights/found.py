@@ -116,6 +116,19 @@ class Found:
                 yield name, self.get(name), fields[name]
 
 
+def attempt_preprocessing(found, origin, read):
+    """Sets the preprocessing to the constants that `read()` returns, or leaves it unknown if they are invalid."""
+
+    def preprocessing():
+        constants = read()
+        try:
+            return Preprocessing(**constants)
+        except ValueError as error:
+            raise ValueError(f"Cannot load {found.path!r}: its preprocessing is invalid. {error}") from None
+
+    found.attempt(origin, "preprocessing", preprocessing)
+
+
 def put_preprocessing(found, source, known=True):
     """Adds the preprocessing of the published models of a source, or leaves it unknown if they differ in it."""
     if source.preprocessing is None or not known:

@@ -5,7 +5,7 @@ import re
 from keras_vit import arguments
 from keras_vit.config import DEFAULT_IMAGE_SIZE, Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.weights.found import DEFAULT, KNOWN, STATED
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, attempt_preprocessing
 from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
@@ -54,7 +54,7 @@ def read_folder(file, found):
         states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
         origin = STATED if states else f"{DEFAULT} timm"
         origin = f"{KNOWN} {file.model_name}" if "assumed" in file.facts else origin
-        found.attempt(origin, "preprocessing", lambda: _preprocessing(file.path, pretrained))
+        attempt_preprocessing(found, origin, lambda: of_pretrained_cfg(pretrained))
     read_labels(found, file.config, file.config.get("label_names") or pretrained.get("label_names"), of_timm=True)
     size = pretrained.get("input_size")
     size = size[1:] if isinstance(size, (tuple, list)) else size
@@ -110,13 +110,6 @@ def unread(config, read, harmless):
     return {
         key: value for key, value in config.items() if value and key not in read and not re.fullmatch(harmless, key)
     }
-
-
-def _preprocessing(path, pretrained):
-    try:
-        return Preprocessing(**of_pretrained_cfg(pretrained))
-    except ValueError as error:
-        raise ValueError(f"Cannot load {path!r}: its preprocessing is invalid. {error}") from None
 
 
 def of_pretrained_cfg(config):

@@ -9,7 +9,7 @@ from keras_vit.files import replacing
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import STATED
+from keras_vit.weights.found import STATED, attempt_preprocessing
 from keras_vit.weights.labels import TASKS, read_labels
 from keras_vit.weights.write import write_safetensors
 
@@ -103,7 +103,7 @@ def read_folder(file, found, read):
             "outputs."
         )
     if isinstance(preprocessor, dict):
-        found.attempt(STATED, "preprocessing", lambda: _preprocessing(file.path, preprocessor, config))
+        attempt_preprocessing(found, STATED, lambda: of_processor(file.path, preprocessor, config))
     # With one label and no problem_type, transformers computes the loss of a regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)
@@ -112,15 +112,6 @@ def read_folder(file, found, read):
         # The config.json of a BiT has no size.
         size = size_of_images(file.path, preprocessor)
     timm_config.read_image_size(file, found, size)
-
-
-def _preprocessing(path, preprocessor, config):
-    try:
-        return Preprocessing(**of_processor(path, preprocessor, config))
-    except ValueError as error:
-        if str(error).startswith("Cannot load"):
-            raise
-        raise ValueError(f"Cannot load {path!r}: its preprocessing is invalid. {error}") from None
 
 
 def of_processor(path, preprocessor, config):

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 
-from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 from keras_vit.weights.read.torchscript import read_tensors
 
 # In order of choice: moving averages, as in timm; a teacher or target encoder before the model that learns from it.
@@ -39,13 +39,7 @@ class PthFile(WeightsFile):
             self.entries[key] = self._entry(key, tensor)
 
     def _load(self):
-        try:
-            import torch
-        except ImportError as error:
-            raise ImportError(
-                f"Reading {self.path!r} needs PyTorch, which cannot be imported. Install torch, whichever backend "
-                "Keras uses, or convert the file to .safetensors where PyTorch is installed."
-            ) from error
+        torch = imported(self.path, "torch", "PyTorch")
         with open(self.path, "rb") as file:
             zipped = file.read(2) == b"PK"
         if zipped:

@@ -4,7 +4,7 @@ import glob
 import os
 import re
 
-from keras_vit.weights.read.file import Entry, WeightsFile, checked, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, refuse, refusing_damage
 
 # The end of the name of a variable's average, which is what a training run publishes.
 AVERAGE = "ExponentialMovingAverage"
@@ -41,9 +41,9 @@ class TensorFlowCheckpoint(WeightsFile):
         super().__init__(checked(f"{self._prefix}.index"))
         # TensorFlow checks a checksum of each block and array.
         self.verified = True
-        load = _loader(self._prefix)
+        tf = imported(self._prefix, "tensorflow", "TensorFlow")
         with refusing_damage(self.path):
-            self._reader = load(self._prefix)
+            self._reader = tf.train.load_checkpoint(self._prefix)
             shapes = dict(self._reader.get_variable_to_shape_map())
             dtypes = self._reader.get_variable_to_dtype_map()
         averages = {name.removesuffix(f"/{AVERAGE}") for name in shapes if name.endswith(f"/{AVERAGE}")}
@@ -77,14 +77,3 @@ class TensorFlowCheckpoint(WeightsFile):
 
     def _read(self, _, key):
         return self._reader.get_tensor(self._names[key])
-
-
-def _loader(prefix):
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(
-            f"Reading {prefix!r} needs TensorFlow, which cannot be imported. Install tensorflow, whichever backend "
-            "Keras uses, or convert the file to .safetensors where TensorFlow is installed."
-        ) from error
-    return tf.train.load_checkpoint
