@@ -58,7 +58,8 @@ def test_state_dict_of_timm_comes_back_bit_for_bit(name, tmp_path):
 
 
 def test_written_timm_folder_keeps_the_config(tmp_path):
-    model = keras_vit.CoAtNet("test_coatnet", image_size=(32, 64), num_classes=3)
+    preprocessing = keras_vit.Preprocessing(mean=[0.5] * 3, std=[0.4] * 3, antialias=True)
+    model = keras_vit.CoAtNet("test_coatnet", image_size=(32, 64), num_classes=3, preprocessing=preprocessing)
     keras_vit.save_weights(model, tmp_path, "timm")
     file = tmp_path / "model.safetensors"
     # The file of timm does not contain this package's record.
