@@ -32,7 +32,8 @@ def from_directory(
     Args:
         path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
             their names, for prediction.
-        class_names: The classes in label order; None: all subfolders, sorted by name.
+        class_names: The classes in label order; None: all subfolders, sorted by name. For validation, pass those of the
+            training data: a class without a folder keeps its label, if all folders belong to classes.
         validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
             uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
@@ -76,7 +77,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     if labelled:
         names = _class_folders(path, class_names, may_lack)
         groups = {name: image_files_of(path / name) for name in names}
-        empty = [name for name, files in groups.items() if not files]
+        empty = [name for name, files in groups.items() if not files and (path / name).is_dir()]
         if empty and not may_lack:
             raise ValueError(f"Expected images of each class. None found in {str(path / empty[0])!r}")
     elif class_names is not None:
@@ -110,7 +111,8 @@ def _class_folders(path, class_names, may_lack):
     names = found if class_names is None else [str(name) for name in class_names]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"Expected `class_names` without repetition. Received twice: {repeated}")
-    if (unknown := sorted(set(names) - set(found))) and not may_lack:
+    unknown = sorted(set(names) - set(found))
+    if unknown and not may_lack and (set(found) - set(names) or len(unknown) == len(names)):
         raise ValueError(f"Expected a folder for each of `class_names` in {str(path)!r}. There is none for: {unknown}")
     parts = [[name for name in found if name.lower() in of] for of in (TRAIN_FOLDERS, TEST_FOLDERS)]
     if class_names is None and all(parts):

@@ -28,9 +28,9 @@ def from_dataframe(
             columns.
         directory: The folder that relative paths start from; None: the CSV file's folder, or the current one.
         path_column: The column of image paths.
-        label_column: The column of labels: names, or integers counted from 0. A list of 0/1 columns, one per class,
-            gives multi-hot labels. With `labels="float"`: the column or columns of regression targets, as float32
-            labels (batch, columns). None: unlabeled images, in the frame's order.
+        label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of 0/1
+            columns, one per class, gives multi-hot labels. With `labels="float"`: the column or columns of regression
+            targets, as float32 labels (batch, columns). None: unlabeled images, in the frame's order.
         label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one per
             cell.
         weight_column: The column of sample weights, at least 0, for (images, labels, weights); None for no weights.
@@ -67,6 +67,8 @@ def from_dataframe(
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
     paths = _paths(columns[path_column], lines, base if directory is None else directory, extension)
 
+    # A fold has the classes of its table, though it may lack a rare one.
+    known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
     if label_column is None:
         labels, kind, names, count = None, None, (), 0
     elif options.get("labels") == "float":
@@ -76,9 +78,9 @@ def from_dataframe(
         labels, kind, names, count = indicators(columns, label_columns, lines)
     elif label_separator is not None:
         cells = columns[label_column]
-        labels, kind, names, count = several_classes(cells, lines, class_names, num_classes, label_separator)
+        labels, kind, names, count = several_classes(cells, lines, class_names, num_classes, label_separator, known)
     else:
-        labels, kind, names, count = classes(columns[label_column], lines, class_names, num_classes)
+        labels, kind, names, count = classes(columns[label_column], lines, class_names, num_classes, known)
     if kind in ("int", "multi_hot") and count < 2:
         raise ValueError(f"Expected two classes or more in column {label_column!r}. Received: {list(names) or count}")
     if kind is None or options.get("labels") == "none":

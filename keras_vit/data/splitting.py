@@ -17,8 +17,8 @@ def folds(
 ) -> Iterator[tuple[dict, dict]]:
     """Yields k pairs (training, validation) of a table for cross-validation, as dicts of columns for `from_dataframe`.
 
-    Pass it `directory` if paths are relative. For validation, pass `class_names=data.class_names` of the training data,
-    since a fold may lack a rare class.
+    Pass it `directory` if paths are relative. All folds have the classes of the table, though a fold may lack images of
+    a rare class.
 
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.

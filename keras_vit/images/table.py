@@ -3,6 +3,7 @@
 import csv
 import logging
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,12 +15,12 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class Part(dict):
-    """Some rows of a table as {name: values}, which errors call by their lines in the whole."""
+    """Some rows of a table as {name: values}. Errors call rows by their lines in the whole, which has all classes."""
 
     def __init__(self, columns, lines, chosen):
         super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
         what, numbers = lines
-        self.lines = what, [numbers[row] for row in chosen]
+        self.lines, self.whole = (what, [numbers[row] for row in chosen]), columns
 
 
 def columns_of(frame):
@@ -39,8 +40,7 @@ def columns_of(frame):
     path = Path(frame)
     if not path.is_file():
         raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")
-    rows = csv_rows(path)
-    header, rows = (rows[0], rows[1:]) if rows else ([], [])
+    header, *rows = csv_rows(path) or [[]]
     lines = "line", range(2, len(rows) + 2)
     bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]
     fail(f"Expected {len(header)} cells, as in the header of {str(path)!r}", lines, bad)
@@ -62,6 +62,11 @@ def integer(value):
         return int(float(value)) if float(value) == int(float(value)) else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def class_number(value):
+    """Parses a class number; None for names, such as "001"."""
+    return None if isinstance(value, str) and re.match(r"\s*[+-]?0\d", value) else integer(value)
 
 
 def real(value):
@@ -91,21 +96,26 @@ def fail(expected, lines, bad, error=ValueError):
         raise error(f"{expected}. Received: {shown}{more}")
 
 
-def classes(cells, lines, class_names, num_classes):
-    """Parses one class per row. Returns (labels, kind, class names, number of classes)."""
+def classes(cells, lines, class_names, num_classes, known=()):
+    """Parses one class per row. Returns (labels, kind, class names, number of classes).
+
+    `known` are more cells that the classes are inferred from.
+    """
     _refuse_lists(cells, lines)
     fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
-    lookup, names, count = _lookup(cells, class_names, num_classes)
+    known = [cell for cell in known if not empty(cell)]
+    lookup, names, count = _lookup([*cells, *known], class_names, num_classes)
     return [row[0] for row in _numbers([[c] for c in cells], lookup, count, lines)], "int", names, count
 
 
-def several_classes(cells, lines, class_names, num_classes, separator):
+def several_classes(cells, lines, class_names, num_classes, separator, known=()):
     """Like `classes`, for any number of classes per row: multi-hot labels."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
-    cells = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in cells]
-    lookup, names, count = _lookup([part for cell in cells for part in cell], class_names, num_classes)
+    parts = [[] if empty(c) else [part for part in str(c).split(separator) if part] for c in [*cells, *known]]
+    lookup, names, count = _lookup([part for cell in parts for part in cell], class_names, num_classes)
+    cells = parts[: len(cells)]
     numbers = _numbers(cells, lookup, count, lines)
     return [[float(k in row) for k in range(count)] for row in map(set, numbers)], "multi_hot", names, count
 
@@ -157,18 +167,19 @@ def _lookup(values, class_names, num_classes):
 
         def find(value):
             # A DataFrame with missing values turns 1 into 1.0.
-            number = integer(value)
+            number = class_number(value)
             return index.get(str(value), None if number is None else index.get(str(number)))
 
         return find, tuple(index), len(index)
-    integers = [integer(v) for v in values]
+    integers = [class_number(v) for v in values]
     if None not in integers:
-        return integer, (), _count(integers) if num_classes is None else num_classes
+        return class_number, (), _count(integers) if num_classes is None else num_classes
     if num_classes is not None:
         raise ValueError(f"Expected integers as labels for `num_classes`. Received: {values[integers.index(None)]!r}")
-    if None not in map(real, values):
+    fractions = [v for v in values if integer(v) is None]
+    if fractions and None not in map(real, values):
         raise ValueError(
-            f"Expected labels that are names, or integers. Received: {values[integers.index(None)]!r}. "
+            f"Expected labels that are names, or integers. Received: {fractions[0]!r}. "
             "labels='float' takes regression targets; pass `class_names` if they are names"
         )
     index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}

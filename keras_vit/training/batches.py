@@ -107,7 +107,9 @@ def data_problems(model, graph, seen, num_classes, loss):
 
 
 def names_differ(names, others):
-    """Whether two lists of class names differ; empty lists and plain numbers fit any names."""
+    """Whether two lists of class names differ; empty lists fit any names, plain numbers all names but numbers."""
+    if names and others and set(names) & set(others):
+        return list(names) != list(others)
     given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
     return len(given) == 2 and given[0] != given[1]
 

@@ -143,6 +143,21 @@ def test_labels_counted_from_1_cause_warning(folder, caplog):
     assert make(table, folder, num_classes=4).class_names == ["0", "1", "2", "3"] and len(caplog.records) == 1
 
 
+def test_csv_cells_are_text_with_quotes_and_no_missing_values(folder, tmp_path):
+    names = ["NA", "null", 'a "b"', "x, y", "two\nlines", "1e2"]
+    lines = [f'{path},"{name.replace(chr(34), chr(34) * 2)}"' for path, name in zip(PATHS, names, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(["path,label", *lines]))
+    data = make(tmp_path / "a.csv", folder)
+    assert data.class_names == sorted(names) and labels(data) == [sorted(names).index(name) for name in names]
+
+
+def test_numbers_with_leading_zeros_are_names(folder):
+    data = make({"path": PATHS, "label": ["001", "003", "010", "001", "003", "010"]}, folder)
+    assert data.class_names == ["001", "003", "010"] and labels(data) == [0, 1, 2] * 2
+    assert make({"path": PATHS, "label": ["1", "0", "2"] * 2}, folder).class_names == ["0", "1", "2"]
+    refuses("row 0: '01'", make, {"path": PATHS, "label": ["01", "1"] * 3}, folder, class_names=["1", "2"])
+
+
 def test_regression_targets(folder):
     table = {"path": PATHS, "age": ["1.5", 2, -3.0, 0, 1e3, 7], "size": range(6)}
     one = make(table, folder, label_column="age", labels="float")

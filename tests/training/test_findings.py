@@ -225,3 +225,10 @@ def test_preflight_accepts_nested_and_other_models():
     found = look(plain, (RNG.normal(size=(6, 4)), RNG.normal(size=6)), "mse")
     assert found.num_classes == 1 and found.expected_values is None and found.images_per_class is None
     assert "mse" in str(found) and isinstance(keras_vit.training.preflight, type(look))
+
+
+def test_numbers_as_class_names_are_compared_with_numbers():
+    numbers = [str(i) for i in range(12)]
+    assert batches.names_differ(numbers, sorted(numbers)) and batches.names_differ(["0", "1", "2"], ("0", "2"))
+    named = [f"class{i}" for i in range(12)]
+    assert not batches.names_differ(numbers, named) and not batches.names_differ(numbers, [])
