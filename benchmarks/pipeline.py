@@ -48,7 +48,7 @@ SHORTER_SIDE = 256
 
 
 def ours(folder, policy="none"):
-    return data.from_directory(folder, image_size=SIZE, batch_size=BATCH, repeat=True, policy=policy)
+    return data.from_directory(folder, image_size=SIZE, batch_size=BATCH, repeat=True, augment=policy)
 
 
 def by_keras(folder):

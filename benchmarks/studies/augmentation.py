@@ -35,7 +35,7 @@ def batches(images, labels, policy, updates, seed):
         class_names=(),
         num_classes=10,
     )
-    options = {"crop": "pad", "policy": policy, "labels": "one_hot", "normalize": False, "image_size": 32}
+    options = {"crop": "pad", "augment": policy, "labels": "one_hot", "normalize": False, "image_size": 32}
     return keras_vit.data.pipeline(
         source, **options, batch_size=BATCH, repeat=True, num_batches=updates, seed=seed, num_parallel_calls=1
     )

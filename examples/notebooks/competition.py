@@ -121,7 +121,7 @@ settings = {
     "epochs": 2 if weights or QUICK else 12,
     "learning_rate": 3e-4 if weights else 2e-3,
     "batch_size": 16,
-    "policy": keras_vit.data.Policy(mixup=0.2),
+    "augment": keras_vit.data.Policy(mixup=0.2),
 }
 
 
@@ -180,7 +180,7 @@ for fold, (train_rows, valid_rows) in enumerate(keras_vit.data.folds(train, sett
     print(f"fold {fold}: {len(train_rows['label'])} images to train on, {len(valid_rows['label'])} held out")
     model = build()
     training = dataset(
-        train_rows, model, training=True, policy=settings["policy"], scale=(0.5, 1.0), flip=weights is not None
+        train_rows, model, training=True, augment=settings["augment"], scale=(0.5, 1.0), flip=weights is not None
     )
     validation = dataset(valid_rows, model, training=False)
     history = fit(model, training, validation)

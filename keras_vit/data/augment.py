@@ -1,6 +1,9 @@
 import dataclasses
 
+import keras
+
 from keras_vit import arguments
+from keras_vit.data.keras_layers import mixes
 from keras_vit.data.operations import OFFICIAL, TIMM
 from keras_vit.data.source import tf
 
@@ -76,6 +79,36 @@ POLICIES = {
     "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1, operations="timm"),
 }
 """The `Policy` of each name: AugReg's seven, CoAtNet's and DeiT's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """The policy and the layers of `augment`: those for single images, and those that mix the images of a batch."""
+
+    policy: Policy = POLICIES["none"]
+    layers: tuple[keras.layers.Layer, ...] = ()
+    mixers: tuple[keras.layers.Layer, ...] = ()
+
+    @property
+    def mixes(self):
+        """Whether it needs one-hot labels, because it mixes or smooths them."""
+        return self.policy.mixes or bool(self.mixers)
+
+
+def augmentation(value):
+    """Returns an `Augmentation` of a policy, the name of one, a layer, a list of them, or None."""
+    parts = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    layers = [part for part in parts if isinstance(part, keras.layers.Layer)]
+    policies = [part for part in parts if not isinstance(part, keras.layers.Layer)]
+    if len(policies) > 1:
+        raise arguments.invalid("augment", "at most one policy, and layers", value)
+    policy = policies[0] if policies else "none"
+    if not isinstance(policy, Policy):
+        if not isinstance(policy, str):
+            raise arguments.invalid("augment", "a policy, its name, or layers of Keras or keras-cv", policy)
+        policy = POLICIES[arguments.one_of("augment", policy, tuple(POLICIES))]
+    single = tuple(layer for layer in layers if not mixes(layer))
+    return Augmentation(policy, single, tuple(layer for layer in layers if mixes(layer)))
 
 
 class RandAugment:

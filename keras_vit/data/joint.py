@@ -27,7 +27,7 @@ def relabelled(source: Source, labels: Any) -> Source:
     >>> data = keras_vit.data.from_dataframe({"path": [path] * 3}, label_column=None, image_size=16)
     >>> teacher = keras_vit.ViT("Ti/16", image_size=16, num_layers=1, num_classes=2)
     >>> labels = keras_vit.semi_supervised.pseudo_labels(teacher, data, per_class=2)
-    >>> chosen = keras_vit.data.pipeline(relabelled(data.source, labels), image_size=16, policy="light1")
+    >>> chosen = keras_vit.data.pipeline(relabelled(data.source, labels), image_size=16, augment="light1")
     >>> next(iter(chosen))[1].shape
     (2, 2)
     """
@@ -136,7 +136,7 @@ def with_unlabelled(
         labelled: Batches of (images, labels).
         unlabelled: Batches of images.
         augmented: Batches of the same images in the same order, augmented: two pipelines of one source and seed, such
-            as with `labels="none"` and a `policy` for one of them, keep the order.
+            as with `labels="none"` and `augment` for one of them, keep the order.
 
     Raises:
         ValueError: If the batches have other parts.

@@ -1,6 +1,7 @@
 import keras
 
 from keras_vit.data.augment import Policy
+from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
 
@@ -31,10 +32,12 @@ class Mix:
     def __init__(self, policy: Policy):
         self.smoothing = policy.label_smoothing
         self.layers = []
+        # float32 under any dtype policy: a lower precision would round the pixels.
+        options = {"data_format": "channels_last", "dtype": "float32"}
         if policy.mixup:
-            self.layers.append(seeded("MixUp", alpha=policy.mixup))
+            self.layers.append(unchecked(keras.layers.MixUp(alpha=policy.mixup, **options)))
         if policy.cutmix:
-            self.layers.append(seeded("CutMix", factor=(policy.cutmix, policy.cutmix)))
+            self.layers.append(unchecked(keras.layers.CutMix(factor=(policy.cutmix, policy.cutmix), **options)))
 
     def __call__(self, images: "tf.Tensor", labels: "tf.Tensor", seed: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
         if self.smoothing:
@@ -48,31 +51,12 @@ class Mix:
         return tf.ensure_shape(outputs["images"], images.shape), tf.ensure_shape(outputs["labels"], labels.shape)
 
 
-class _Seeds(keras.random.SeedGenerator):
-    """Derives seeds from one seed tensor; Keras' own increments a variable, so threads and restarts change it."""
+def mixer(layer, image, num_classes):
+    """Returns a layer of Keras or keras-cv as a function of (images, labels, seed) for images of shape `image`."""
+    mix = seeded(layer, {"images": tf.TensorSpec((None, *image)), "labels": tf.TensorSpec((None, num_classes))})
 
-    def __init__(self, seed):
-        # No `super().__init__`, which would create the variable.
-        self.seed, self.drawn = seed, 0
-
-    def next(self, ordered=True):
-        self.drawn += 1
-        return tf.random.fold_in(self.seed, self.drawn)
-
-
-def seeded(name, **config):
-    """Returns one of Keras' random image layers as a function of (inputs, seed tensor), for tf.data on any backend."""
-
-    class Seeded(getattr(keras.layers, name)):
-        def get_random_transformation(self, data, training=True, seed=None):
-            return super().get_random_transformation(data, training, seed=self.draw())
-
-    # float32 under any dtype policy: a lower precision would round the pixels.
-    layer = Seeded(**config, data_format="channels_last", dtype="float32")
-
-    def call(inputs, seed):
-        # A function, since Keras would track a SeedGenerator attribute as state of the layer.
-        layer.draw = lambda: _Seeds(seed)
-        return layer(inputs, training=True)
+    def call(images, labels, seed):
+        outputs = mix({"images": images, "labels": labels}, seed)
+        return outputs["images"], outputs["labels"]
 
     return call

@@ -1,13 +1,14 @@
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
-from keras_vit.data.arguments import inputs_of, labels_of
-from keras_vit.data.augment import POLICIES, Policy
+from keras_vit.data.arguments import inputs_of, labels_of, refuse_removed
+from keras_vit.data.augment import Policy, augmentation
 from keras_vit.data.broken import BrokenImages, in_place
 from keras_vit.data.crop import Crop
 from keras_vit.data.epochs import Epochs
@@ -22,24 +23,16 @@ def pipeline(
     image_size: int | tuple[int, int] | None = None,
     batch_size: int = 32,
     training: bool = True,
+    augment: str | Policy | keras.layers.Layer | Sequence[Policy | keras.layers.Layer] | None = None,
     crop: str | None = None,
-    flip: bool | None = None,
-    policy: str | Policy = "none",
-    labels: str | None = None,
-    normalize: bool | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    channels: int | None = None,
     scale: tuple[float, float] = (0.05, 1.0),
     resize_size: int | tuple[int, int] | None = None,
-    interpolation: str | None = None,
-    antialias: bool | None = None,
-    crop_fraction: float | None = None,
-    resize_mode: str | None = None,
-    value_range: tuple[float, float] | None = None,
+    flip: bool | None = None,
+    labels: str | None = None,
+    normalize: bool | None = None,
+    channels: int | None = None,
     max_pixels: int = 50_000_000,
-    shuffle: bool | None = None,
-    shuffle_buffer: int = 10_000,
+    shuffle: bool | int | None = None,
     seed: int = 0,
     repeat: bool = False,
     cache: bool | str | os.PathLike = False,
@@ -50,6 +43,7 @@ def pipeline(
     skip_batches: int = 0,
     num_batches: int | None = None,
     num_parallel_calls: int | None = None,
+    **removed: Any,
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
@@ -85,24 +79,24 @@ def pipeline(
 
     Args:
         source: A `Source`.
-        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one, for `value_range`, `mean`, `std`,
-            `interpolation`, `antialias`, `crop_fraction` and `resize_mode`; a model also sets `image_size`, `channels`
-            and, if it scales raw images itself, `normalize=False`. Other arguments take precedence. None: the defaults
-            below.
+        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one. A model also sets `image_size`,
+            `channels` and, if it scales raw images itself, `normalize=False`, unless these arguments are given. None:
+            `keras_vit.Preprocessing()`, which scales images to [-1, 1].
         image_size: Integer, or (height, width), in pixels; 224 by default.
         batch_size: Integer, images per batch, of all processes together.
         training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
-        crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size`, `interpolation`,
-            `antialias`, `crop_fraction` and `max_pixels`.
-        flip, shuffle: Bool, mirror half of the images, and shuffle; None: as `training`.
-        policy: A `Policy`, or the name of one in `POLICIES`.
-        labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless the policy mixes or smooths.
-        normalize: Bool, True by default: `(x / 255 - mean) / std`, or as `value_range` says; False gives 0..255,
-            but for the noise of erased rectangles.
-        mean, std: Float, or one per channel, of images scaled to [0, 1]; 0.5 by default, which gives [-1, 1].
+        augment: A `Policy`, the name of one in `POLICIES`, a layer of Keras or keras-cv, or a list of layers with at
+            most one policy. Layers get images of 0..255 after the operations of the policy, in their order. Layers that
+            mix images, such as MixUp and CutMix, get batches with one-hot labels. The seed of the pipeline replaces
+            the seeds of layers. None: no augmentation but crops and flips.
+        crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size` and `max_pixels`.
+        flip: Bool, mirror half of the images; None: as `training`.
+        labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless `augment` mixes or smooths.
+        normalize: Bool, True by default, scale images as in `preprocessing`; False gives 0..255, but for the noise of
+            erased rectangles.
         channels: Integer, the channels of the images in a batch; 3 by default.
-        value_range, resize_mode: As in `keras_vit.Preprocessing`.
-        shuffle_buffer: Integer, the number of images in the shuffle buffer; files are fully shuffled.
+        shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True is 10,000, None is
+            as `training`.
         seed: Integer.
         repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
@@ -117,29 +111,21 @@ def pipeline(
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Raises:
+        TypeError: If an argument of version 0.2 is given; the error contains the argument to write instead.
         ValueError: If an argument does not fit the others or the source, or no image decodes.
     """
-    inputs = inputs_of(
-        preprocessing,
-        image_size=image_size,
-        channels=channels,
-        normalize=normalize,
-        mean=mean,
-        std=std,
-        interpolation=interpolation,
-        antialias=antialias,
-        crop_fraction=crop_fraction,
-        resize_mode=resize_mode,
-        value_range=value_range,
-    )
+    refuse_removed(removed, preprocessing)
+    inputs = inputs_of(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
     record = inputs["preprocessing"]
     image_size = arguments.pair("image_size", inputs["image_size"])
     channels = arguments.positive_int("channels", inputs["channels"])
     record.check_channels(channels)
-    if not isinstance(policy, Policy):
-        policy = POLICIES[arguments.one_of("policy", policy, tuple(POLICIES))]
-    labels = labels_of(source, labels, policy)
-    for name, count in (("batch_size", batch_size), ("num_shards", num_shards), ("shuffle_buffer", shuffle_buffer)):
+    augmented = augmentation(augment)
+    policy = augmented.policy
+    labels = labels_of(source, labels, augmented)
+    shuffle = training if shuffle is None else shuffle
+    shuffle_buffer = 10_000 if isinstance(shuffle, bool) else shuffle
+    for name, count in (("batch_size", batch_size), ("num_shards", num_shards), ("shuffle", shuffle_buffer)):
         arguments.positive_int(name, count)
     arguments.optional(arguments.positive_int, "num_batches", num_batches)
     arguments.non_negative_int("skip_batches", skip_batches)
@@ -152,8 +138,10 @@ def pipeline(
             "Expected `pad_remainder` without `repeat` and `drop_remainder`, which leave no batch to fill. Received: "
             f"repeat={repeat}, drop_remainder={drop_remainder}"
         )
-    if pad_remainder and policy.mixes:
-        raise ValueError(f"Expected no `pad_remainder` with a policy that mixes or smooths labels. Received: {policy}")
+    if pad_remainder and augmented.mixes:
+        raise ValueError(
+            f"Expected no `pad_remainder` with `augment` that mixes or smooths labels. Received: {augmented}"
+        )
     if num_shards > 1 and not (repeat or drop_remainder or pad_remainder):
         raise ValueError(
             "Expected `repeat`, `drop_remainder` or `pad_remainder` with several shards, since they would share an "
@@ -178,7 +166,6 @@ def pipeline(
         record,
     )
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
-    shuffle = training if shuffle is None else shuffle
 
     def build():
         # The same in each process, since they share the order of the images and its random numbers.
@@ -203,7 +190,7 @@ def pipeline(
         )
         length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
         row_weight = epochs.row_weight(length) if pad_remainder else None
-        steps = Steps(cut, policy, source, labels, record, inputs["normalize"], files, root, row_weight)
+        steps = Steps(cut, augmented, source, labels, record, inputs["normalize"], files, root, row_weight)
 
         # Captures only what it needs, since TensorFlow never frees a dataset's Python functions.
         def try_decode(record):
@@ -234,7 +221,7 @@ def pipeline(
             filler = stand_in if pad_remainder else None
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
         # Without mixing, the work is too small for threads.
-        data = data.map(steps.finish, parallel if policy.mixes else None)
+        data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
         data = epochs.watched(data.prefetch(tf.data.AUTOTUNE), broken, length)

@@ -2,7 +2,8 @@ import numpy as np
 
 from keras_vit.data.augment import RandAugment
 from keras_vit.data.erase import RandomErasing
-from keras_vit.data.mix import Mix
+from keras_vit.data.keras_layers import seeded
+from keras_vit.data.mix import Mix, mixer
 from keras_vit.data.source import tf
 
 
@@ -12,7 +13,7 @@ class Steps:
     With a `row_weight`, each image has a weight: this one, times its own; 0 if its index is negative.
     """
 
-    def __init__(self, cut, policy, source, labels, preprocessing, normalize, files, root, row_weight=None):
+    def __init__(self, cut, augmentation, source, labels, preprocessing, normalize, files, root, row_weight=None):
         self._cut, self._labels, self._num_classes, self._files = cut, labels, source.num_classes, files
         keys = source.records.element_spec
         self._beside = [] if labels is None else [key for key in ("label", "weight") if key in keys]
@@ -20,13 +21,17 @@ class Steps:
         offset, divisor = (np.array(c, "float32") for c in preprocessing.offset_and_scale)
         self._scale = (offset, divisor) if normalize else None
         self._root = tf.random.stateless_uniform((), root, None, None, "int64")
+        policy = augmentation.policy
         self._augment = self._erase = None
         if policy.randaugment:
             self._augment = RandAugment(*policy.randaugment, policy.magnitude_std, policy.operations)
         if policy.erasing:
             mean_and_std = (0.0, 1.0) if normalize else (offset, divisor)
             self._erase = RandomErasing(policy.erasing, *mean_and_std)
-        self._mix = Mix(policy) if policy.mixes else None
+        image = (*cut.image_size, cut.channels)
+        self._layers = [seeded(layer, tf.TensorSpec((1, *image))) for layer in augmentation.layers]
+        self._mixers = [Mix(policy)] if policy.mixes else []
+        self._mixers += [mixer(layer, image, source.num_classes) for layer in augmentation.mixers]
         # Traced once, as one graph node: fewer nodes make an iteration start faster.
         self.decode, self.prepare = (
             tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
@@ -50,6 +55,8 @@ class Steps:
         image = self._cut.resize(image, seed)
         if self._augment:
             image = self._augment(image, tf.random.fold_in(seed, 1))
+        for i, layer in enumerate(self._layers):
+            image = layer(image[None], tf.random.fold_in(seed, 4 + i))[0]
         if self._scale is not None:
             offset, divisor = self._scale
             # This form gives exactly -1 and 1, unlike x * a + b; a division would take twice as long.
@@ -69,8 +76,9 @@ class Steps:
             label = tf.one_hot(label, self._num_classes)
         else:
             label = tf.cast(label, "float32")
-        if self._mix:
-            images, label = self._mix(images, label, tf.random.fold_in(self._seed(index), 3))
+        seed = tf.random.fold_in(self._seed(index), 3)
+        for i, mix in enumerate(self._mixers):
+            images, label = mix(images, label, tf.random.fold_in(seed, i) if i else seed)
         return index, missing, (images, label, *weight)
 
 

@@ -120,7 +120,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         crop=recipe.crop,
         scale=(recipe.crop_scale, 1.0),
         flip=recipe.flip,
-        policy=recipe.policy,
+        augment=recipe.policy,
         **options,
     )
     train = training()

@@ -69,7 +69,7 @@ def test_batches_are_float32_under_mixed_bfloat16(tmp_path):
 
     def first():
         policy = Policy(mixup=0.5, erasing=0.25)
-        return batches(from_directory(tmp_path, image_size=16, batch_size=6, policy=policy))[0]
+        return batches(from_directory(tmp_path, image_size=16, batch_size=6, augment=policy))[0]
 
     expected = first()
     with dtype_policy("mixed_bfloat16"):

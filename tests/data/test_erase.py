@@ -55,7 +55,7 @@ def test_erasing_image_of_any_size(height, width, channels):
 @pytest.mark.parametrize(("normalize", "mean", "std"), [(True, 0, 1), (False, 127.5, 127.5)])
 def test_erasing_noise_is_standard_normal_if_normalized(tmp_path, normalize, mean, std):
     write_classes(tmp_path, 2, 1)
-    options = {"normalize": normalize, "labels": "none", "repeat": True, "policy": Policy(erasing=1.0)}
+    options = {"normalize": normalize, "labels": "none", "repeat": True, "augment": Policy(erasing=1.0)}
     data = from_directory(tmp_path, image_size=64, batch_size=2, **options)
     images = np.concatenate([images for images, *_ in batches(data.take(50))])
     # Values outside the range of a picture are noise: 32% of the noise, on both sides together.

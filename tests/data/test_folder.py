@@ -132,7 +132,7 @@ class Count(keras.metrics.Sum):
         super().update_state(keras.ops.ones_like(y_pred[:, 0]))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 3, "cache": True, "policy": "light1"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 3, "cache": True, "augment": "light1"}], ids=str)
 def test_fit_replaces_and_reports_broken_images(ten_broken, caplog, options):
     folder, broken = ten_broken
     data = from_directory(folder, image_size=16, batch_size=16, **options)

@@ -92,7 +92,7 @@ def test_unlabelled_images_keep_order_of_frame(folder):
         ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\].*`path_column`"),
         ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
-        ({"path": PATHS}, {"label_column": None, "policy": "light2"}, "one-hot labels for a policy"),
+        ({"path": PATHS}, {"label_column": None, "augment": "light2"}, "one-hot labels for `augment`"),
     ],
 )
 def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, message):
@@ -116,7 +116,7 @@ def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, 
         (NAMES, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
         (["cat"] * 6, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
         (NAMES, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
-        (NAMES, {"label_separator": " ", "policy": "deit"}, "multi-label data or"),
+        (NAMES, {"label_separator": " ", "augment": "deit"}, "multi-label data or"),
     ],
 )
 def test_from_dataframe_refuses_invalid_labels(folder, column, options, message):
@@ -162,13 +162,13 @@ def test_regression_targets(folder):
     table = {"path": PATHS, "age": ["1.5", 2, -3.0, 0, 1e3, 7], "size": range(6)}
     one = make(table, folder, label_column="age", labels="float")
     assert labels(one) == [[1.5], [2], [-3], [0], [1000], [7]] and one.element_spec[1].dtype == "float32"
-    two = make(table, folder, label_column=["size", "age"], labels="float", policy=Policy(mixup=0.2))
+    two = make(table, folder, label_column=["size", "age"], labels="float", augment=Policy(mixup=0.2))
     assert two.element_spec[1].shape == (None, 2) and (two.num_classes, two.class_names) == (2, [])
     table["age"][2] = "nan"
     with pytest.raises(ValueError, match=r"a finite number in each of the columns \['age'\]. Received: row 2"):
         make(table, folder, label_column="age", labels="float")
     with pytest.raises(ValueError, match="regression targets without `labels` and without label smoothing"):
-        make(table, folder, label_column="size", labels="float", policy=Policy(label_smoothing=0.1))
+        make(table, folder, label_column="size", labels="float", augment=Policy(label_smoothing=0.1))
 
 
 def test_sample_weights(folder):
@@ -176,7 +176,7 @@ def test_sample_weights(folder):
     images, found, weights = next(iter(make(table, folder, weight_column="w")))
     assert weights.numpy().tolist() == [1, 0.5, 2, 0, 1, 1] and weights.dtype == "float32"
     assert images.shape == (6, 8, 8, 3) and found.numpy().tolist() == [0, 1] * 3
-    refuses("no sample weights with a policy that mixes", make, table, folder, weight_column="w", policy="light2")
+    refuses("no sample weights with `augment` that mixes", make, table, folder, weight_column="w", augment="light2")
     with pytest.raises(ValueError, match="a weight of at least 0. Received: row 0: -1; row 1: None"):
         make({**table, "w": [-1, None, 1, 1, 1, 1]}, folder, weight_column="w")
     refuses(r"There is no \['v'\]", make, table, folder, weight_column="v")

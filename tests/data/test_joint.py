@@ -30,7 +30,7 @@ def test_relabelled_source_has_chosen_images_and_labels(tmp_path, soft):
     np.testing.assert_array_equal(labels, rows if soft else hard)
     if soft:
         policy = data.Policy(mixup=0.5, label_smoothing=0.2)
-        _, labels = batches(data.pipeline(source, image_size=16, policy=policy))[0]
+        _, labels = batches(data.pipeline(source, image_size=16, augment=policy))[0]
         np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
         assert labels.min() >= 0.1 - 1e-6
     with pytest.raises(ValueError, match="`source`.*the 7 images that were labelled.*Received: 6"):
@@ -67,7 +67,7 @@ def test_set_epoch_of_joint_dataset(tmp_path):
     labelled = data.from_directory(tmp_path, **options)
     options |= {"shuffle": True, "labels": "none"}
     images = data.from_directory(tmp_path, **options)
-    augmented = data.from_directory(tmp_path, policy=data.Policy(erasing=1.0), **options)
+    augmented = data.from_directory(tmp_path, augment=data.Policy(erasing=1.0), **options)
     pseudo_labelled = data.with_pseudo_labels(labelled, labelled, num_classes=2)
     for joint in (pseudo_labelled, data.with_unlabelled(labelled, images, augmented)):
         epochs = []

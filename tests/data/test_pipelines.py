@@ -26,7 +26,7 @@ def make(folder, **options):
     return from_directory(folder, **{"image_size": 8, "batch_size": 8, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "deit", "cache": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"augment": "deit", "cache": True}], ids=str)
 def test_batches_depend_only_on_seed(folder, options):
     first, threads, other = (
         batches(make(folder, **options, **more).take(6)) for more in ({}, {"num_parallel_calls": 5}, {"seed": 1})
@@ -45,7 +45,7 @@ def test_epochs_differ_and_are_repeatable(folder):
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_skip_batches_resumes_stream(folder, repeat):
-    options = {"batch_size": 5, "repeat": repeat, "policy": ERASING}
+    options = {"batch_size": 5, "repeat": repeat, "augment": ERASING}
     whole = make(folder, **options)
     stream = batches(whole.take(13)) if repeat else [batch for _ in range(4) for batch in batches(whole)]
     for skipped in (4, 7):
@@ -94,9 +94,9 @@ def side_by_side(parts):
 @pytest.mark.parametrize(
     ("num_shards", "options"),
     [
-        (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "policy": ERASING, "num_parallel_calls": 3}),
+        (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "augment": ERASING, "num_parallel_calls": 3}),
         pytest.param(2, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}, marks=pytest.mark.long),
-        (4, {"drop_remainder": True, "skip_batches": 2, "policy": Policy(repeats=3)}),
+        (4, {"drop_remainder": True, "skip_batches": 2, "augment": Policy(repeats=3)}),
         (2, {"pad_remainder": True, "skip_batches": 1, "num_batches": 1, "batch_size": 20}),
         pytest.param(2, {"drop_remainder": True, "training": False, "labels": "none"}, marks=pytest.mark.long),
     ],
@@ -207,7 +207,7 @@ def test_shard_with_only_broken_images_takes_all_steps(tmp_path, options):
 
 def test_repeats_give_different_copies_of_an_image(folder):
     # Images differ in their brightness, and the copies of an image in their crop.
-    data = make(folder, policy=Policy(repeats=3), batch_size=6, normalize=False, scale=(0.8, 1.0))
+    data = make(folder, augment=Policy(repeats=3), batch_size=6, normalize=False, scale=(0.8, 1.0))
     labels = []
     for images, these in batches(data):
         labels += these.tolist()
@@ -222,11 +222,11 @@ def test_repeats_give_different_copies_of_an_image(folder):
 def test_one_hot_labels_and_static_shapes(folder):
     one_hot = next(iter(make(folder, labels="one_hot")))[1].numpy()
     assert one_hot.dtype == "float32" and set(one_hot.ravel()) == {0, 1} and (one_hot.sum(1) == 1).all()
-    mixed = make(folder, drop_remainder=True, policy="deit")
+    mixed = make(folder, drop_remainder=True, augment="deit")
     images, labels = mixed.element_spec
     assert (images.shape, images.dtype, labels.shape) == ((8, 8, 8, 3), tf.float32, (8, 4))
     np.testing.assert_allclose(next(iter(mixed))[1].numpy().sum(1), 1, atol=1e-5)
-    assert make(folder, policy=Policy(mixup=0.2)).element_spec[1].shape == (None, 4)
+    assert make(folder, augment=Policy(mixup=0.2)).element_spec[1].shape == (None, 4)
     assert make(folder, repeat=True).element_spec[0].shape == (8, 8, 8, 3)
     dropped = make(folder, drop_remainder=True, batch_size=7)
     assert len(dropped) == 3 == len(batches(dropped))
@@ -246,12 +246,17 @@ def test_cache_on_disk_gives_same_batches(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "heavy"}, "`policy`. Expected one of 'none', 'light1', .*'heavy'"),
+        ({"augment": "heavy"}, "`augment`. Expected one of 'none', 'light1', .*'heavy'"),
         ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
-        ({"labels": "int", "policy": "deit"}, "one-hot labels for a policy that mixes"),
-        ({"policy": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
-        ({"mean": (0.5, 0.5)}, "`mean` to hold one number, or one for each of the images' 3 channels"),
-        ({"std": 0}, "`std`. Expected positive"),
+        ({"labels": "int", "augment": "deit"}, "one-hot labels for `augment` that mixes"),
+        ({"augment": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
+        (
+            {"preprocessing": Preprocessing(mean=(0.5, 0.5))},
+            "`mean` to hold one number, or one for each of the images' 3 channels",
+        ),
+        ({"augment": 3}, "`augment`. Expected a policy, its name, or layers of Keras or keras-cv. Received: 3"),
+        ({"augment": ["deit", ERASING]}, "`augment`. Expected at most one policy, and layers"),
+        ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
         ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
         ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
         ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
@@ -260,13 +265,33 @@ def test_cache_on_disk_gives_same_batches(folder, tmp_path):
         ({"num_shards": 2}, "`repeat`, `drop_remainder` or `pad_remainder` with several shards, .*: num_shards=2"),
         ({"pad_remainder": True, "repeat": True}, "`pad_remainder` without `repeat` and .* Received: repeat=True"),
         ({"pad_remainder": True, "drop_remainder": True}, "`pad_remainder` without .*, drop_remainder=True"),
-        ({"pad_remainder": True, "policy": "deit"}, "no `pad_remainder` with a policy that mixes"),
+        ({"pad_remainder": True, "augment": "deit"}, "no `pad_remainder` with `augment` that mixes"),
         ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
         ({"preprocessing": "deit"}, "a model that carries one, .* Received: 'deit', of str"),
     ],
 )
 def test_pipeline_refuses_invalid_argument(folder, options, message):
     refuses(message, make, folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"policy": "light2"}, "augment='light2'"),
+        ({"mean": 0.4, "std": 0.2}, r"preprocessing=keras_vit.Preprocessing\(mean=0.4, std=0.2\)"),
+        ({"crop_fraction": 0.9, "policy": "deit"}, "augment='deit', preprocessing=.*crop_fraction=0.9"),
+        ({"shuffle_buffer": 50}, "shuffle=50"),
+    ],
+    ids=str,
+)
+def test_argument_of_0_2_is_refused_with_new_line(folder, options, line):
+    refuses(f"Received: {', '.join(options)}. Write {line}", make, folder, error=TypeError, **options)
+    refuses("Received: colour$", make, folder, error=TypeError, colour=1)
+
+
+def test_preprocessing_field_beside_model_names_changed(folder):
+    line = r"preprocessing=keras_vit.config_of\(model\).preprocessing.changed\(mean=0.4\)"
+    refuses(f"Write {line}", make, folder, error=TypeError, mean=0.4, preprocessing=tiny.build())
 
 
 def test_shuffled_order_differs_between_epochs(folder):
@@ -310,9 +335,9 @@ def fit(model, data, **options):
 def test_fit_reads_batches_of_consecutive_epochs(folder):
     """MixUp and CutMix are Keras layers within the pipeline."""
     policy = Policy(mixup=0.8, cutmix=1.0)
-    expected = make(folder, policy=policy)
+    expected = make(folder, augment=policy)
     sums = [images.sum() for _ in range(4) for images, _ in batches(expected)]
-    data, model = make(folder, policy=policy), tapped(keras.losses.CategoricalCrossentropy)
+    data, model = make(folder, augment=policy), tapped(keras.losses.CategoricalCrossentropy)
     np.testing.assert_allclose(fit(model, data, epochs=3)[:9], sums[:9], rtol=1e-4, atol=1e-2)
     # The next call of `fit` reads the fourth epoch.
     np.testing.assert_allclose(fit(model, data, epochs=1)[9:], sums[9:], rtol=1e-4, atol=1e-2)
@@ -366,11 +391,9 @@ def test_preprocessing_from_model(tmp_path):
     head = keras.Model(raw.input, keras.layers.Dense(2)(raw.output))
     np.testing.assert_allclose(images(keras.Sequential([head])), expected, atol=1)
     # Arguments take precedence over the model.
-    given = images(raw, image_size=8, normalize=True, mean=0.0, std=1.0, interpolation="bilinear", crop_fraction=1.0)
-    np.testing.assert_array_equal(
-        given, images(None, image_size=8, mean=0.0, std=1.0, interpolation="bilinear", antialias=False)
-    )
+    given = images(raw, image_size=8, normalize=True)
+    np.testing.assert_array_equal(given, images(Preprocessing(**DEIT), image_size=8))
     crops = images(tiny.build(preprocessing=DEIT), training=True)
-    np.testing.assert_array_equal(crops, images(None, training=True, **size, **DEIT, antialias=True))
+    np.testing.assert_array_equal(crops, images(Preprocessing(**DEIT, antialias=True), training=True, **size))
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="mine")
     refuses("Received: 'mine', of Sequential, which carries none", images, other)

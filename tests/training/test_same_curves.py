@@ -40,7 +40,7 @@ def curve(recipe):
             weight.assign(rng.normal(0, 0.1, weight.shape))
     model.compile(optimizer(recipe, model, STEPS, 5), loss(recipe, one_hot=True))
     policy = data.Policy(mixup=0.2, label_smoothing=0.1)
-    options = {"image_size": 16, "channels": 1, "batch_size": 32, "crop": "pad", "policy": policy, "seed": 3}
+    options = {"image_size": 16, "channels": 1, "batch_size": 32, "crop": "pad", "augment": policy, "seed": 3}
     batches = data.pipeline(digits(), repeat=True, num_batches=STEPS, **options)
     losses = []
     for images, labels in batches.as_numpy_iterator():

@@ -1,0 +1,184 @@
+"""Keras' and keras-cv's augmentation layers as functions of (inputs, seed tensor), inside tf.data on any backend."""
+
+import keras
+
+from keras_vit import arguments
+from keras_vit.data.source import tf
+
+# Layers that join several images of a batch, and their labels.
+MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
+# Operations that draw from a state. The names of other operations of TensorFlow do not begin like these.
+_UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
+
+
+def mixes(layer):
+    """Returns whether a layer joins several images of a batch."""
+    return type(layer).__name__ in MIXERS
+
+
+def seeded(layer, inputs):
+    """Returns a function of (inputs, seed) that calls a copy of `layer`; the seed replaces the seeds of the layer.
+
+    Args:
+        layer: A layer of Keras or keras-cv, which is not changed.
+        inputs: A `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict of "images" and
+            "labels".
+
+    Raises:
+        ValueError: If the layer fails, expects other pixels than 0..255, changes the shape of its inputs, or draws
+            random numbers that no seed determines.
+    """
+    name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
+    if type(layer) is keras.layers.AugMix:
+        raise arguments.invalid("augment", "keras_cv.layers.AugMix, since Keras' draws its operations only once", name)
+    try:
+        # AutoGraph is for conditions on tensors in layers of keras-cv.
+        traced = tf.function(unchecked(layer, name), [inputs, tf.TensorSpec((2,), "int64")])
+        concrete = traced.get_concrete_function()
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        expected = "a layer that takes a batch of images, and labels only if it mixes images"
+        raise ValueError(f"`augment`: Expected {expected}. Received: {name}. {error}") from error
+    _check_shapes(name, inputs, concrete.structured_outputs)
+    _check_draws(name, concrete.graph.as_graph_def())
+    if not isinstance(inputs, dict):
+        _check_pixels(name, traced, inputs.shape)
+
+    def call_seeded(inputs, seed):
+        outputs = traced(inputs, tf.cast(seed, "int64"))
+        return tf.nest.map_structure(lambda x, y: tf.ensure_shape(tf.cast(x, y.dtype), y.shape), outputs, inputs)
+
+    return call_seeded
+
+
+def unchecked(layer, name="keras's layer"):
+    """Like `seeded`, for inputs of any shape and without checks, which need a graph of their own."""
+    draws = _Draws()
+    layer = _replaced(layer, draws, name)
+
+    def call(inputs, seed):
+        draws.restart(seed)
+        return layer(inputs, training=True)
+
+    return call
+
+
+def _check_shapes(name, inputs, outputs):
+    given, made = ([x.shape for x in tf.nest.flatten(part)] for part in (inputs, outputs))
+    if len(given) != len(made) or not all(map(tf.TensorShape.is_compatible_with, given, made)):
+        raise arguments.invalid("augment", f"layers that keep the shapes {[*map(str, given)]}", f"{name}: {made}")
+
+
+def _check_draws(name, graph):
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if unseeded := sorted({node.op for node in nodes if node.op.startswith(_UNSEEDED)}):
+        expected = "layers that draw random numbers from keras.random or from a tf.random.Generator of their own"
+        raise arguments.invalid("augment", expected, f"{name}, with {', '.join(unseeded)}")
+
+
+def _check_pixels(name, traced, shape):
+    pixels = tf.reshape(tf.linspace(0.0, 255.0, shape.num_elements()), shape)
+    if (largest := float(tf.reduce_max(traced(pixels, tf.zeros(2, "int64"))))) <= 2:
+        raise arguments.invalid("augment", "layers for pixels of 0..255", f"{name}, whose pixels end at {largest:.2g}")
+
+
+class _Draws:
+    """Derives random numbers from one seed tensor, with the methods of a tf.random.Generator."""
+
+    def restart(self, seed):
+        """Sets the tensor that all later random numbers depend on."""
+        self.seed, self.drawn = seed, 0
+
+    def next(self):
+        self.drawn += 1
+        return tf.random.fold_in(self.seed, self.drawn)
+
+    def uniform(self, shape, minval=0, maxval=None, dtype="float32", name=None):
+        maxval = 1 if maxval is None else maxval
+        return tf.random.stateless_uniform(shape, self.next(), minval, maxval, dtype)
+
+    def normal(self, shape, mean=0.0, stddev=1.0, dtype="float32", name=None):
+        return tf.random.stateless_normal(shape, self.next(), mean, stddev, dtype)
+
+    random_normal = normal
+
+    def beta(self, alpha, beta, shape=()):
+        first, second = (tf.random.stateless_gamma(shape, self.next(), x) for x in (alpha, beta))
+        return first / (first + second)
+
+    def dirichlet(self, alpha):
+        sample = tf.random.stateless_gamma(tf.shape(alpha), self.next(), alpha)
+        return sample / tf.reduce_sum(sample, axis=-1, keepdims=True)
+
+
+class _Seeds(keras.random.SeedGenerator):
+    """Takes seeds from `draws`. The variable of Keras' class would depend on threads and restarts."""
+
+    def __init__(self, draws):
+        # No `super().__init__`, which creates the variable.
+        self.draws = draws
+
+    def next(self, ordered=True):
+        return self.draws.next()
+
+
+class _Factor:
+    """A sampler of keras-cv that draws from `draws`."""
+
+    def __init__(self, sampler, draws):
+        self.sampler, self.draws = sampler, draws
+
+    def __call__(self, shape=(), dtype="float32"):
+        sampler = self.sampler
+        if hasattr(sampler, "stddev"):
+            drawn = self.draws.normal(shape, sampler.mean, sampler.stddev, dtype)
+            return tf.clip_by_value(drawn, sampler.min_value, sampler.max_value)
+        return self.draws.uniform(shape, sampler.lower, sampler.upper, dtype)
+
+
+def _copied(value):
+    """Returns a copy of a layer and of the layers in its config, which keras-cv does not serialize."""
+    if isinstance(value, keras.layers.Layer):
+        return type(value).from_config({key: _copied(part) for key, part in value.get_config().items()})
+    return [_copied(part) for part in value] if isinstance(value, list) else value
+
+
+def _replaced(layer, draws, name):
+    """Returns a copy of a layer, in float32, whose random numbers, and those of the layers inside, are of `draws`."""
+    if type(layer).__module__.startswith("keras_cv") and type(layer).__name__ in ("MixUp", "CutMix"):
+        # keras-cv's draw from the state of the program. Keras' mix in the same way.
+        options = {"dtype": "float32", "data_format": "channels_last"}
+        strength = {"alpha": layer.alpha} if type(layer).__name__ == "MixUp" else {"factor": (layer.alpha,) * 2}
+        layer = getattr(keras.layers, type(layer).__name__)(**strength, **options)
+    else:
+        layer = _copied(layer)
+    seeds, seen, waiting = _Seeds(draws), set(), [layer]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        if not isinstance(part, keras.layers.Layer) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        _check(part, name)
+        part.dtype_policy = "float32"
+        # The method that Keras documents for layers in tf.data.
+        part._get_seed_generator = lambda backend=None: seeds
+        for key, method in (("_sample_from_beta", draws.beta), ("_sample_from_dirichlet", draws.dirichlet)):
+            if type(part).__module__.startswith("keras_cv") and hasattr(part, key):
+                setattr(part, key, method)
+        for key, value in list(vars(part).items()):
+            if isinstance(value, tf.random.Generator):
+                setattr(part, key, draws)
+            elif type(value).__name__ in ("UniformFactorSampler", "NormalFactorSampler"):
+                setattr(part, key, _Factor(value, draws))
+            else:
+                waiting.append(value)
+    return layer
+
+
+def _check(layer, name):
+    pixels = tuple(getattr(layer, "value_range", (0, 255)))
+    if pixels != (0, 255):
+        raise arguments.invalid("augment", "layers with value_range=(0, 255)", f"{name}, with {pixels}")
+    if getattr(layer, "data_format", None) == "channels_first":
+        raise arguments.invalid("augment", "layers with data_format='channels_last'", f"{name}, with 'channels_first'")
