@@ -107,7 +107,7 @@ def test_compile_chooses_the_forward_pass_by_jit_compile(monkeypatch, tmp_path):
         assert ("call" in vars(model)) is compiled and model.jit_compile is False
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert "call" in vars(loaded) and type(loaded.optimizer) is keras.optimizers.Adam
+    assert "call" in vars(loaded) and isinstance(loaded.optimizer, keras.optimizers.Adam)
 
 
 def test_impossible_compilation_is_an_error_with_a_remedy(monkeypatch):
