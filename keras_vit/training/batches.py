@@ -7,8 +7,9 @@ import keras
 import numpy as np
 
 from keras_vit.config import carrier_of
-from keras_vit.prediction.inputs import check_values, is_arrays, num_batches, sliced, takes, to_numpy
-from keras_vit.training.labels_and_loss import label_doubts, label_problems
+from keras_vit.prediction.inputs import check_values, num_batches, takes, to_numpy
+from keras_vit.training.epochs import is_arrays
+from keras_vit.training.labels_and_loss import label_doubts, label_problems, task_problems
 
 # Enough for bright and dark images, and quick to read.
 BATCHES = 2
@@ -17,8 +18,8 @@ BATCHES = 2
 class Data(NamedTuple):
     """Facts about a dataset from its first batches; None if unknown."""
 
-    images: np.ndarray | None  # of the batches read; None if the input is not one array
-    labels: np.ndarray | None
+    images: np.ndarray | None  # of the batches read; with several inputs, the one of rank 4
+    labels: np.ndarray | dict | list | None  # of each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int
     full: bool  # whether the last batch of an epoch is known to be as large as the others
@@ -31,12 +32,17 @@ class Data(NamedTuple):
 
 def look(data, batch_size=32):
     """Reads the first batches of anything that `model.fit` takes and that can be read again, as `Data`."""
-    arrays = is_arrays(data, (2, 3))
+    arrays = isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data)
     if arrays:
-        parts = tuple(map(to_numpy, data))
-        if len({len(part) for part in parts}) != 1:
-            raise ValueError(f"Expected as many labels as images. Received: {[len(part) for part in parts]}")
-        batches = sliced(parts, batch_size)
+        parts = tuple(keras.tree.map_structure(to_numpy, part) for part in data)
+        lengths = [len(part) for part in keras.tree.flatten(parts)]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"Expected as many labels as images. Received: {lengths}")
+        count = lengths[0]
+        batches = (
+            keras.tree.map_structure(lambda part, start=start: part[start : start + batch_size], parts)
+            for start in range(0, count, batch_size)
+        )
     elif isinstance(data, keras.utils.PyDataset):
         batches = (data[i] for i in itertools.count() if data.num_batches is None or i < data.num_batches)
     elif hasattr(data, "__iter__") and not hasattr(data, "__next__"):
@@ -47,17 +53,17 @@ def look(data, batch_size=32):
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
     # Stops before the last batch, which would advance a `keras_vit.data` dataset to its next epoch.
-    steps = -(-len(parts[0]) // batch_size) if arrays else num_batches(data)
+    steps = -(-count // batch_size) if arrays else num_batches(data)
     few = BATCHES if steps is None else min(BATCHES, max(1, steps - 1))
     found = [_parts(batch) for batch in itertools.islice(batches, int(few))]
     if not found or not len(keras.tree.flatten(found[0][0])[0]):
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
     # `keras_vit.data` sets these attributes.
-    num_images = len(parts[0]) if arrays else getattr(data, "num_images", None)
+    num_images = count if arrays else getattr(data, "num_images", None)
     all_labels = parts[1] if arrays else getattr(data, "file_labels", None)
     return Data(
-        images=_joined([batch[0] for batch in found]),
-        labels=_joined([batch[1] for batch in found if len(batch) > 1]),
+        images=_joined([_images_of(batch[0]) for batch in found]),
+        labels=_structure([batch[1] for batch in found if len(batch) > 1]),
         first=found[0],
         # Of all processes that share a batch.
         batch_size=len(keras.tree.flatten(found[0][0])[0]) * getattr(data, "num_shards", 1),
@@ -69,11 +75,11 @@ def look(data, batch_size=32):
         steps=steps,
         class_names=list(getattr(data, "class_names", None) or []),
         num_classes=getattr(data, "num_classes", None),
-        all_labels=None if all_labels is None else to_numpy(all_labels),
+        all_labels=to_numpy(all_labels) if isinstance(all_labels, list) else all_labels,
     )
 
 
-def data_problems(model, graph, seen, num_classes, loss):
+def data_problems(model, graph, seen, heads):
     """Returns (problems, doubts) about a dataset's images and labels, two lists of messages."""
     problems, doubts = [], []
     if seen.images is not None:
@@ -83,15 +89,18 @@ def data_problems(model, graph, seen, num_classes, loss):
             doubts += [] if strange is None else [strange]
         except ValueError as error:
             problems.append(str(error))
-    if len(seen.first) == 1 and loss:
+    if len(seen.first) == 1 and heads[0].loss:
         problems.append("Expected images with labels to train on. Received: images alone")
-    if seen.labels is not None and num_classes:
-        wrong = list(label_problems(seen.labels, num_classes, loss))
-        if not wrong and seen.all_labels is not None and seen.all_labels.ndim == seen.labels.ndim:
-            wrong = list(label_problems(seen.all_labels, num_classes, loss))
-        problems += wrong
-        doubts += [] if wrong else label_doubts(seen.labels, seen.all_labels, num_classes, loss)
-        if not wrong and seen.num_classes and seen.num_classes > num_classes > 1:
+    for name, labels, all_labels, num_classes, loss in heads:
+        if not isinstance(labels, np.ndarray) or not num_classes:
+            continue
+        where = f"For the output {name!r}: " if name else ""
+        wrong = list(task_problems(graph, loss, num_classes)) or list(label_problems(labels, num_classes, loss))
+        if not wrong and all_labels is not None and all_labels.ndim == labels.ndim:
+            wrong = list(label_problems(all_labels, num_classes, loss))
+        problems += [where + text for text in wrong]
+        doubts += [] if wrong else [where + text for text in label_doubts(labels, all_labels, num_classes, loss)]
+        if not wrong and not name and seen.num_classes and seen.num_classes > num_classes > 1:
             problems.append(
                 f"Expected a model of {seen.num_classes} outputs, one for each class of the data. "
                 f"Received: {num_classes}"
@@ -116,9 +125,11 @@ def names_differ(names, others):
 
 def _size_problems(graph, images):
     """Yields a message if images do not have the model's input shape."""
-    if graph is None or len(graph.inputs) != 1:
+    inputs = [] if graph is None else graph.inputs
+    inputs = inputs if len(inputs) == 1 else [x for x in inputs if len(x.shape) == 4]
+    if len(inputs) != 1:
         return
-    expected, received = graph.inputs[0].shape[1:], images.shape[1:]
+    expected, received = inputs[0].shape[1:], images.shape[1:]
     if not takes(expected, received):
         shape = " x ".join("any" if size is None else str(size) for size in expected)
         yield (
@@ -158,6 +169,19 @@ def _parts(batch):
     """Converts a batch to a tuple (x,), (x, y) or (x, y, sample_weight) of NumPy arrays."""
     batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     return tuple(keras.tree.map_structure(to_numpy, part) for part in batch)
+
+
+def _images_of(x):
+    """Returns the input, or of several the only one of rank 4."""
+    if isinstance(x, np.ndarray):
+        return x
+    found = [part for part in keras.tree.flatten(x) if isinstance(part, np.ndarray) and part.ndim == 4]
+    return found[0] if len(found) == 1 else None
+
+
+def _structure(parts):
+    """Joins the batches of a structure of labels part by part."""
+    return keras.tree.map_structure(lambda *arrays: _joined(arrays), *parts) if parts else None
 
 
 def _joined(parts):

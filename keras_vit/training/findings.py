@@ -1,22 +1,23 @@
 """Checks a model and its data before training, and raises on mistakes."""
 
 import dataclasses
-import datetime
 import logging
 import math
-import os
 
 import keras
 import numpy as np
 
+from keras_vit.models.profile import profile
 from keras_vit.prediction.inputs import graph_of, range_of
 from keras_vit.prediction.taps import sublayers
-from keras_vit.training import costs
 from keras_vit.training.batches import data_problems, look, names_differ, num_replicas, step_problems
-from keras_vit.training.labels_and_loss import counts_of, likely_loss, loss_of, loss_problems
+from keras_vit.training.labels_and_loss import counts_of, heads_of, loss_problems, metric_problems
 from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
+
+# The images by whose outputs logits and probabilities are distinguished.
+_IMAGES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +41,6 @@ class Findings:
     frozen: int  # parameters
     steps: int | None  # of the whole training
     memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated
-    seconds: float | None  # of the whole training, estimated from a forward pass
-    out: str | None  # the folder for checkpoints
-    checkpoint: int  # bytes of one
-    free_disk: int | None  # free bytes on the folder's disk
     warnings: tuple  # texts
 
     def __str__(self):
@@ -65,20 +62,14 @@ class Findings:
             rows["loss"] += f"; chance level is {self.chance_loss:.4g}" if self.chance_loss else ""
         rows["parameters"] = f"{self.trainable:,} trained, {self.frozen:,} frozen"
         rows["steps"] = self.steps and f"{self.steps:,}"
-        rows["memory"] = self.memory and f"about {costs.size_text(self.memory)}, from the layer shapes"
-        rows["time"] = self.seconds and (
-            f"about {datetime.timedelta(seconds=round(self.seconds))}, three times that of batches without training"
-        )
-        if self.out is not None:
-            checkpoint, free = costs.size_text(self.checkpoint), costs.size_text(self.free_disk)
-            rows["folder"] = f"{self.out}, {checkpoint} a checkpoint, {free} free"
+        rows["memory"] = self.memory and f"about {self.memory / 1e6:,.1f} MB, from the layer shapes"
         lines = [f"{self.model} on {keras.backend.backend()}"]
         lines += [f"  {name:12}{text or 'not known'}" for name, text in rows.items()]
         return "\n".join(line[:160] for line in lines)
 
 
-def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, out=None, verbose=1):
-    """Checks a model and its data before training, estimates memory, time and disk space, and returns `Findings`.
+def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
+    """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
     It reads a few batches and runs the model; no weight changes. One error lists all mistakes; the logger "keras_vit"
     warns of what may be intended. `keras_vit.training.run` and `keras-vit train` call this first; before your own
@@ -91,12 +82,11 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         epochs: Int, passes over the data.
         steps_per_epoch: Int, batches per epoch; None: those of the data.
         batch_size: Int, images per batch if `data` is arrays.
-        out: Path of the folder for checkpoints; None for none.
         verbose: 0 or 1; 1 prints the result.
 
     Raises:
-        ValueError: If images, labels, outputs and loss do not fit each other, no weight is trainable, the data never
-            ends, the devices cannot share a batch, or the folder is not writable or too full.
+        ValueError: If images, labels, outputs, loss and metrics do not fit each other, no weight is trainable, the data
+            never ends, or the devices cannot share a batch.
 
     Example:
 
@@ -111,12 +101,13 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     """
     seen, graph, replicas = look(data, batch_size), graph_of(model), num_replicas()
     compiled = bool(getattr(model, "compiled", False))
-    loss = loss_of(model) if compiled or seen.labels is None else likely_loss(seen.labels)
-    num_classes = _num_classes(graph)
-    problems, doubts = data_problems(model, graph, seen, num_classes, loss)
+    heads = heads_of(model, graph, seen.labels, seen.all_labels, compiled)
+    _, labels, all_labels, num_classes, loss = heads[0] if len(heads) == 1 else (None,) * 5
+    problems, doubts = data_problems(model, graph, seen, heads)
     if validation_data is not None:
         validation = look(validation_data, batch_size)
-        found = data_problems(model, graph, validation, num_classes, loss)
+        others = heads_of(model, graph, validation.labels, validation.all_labels, compiled)
+        found = data_problems(model, graph, validation, others)
         for texts, more in zip((problems, doubts), found, strict=True):
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
         if names_differ(validation.class_names, seen.class_names):
@@ -126,7 +117,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
             )
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
     problems += step_problems(seen, steps, steps_per_epoch, replicas)
-    parameters, (checkpoint, memory) = count_parameters(model), costs.state_bytes(model)
+    parameters = count_parameters(model)
     in_half = [x for x in sublayers(model, keras.Layer) if x.compute_dtype == "float16" and x.trainable_weights]
     if compiled and in_half and not _scales_loss(model):
         doubts.append(
@@ -135,27 +126,26 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         )
     if model.weights and not parameters.trainable:
         problems.append("Expected weights to train. Received: a model whose weights are all frozen")
-    if out is not None:
-        problems += costs.folder_problems(out, costs.CHECKPOINTS * checkpoint)
 
-    computable = not problems and seen.images is not None and all(isinstance(part, np.ndarray) for part in seen.first)
-    if computable and compiled and loss:
-        few = np.resize(seen.images, (replicas, *seen.images.shape[1:]))
-        problems += loss_problems(loss, graph, lambda: np.asarray(model.predict_on_batch(few), "float32"))
+    if not problems and compiled and loss and isinstance(seen.first[0], np.ndarray):
+        x = seen.first[0][: _IMAGES - _IMAGES % replicas] if len(seen.first[0]) > _IMAGES else seen.first[0]
+        problems += loss_problems(loss, graph, lambda: np.asarray(model.predict_on_batch(x), "float32"))
+        problems += [] if problems else metric_problems(model, loss, num_classes)
     if problems:
         listed = "".join(f"\n{i}. {text}" for i, text in enumerate(problems, 1))
         raise ValueError(problems[0] if len(problems) == 1 else f"The training setup has several mistakes:{listed}")
     for text in doubts:
         logger.warning("%s", text)
 
-    seconds, initial_loss = None, None
-    if computable:
-        seconds, initial_loss = costs.forward(model, seen.first if compiled else seen.first[:1], replicas)
+    initial_loss = None
+    if compiled and len(seen.first) > 1:
+        initial_loss = float(model.test_on_batch(*seen.first, return_dict=True)["loss"])
+        model.reset_metrics()
     total = None if steps is None else round(steps * epochs)
     image_size = seen.images.shape[1:3] if seen.images is not None and seen.images.ndim == 4 else None
-    activations = costs.activation_bytes(graph, image_size)
-    counts = counts_of(seen.all_labels, num_classes, loss)
-    labels = seen.labels
+    activations = _activation_bytes(graph, image_size)
+    labels = labels if isinstance(labels, np.ndarray) else None
+    counts = counts_of(all_labels, num_classes, loss)
     result = Findings(
         model=model.name,
         num_images=seen.num_images,
@@ -173,11 +163,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         trainable=parameters.trainable,
         frozen=parameters.frozen,
         steps=total,
-        memory=None if activations is None else memory + activations * seen.batch_size,
-        seconds=None if seconds is None or total is None else seconds * costs.STEP_PER_FORWARD * total,
-        out=None if out is None else os.fspath(out),
-        checkpoint=checkpoint,
-        free_disk=None if out is None else costs.free_bytes(out),
+        memory=None if activations is None else _state_bytes(model) + activations * seen.batch_size,
         warnings=tuple(doubts),
     )
     if verbose:
@@ -192,11 +178,26 @@ def _scales_loss(model):
     return optimizer is not None
 
 
-def _num_classes(graph):
-    """Returns the number of outputs if the model has one output vector per image, else None."""
-    if graph is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
+def _activation_bytes(model, image_size):
+    """Estimates the bytes of activations that training keeps per image; None if they do not follow from the layers."""
+    try:
+        return profile(model, image_size).activation_bytes
+    except (AttributeError, TypeError, ValueError):
         return None
-    return graph.outputs[0].shape[-1]
+
+
+def _state_bytes(model):
+    """Returns the bytes of weights, optimizer and gradients, with two moments for an unknown optimizer."""
+    weights, trained = (_bytes(part) for part in (model.weights, model.trainable_weights))
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        return weights + _bytes(optimizer.variables) + trained
+    moments = 1 if getattr(optimizer, "momentum", None) is not None else 2
+    return weights + trained * (moments + bool(getattr(optimizer, "use_ema", False)) + 1)
+
+
+def _bytes(variables):
+    return sum(int(np.prod(v.shape)) * (2 if "16" in str(v.dtype) else 4) for v in variables)
 
 
 def _loss_text(model, loss):

@@ -26,9 +26,95 @@ class Loss(NamedTuple):
     ignored: int | None = None  # the label to ignore
 
 
-def loss_of(model):
+# Metrics that compare outputs with a threshold of probabilities, and the setting that changes it.
+_OF_PROBABILITIES = {
+    "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
+    "AUC": ("from_logits", lambda value: not value),
+    **{
+        name: ("thresholds", lambda value: value is None or all(0 < x < 1 for x in np.ravel(value)))
+        for name in ("Precision", "Recall", "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
+    },
+}
+
+
+class Head(NamedTuple):
+    """An output of a model with its labels and loss."""
+
+    name: str  # empty for the only one
+    labels: np.ndarray | None
+    all_labels: np.ndarray | None
+    num_classes: int | None
+    loss: Loss | None
+
+
+def heads_of(model, graph, labels, all_labels, compiled):
+    """Returns the `Head` of each output whose labels are known."""
+    outputs = [] if graph is None else graph.outputs
+    sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
+    if len(outputs) == 1 or not isinstance(labels, (dict, list, tuple)):
+        size = sizes[0] if len(sizes) == 1 else None
+        known = compiled or not isinstance(labels, np.ndarray)
+        return [Head("", labels, all_labels, size, loss_of(model) if known else likely_loss(labels))]
+    pairs = labels.items() if isinstance(labels, dict) else zip(graph.output_names, labels, strict=False)
+    losses, heads = getattr(model, "loss", None), []
+    for number, (name, part) in enumerate(pairs):
+        size = dict(zip(graph.output_names, sizes, strict=True)).get(name)
+        loss = losses
+        if isinstance(losses, dict):
+            loss = losses.get(name)
+        elif isinstance(losses, (list, tuple)):
+            loss = losses[number] if number < len(losses) else None
+        all_part = all_labels[name] if isinstance(all_labels, dict) else None
+        heads.append(Head(name, part, all_part, size, loss_of(model, loss)))
+    return heads
+
+
+def metric_problems(model, loss, num_classes):
+    """Yields a message for each metric that takes probabilities, of a model that returns logits."""
+    try:
+        compiled = model.get_compile_config() or {}
+    # A user's own metric may have no config.
+    except Exception:
+        return
+    if loss is None or not loss.from_logits:
+        return
+    given = [compiled.get("metrics"), compiled.get("weighted_metrics")]
+    for metric in [metric for metrics in given if isinstance(metrics, (list, tuple)) for metric in metrics]:
+        if isinstance(metric, dict):
+            name, config = metric.get("class_name"), metric.get("config") or {}
+            key, wrong = _OF_PROBABILITIES.get(name, ("", lambda value: False))
+            wrong = wrong(config.get(key))
+        else:
+            name, key, wrong = metric, "threshold", loss.kind == "multi_hot" and metric == "binary_accuracy"
+            wrong = wrong or (num_classes == 1 and metric in ("accuracy", "acc"))
+        if wrong:
+            remedy = "from_logits=True" if key == "from_logits" else f"{key}=0.0"
+            better = name if name in _OF_PROBABILITIES else "BinaryAccuracy"
+            yield (
+                f"Expected metrics for logits, as the model and {loss.name} have them. Received: {name}, which takes "
+                f"probabilities. keras.metrics.{better}({remedy}) takes logits."
+            )
+
+
+def task_problems(graph, loss, num_classes):
+    """Yields a message if the loss is for another task than the model's."""
+    softmax = loss is not None and loss.kind != "multi_hot"
+    task = getattr(getattr(graph, "config", None), "task", None)
+    if softmax and num_classes == 1:
+        yield (
+            f"Expected a loss for one output, such as BinaryCrossentropy. Received: {loss.name}, a softmax, which is 1 "
+            "for one output. For two classes build the model with num_classes=2."
+        )
+    elif softmax and task in ("multi_label", "regression"):
+        wanted = "BinaryCrossentropy(from_logits=True)" if task == "multi_label" else '"mse"'
+        yield f"Expected a loss for task={task!r}, such as {wanted}. Received: {loss.name}"
+    elif loss is not None and task == "regression":
+        yield f"Expected a loss for task='regression', such as \"mse\". Received: {loss.name}"
+
+
+def loss_of(model, loss=None):
     """Returns the `Loss` of a model; None if it is not compiled, or not with one of Keras' classification losses."""
-    loss = getattr(model, "loss", None)
+    loss = getattr(model, "loss", None) if loss is None else loss
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     # Subclasses expect the same labels.
     names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
@@ -101,6 +187,11 @@ def label_problems(labels, num_classes, loss):
         yield (
             f"Expected labels of shape (batch, {num_classes}), one number for each output of the model. "
             f"Received: shape {_shape(labels)}"
+        )
+    elif wanted == "one_hot" and np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) > 1).any():
+        yield (
+            f"Expected one class an image for {loss.name}. Received: up to {labels.sum(axis=1).max():g} classes an "
+            "image. BinaryCrossentropy is the loss for several labels an image."
         )
     elif labels.min() < 0 or labels.max() > 1:
         yield f"Expected labels of 0 to 1 for {loss.name}. Received: {labels.min():g} to {labels.max():g}"

@@ -152,7 +152,6 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         validation_data=test,
         epochs=length.total / length.epoch,
         steps_per_epoch=length.epoch,
-        out=out,
         verbose=int(verbose != 0),
     )
     if writes:
