@@ -11,7 +11,7 @@ import numpy as np
 from keras_vit.prediction.inputs import graph_of, to_numpy
 from keras_vit.training.epochs import is_arrays
 
-PARTS = ("seed", "model", "optimizer", "learning_rate", "loss", "data", "callbacks")
+PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
 # Arrays up to this size are compared as a whole, larger ones by a sample of rows.
 _WHOLE_BYTES, _ROWS = 2**26, 4096
 # Modules differ between backends and versions; the state of random generators is in the checkpoint.
