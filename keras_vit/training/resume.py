@@ -144,7 +144,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        elif self.step - self.saved_step >= self.every:
+        # The end of the epoch saves its last step: nothing is left to train in an epoch whose batches were all seen.
+        elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -177,7 +178,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         if {"data", "seed"} & set(allow):
             # It depends on the labels of the first batch.
             here["loss"].pop("value", None)
-        for part in PARTS:
+        # Other processes have other images than process 0, which wrote the record.
+        for part in PARTS if process_id() == 0 else ():
             found = None if part in allow else difference(saved[part], here[part], part)
             if found:
                 raise ValueError(
