@@ -219,7 +219,7 @@ def evaluated(layouts):
         return {
             "features": np.abs(features).sum(axis=1).tolist(),
             "labels": labels.tolist(),
-            "few-shot": list(few.by_l2.values()),
+            "few-shot": list(few["by_l2"].values()),
             "k-NN": evaluation.knn_accuracy(model, *parts, k=5, batch_size=16, verbose=0),
         }
 
