@@ -1,6 +1,5 @@
 """The `keras-vit` command line."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 from keras_vit.arguments import nearest
+from keras_vit.cli_options import LENGTHS, MODEL, SETTINGS, SOURCE, TABLE, Parser, page
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
@@ -221,61 +221,6 @@ def _train(args):
     print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
 
 
-def _setting(text):
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"expected key=value, received {text!r}")
-    return key, value
-
-
-SETTINGS = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-# Settings of a recipe that have an option of their own.
-LENGTHS = {
-    "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
-    "batch_size": (int, "N", "images per step (default: the recipe's)"),
-    "image_size": (int, "PIXELS", "side of the images (default: the recipe's)"),
-    "learning_rate": (float, "RATE", "the peak of the schedule (default: the recipe's)"),
-}
-# Options shared by several commands.
-SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
-MODEL = {
-    "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
-    "--num-heads": {"type": int, "metavar": "N", "help": "attention heads, if the checkpoint does not say"},
-    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, preprocessing.mean=0.5"},
-}
-TABLE = {
-    "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
-    "--path-column": {
-        "metavar": "NAME",
-        "help": "the CSV file's column of paths (default: path; of a single column, that)",
-    },
-    "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, as .jpg"},
-}
-
-
-def _page(help, examples, note=""):
-    """Returns the settings of a command's help page, which begins with a sentence and ends with examples."""
-    return {
-        "description": f"{help[0].upper()}{help[1:]}.",
-        "epilog": "\n  ".join(["examples:", *examples]) + note,
-        # Keeps the lines of the examples.
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that lists its options in `options`."""
-
-    def __init__(self, *args, **kwargs):
-        self.options = []
-        super().__init__(*args, **kwargs)
-
-    def add_argument(self, *args, **kwargs):
-        action = super().add_argument(*args, **kwargs)
-        self.options += action.option_strings
-        return action
-
-
 def build_parser():
     """Returns the parser for all commands."""
     examples = [
@@ -287,19 +232,19 @@ def build_parser():
         "\n\n`keras-vit COMMAND --help` shows the options of a command. The environment variable\n"
         "KERAS_BACKEND chooses the backend: tensorflow, jax or torch."
     )
-    parser = Parser(prog="keras-vit", **_page("Vision Transformers for Keras 3", examples, note))
+    parser = Parser(prog="keras-vit", **page("Vision Transformers for Keras 3", examples, note))
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
 
     def command(name, run, help, examples, shared, within=commands):
-        action = within.add_parser(name, help=help, **_page(help, examples))
+        action = within.add_parser(name, help=help, **page(help, examples))
         for option, settings in shared.items():
             action.add_argument(option, **settings)
         action.set_defaults(run=run, parser=action)
         return action
 
     help, examples = "list, show and convert checkpoints", ["keras-vit weights list ViTB16"]
-    weights = commands.add_parser("weights", help=help, **_page(help, examples))
+    weights = commands.add_parser("weights", help=help, **page(help, examples))
     actions = weights.add_subparsers(required=True, title="actions", metavar="ACTION")
 
     kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"

@@ -1,0 +1,60 @@
+"""The options that several commands share, and the form of help pages."""
+
+import argparse
+from pathlib import Path
+
+
+def setting(text):
+    """Returns (key, value) of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, received {text!r}")
+    return key, value
+
+
+SETTINGS = {"type": setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
+# Settings of a recipe that have an option of their own.
+LENGTHS = {
+    "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
+    "batch_size": (int, "N", "images per step (default: the recipe's)"),
+    "image_size": (int, "PIXELS", "side of the images (default: the recipe's)"),
+    "learning_rate": (float, "RATE", "the peak of the schedule (default: the recipe's)"),
+}
+# Options shared by several commands.
+SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
+MODEL = {
+    "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
+    "--num-heads": {"type": int, "metavar": "N", "help": "attention heads, if the checkpoint does not say"},
+    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, preprocessing.mean=0.5"},
+}
+TABLE = {
+    "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
+    "--path-column": {
+        "metavar": "NAME",
+        "help": "the CSV file's column of paths (default: path; of a single column, that)",
+    },
+    "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, as .jpg"},
+}
+
+
+def page(help, examples, note=""):
+    """Returns the settings of a command's help page, which begins with a sentence and ends with examples."""
+    return {
+        "description": f"{help[0].upper()}{help[1:]}.",
+        "epilog": "\n  ".join(["examples:", *examples]) + note,
+        # Keeps the lines of the examples.
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that lists its options in `options`."""
+
+    def __init__(self, *args, **kwargs):
+        self.options = []
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *args, **kwargs):
+        action = super().add_argument(*args, **kwargs)
+        self.options += action.option_strings
+        return action
