@@ -1,4 +1,4 @@
-"""Predictions of models for arrays and image files, and the features within them."""
+"""Predicts arrays and image files, and computes intermediate features."""
 
 from keras_vit.prediction.classes import decode_predictions
 from keras_vit.prediction.classify import read_image

@@ -16,7 +16,7 @@ from keras_vit.models.graph import call_of, is_graph
 
 logger = logging.getLogger("keras_vit")
 
-# The activation for outputs that were trained with these losses, and the setting that leads to it.
+# {task: (activation of its outputs, losses that it is trained with)}
 _BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
 _OF_NUMBERS = ("meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror", "meansquaredlogarithmicerror")
 _OF_LOSSES = {
@@ -27,7 +27,7 @@ _OF_LOSSES = {
 
 @functools.cache
 def imagenet_classes():
-    """The 1000 ILSVRC2012 classes in the order of the logits, each (WordNet id, name)."""
+    """Returns the 1000 ILSVRC2012 classes, (WordNet id, name), in the order of the logits."""
     text = resources.files(__package__).joinpath("imagenet1k_classes.txt").read_text(encoding="utf-8")
     return tuple(tuple(line.split(" ", 1)) for line in text.splitlines())
 
@@ -37,16 +37,16 @@ def decode_predictions(
 ) -> list[list[tuple[str, str, float]]]:
     """Returns (id, name, probability) of each image's most probable classes, most probable first.
 
-    The id is the WordNet id for ImageNet classes, else the index. Nothing is downloaded.
+    The id of an ImageNet class is its WordNet id. The id of any other class is its index. Nothing is downloaded.
 
     Args:
         predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
-        model: The model that predicted them, for its `class_names`. Without names, or without a model, 1000 classes are
-            ImageNet's; other models' classes are named by index.
-        top: Int, the number of classes per image; None for 5, or all if there are fewer.
+        model: The model that predicted them, for its `class_names`. If there is no model or it has no names, 1000
+            classes get ImageNet's names. Any other number of classes is named by index.
+        top: Int, the number of classes per image. None means 5, or all if there are fewer.
 
     Raises:
-        ValueError: If the shape or `top` does not fit the classes, or the numbers are not probabilities (logits).
+        ValueError: If the shape or `top` does not fit the classes, or the numbers are not probabilities.
 
     Example:
 
@@ -64,7 +64,7 @@ def decode_predictions(
         advice = " Pass the model for other classes." if model is None else ""
         raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
     top = checked_top(top, classes)
-    # Whether each class has its own sigmoid, so that rows need not sum to 1.
+    # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
         p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
     )
@@ -88,25 +88,25 @@ def checked_top(top, classes):
 
 
 def most_probable(probabilities, classes, top):
-    """The `top` classes of each row as (id, name, probability), most probable first."""
+    """Returns the `top` classes of each row as (id, name, probability), most probable first."""
     best = np.argsort(-probabilities, axis=1)[:, :top]
     return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
 
 
 def classes_of(model):
-    """(id, name) per class: the model's names, ImageNet's for 1000 outputs, else indices; raises without classes."""
+    """Returns `outputs_named` of a classifier; raises for a regression model."""
     if postprocess_of(model) is None:
         raise ValueError(f"Expected a model of classes. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
 
 
 def gives_classes(model):
-    """Whether `classes_of` knows the classes of a model."""
+    """Returns True if `classes_of` can name the classes of a model."""
     return _has_one_row(model) and not gives_features(model) and postprocess_of(model) is not None
 
 
 def outputs_named(model):
-    """`classes_of`, also for a regression model, whose class names are those of its targets."""
+    """Returns (id, name) per class or regression target: the model's names, ImageNet's for 1000 classes, or indices."""
     num_classes = _output_of(model).shape[1]
     if names := names_of(model):
         return [(str(i), name) for i, name in enumerate(names)]
@@ -118,7 +118,7 @@ def outputs_named(model):
 
 
 def names_of(model):
-    """The class names of a model; None if there are none, or they do not fit its outputs."""
+    """Returns the class names of a model; None if there are none, or their number differs from the outputs."""
     names = getattr(carrier_of(model), "class_names", None)
     if not _has_one_row(model):
         return None
@@ -131,9 +131,9 @@ def names_of(model):
 
 
 def activation_of(model, postprocess=None):
-    """The activation that turns a model's output into probabilities: "softmax", "sigmoid", None if already applied.
+    """Returns the activation that turns outputs into probabilities: "softmax", "sigmoid", or None if already applied.
 
-    `postprocess` is "classify", "multi_label", or None for what the model says. A regression model has no activation.
+    `postprocess` is "classify", "multi_label", or None for the model's task. A regression model has no activation.
     """
     output = _output_of(model)
     if _activation_behind(output) is not None:
@@ -146,13 +146,13 @@ def activation_of(model, postprocess=None):
 
 
 def postprocess_of(model):
-    """Returns "multi_label" for a model of any number of classes per image, None for regression, else "classify"."""
+    """Returns the postprocessing for a model's task: "classify", "multi_label", or None for regression."""
     task = getattr(carrier_of(model), "task", "single_label")
     return {"regression": None, "single_label": "classify"}.get(task, task)
 
 
 def prediction_activation(model):
-    """`activation_of`, after a check that it fits the loss of a compiled model."""
+    """Returns `activation_of`; raises if the loss of a compiled model needs another activation."""
     activation = activation_of(model)
     loss = getattr(model, "loss", None)
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
@@ -169,26 +169,26 @@ def prediction_activation(model):
 
 
 def final_activation(model):
-    """The activation of a model's predictions, its own or that of `activation_of`; None for regression."""
+    """Returns the activation of predictions, in the model or applied to its outputs; None for regression."""
     regression = postprocess_of(model) is None
     return activation_of(model) or (None if regression else _activation_behind(_output_of(model)))
 
 
 def mean_probabilities(outputs, activation):
-    """Applies an activation to each of several float32 arrays of outputs, and averages them."""
+    """Applies an activation to several float32 arrays of outputs, and averages them."""
     if activation is not None:
         outputs = [ops.convert_to_numpy(getattr(ops, activation)(ops.convert_to_tensor(x))) for x in outputs]
     return np.mean(outputs, axis=0)
 
 
 def _has_one_row(model):
-    """Whether a model has one output, of numbers for each image."""
+    """Returns True if a model has a single output, one vector per image."""
     outputs = getattr(model, "outputs", None) or ()
     return len(outputs) == 1 and len(outputs[0].shape) == 2
 
 
 def _output_of(model):
-    """The only output of a model, (batch, classes); raises if there are others."""
+    """Returns the only output of a model, (batch, classes); raises for any other outputs."""
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
         raise ValueError(
@@ -198,7 +198,7 @@ def _output_of(model):
 
 
 def _activation_behind(tensor):
-    """The activation that a tensor has been through: "softmax", "sigmoid" or None; skips averages and identities."""
+    """Returns the activation of a tensor: "softmax", "sigmoid" or None; looks through averages and identities."""
     operation, _, inputs, tensor_index = call_of(tensor)
     while isinstance(operation, keras.Model):
         if is_graph(operation):
@@ -207,7 +207,7 @@ def _activation_behind(tensor):
             return None
         # A subclassed model usually calls its last layer last.
         operation, inputs, tensor_index = operation.layers[-1], [], 0
-    # By name, since the operation classes of keras.ops are private.
+    # The operation classes of keras.ops are private, so compare their names.
     kind, activation = type(operation).__name__, getattr(operation, "activation", None)
     for name in ("softmax", "sigmoid"):
         if kind == name.capitalize() or activation is getattr(keras.activations, name):

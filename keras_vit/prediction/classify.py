@@ -26,15 +26,15 @@ logger = logging.getLogger("keras_vit")
 
 
 def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
-    """Reads an image as float32 (height, width, channels) in 0..255, resized and cropped as in the model's evaluation.
+    """Reads an image, float32 (height, width, channels) in 0..255, resized and cropped as in the model's evaluation.
 
     Args:
         path: Path of a file in any format that Pillow reads.
-        model: A model of this package. For a model of any size, the image keeps its size.
+        model: A model of this package. If the model takes any image size, the image is not resized.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it is not an image, or the model takes other than 1, 3 or 4 channels.
+        ValueError: If the file is not an image, or the model does not take 1, 3 or 4 channels.
         ImportError: If Pillow is not installed.
 
     Example:
@@ -45,7 +45,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 
 def _read_for(path, model, tta):
-    """`read_image`, 8/7 as large for the crops of `tta`."""
+    """Does the work of `read_image`; if `tta` takes crops, the image is 8/7 as large."""
     if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
         shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
@@ -58,7 +58,7 @@ def _read_for(path, model, tta):
 
 
 def read_images(paths, model):
-    """Reads image files of one size as `read_image` does, into one array, (batch, height, width, channels)."""
+    """Reads image files with `read_image` into one array, (batch, height, width, channels)."""
     images = [read_image(path, model) for path in paths]
     if len({image.shape for image in images}) != 1:
         sizes = [f"{os.fspath(path)} of {image.shape[:2]}" for path, image in zip(paths, images, strict=True)]
@@ -100,7 +100,7 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
     progress = Progress(len(paths), "image", "images", verbose=verbose)
     batches = _batches(model, paths, tta, batch_size, broken, errors)
     for places, images in progress.over(batches, lambda batch: len(batch[0])):
-        # Each image size is compiled for one batch size.
+        # Pad the batches of each image size to one batch size, which compiles only once.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         where = f"an image of the batch of {os.fspath(paths[places[0]])}"
         views = views_of(model, scaled(images, model), tta)
@@ -132,7 +132,7 @@ def _batches(model, paths, tta, batch_size, broken, errors):
                         raise image
                     errors.append(image)
                 else:
-                    # Shapes differ for a model of any size.
+                    # If the model takes any image size, shapes differ.
                     by_shape.setdefault(image.shape, []).append((place, image))
             for pairs in by_shape.values():
                 places, images = zip(*pairs, strict=True)

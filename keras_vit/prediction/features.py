@@ -15,11 +15,11 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
 
     Args:
         model: A model of this package's builders, with or without a head.
-        blocks: Indices of the blocks, in the order of `model.config.block_names`; negative ones count from the last.
-            Several blocks give a list of outputs. None: (3, 7, 11) of a ViT, the last of each stage of the others.
-        format: "tokens", (batch, num_tokens, hidden_dim), of a ViT with prefix tokens, or "map", (batch, rows, columns,
-            hidden_dim), without. None: "tokens" of a ViT, "map" of the others, whose only tokens are those of VT
-            modules.
+        blocks: Indices of the blocks, in the order of `model.config.block_names`; negative indices count from the last.
+            Several blocks give a list of outputs. None means (3, 7, 11) for a ViT, else each stage's last block.
+        format: "tokens", (batch, num_tokens, hidden_dim), which includes a ViT's prefix tokens; or "map", (batch, rows,
+            columns, hidden_dim). None means "tokens" for a ViT and "map" for other families, in which only VT modules
+            have tokens.
 
     Raises:
         ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout or
@@ -56,14 +56,14 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
 
 
 def _ends_of_stages(blocks):
-    """The index of the last block of each stage, by their names, such as "stage_2_block_03"."""
+    """Returns the index of the last block of each stage, by block names such as "stage_2_block_03"."""
     stages = [block.name.rpartition("_")[0] for block in blocks if block.name.startswith("stage_")]
     lengths = [len(list(group)) for _, group in itertools.groupby(stages)]
     return [end - 1 for end in itertools.accumulate(lengths)]
 
 
 def _output_of(block, format):
-    """The tokens or the feature map that a block of a network other than a ViT outputs."""
+    """Returns the output of a block outside ViTs, as tokens or as a feature map."""
     *maps, last = keras.tree.flatten(block.output)
     is_module = isinstance(block, VTModule)
     outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
@@ -74,7 +74,7 @@ def _output_of(block, format):
 
 
 def check_every_patch(model, blocks):
-    """Raises if patches of a ViT are dropped or merged in or before the last of these blocks."""
+    """Raises if a ViT drops patches, or one of these blocks merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         raise ValueError(

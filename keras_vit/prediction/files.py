@@ -1,4 +1,4 @@
-"""Predicts image files, finds them, and writes files of predictions."""
+"""Finds image files, predicts them, and writes files of predictions."""
 
 import csv
 import json
@@ -30,21 +30,21 @@ def predict_images(
     batch_size: int = 32,
     verbose: int = 1,
 ) -> "pandas.DataFrame":
-    """Predicts image files as a DataFrame with a row per image and a float32 column per class.
+    """Predicts image files; returns a DataFrame with a row per image and a float32 column per class.
 
-    The index has the images' names: paths, or the cells of a table's `path_column`. The values are those of
-    `keras_vit.evaluation.predict`: probabilities, or the outputs of a model with `task="regression"`. So
-    `frame.idxmax(axis=1)` are the classes, and `frame.to_csv("submission.csv")` writes a probability per class. Images
-    are resized and scaled as the model's `preprocessing` says. Rows of unreadable images are NaN, with a warning.
+    The index contains paths, or the cells of a table's `path_column`. The values are probabilities, or the outputs of a
+    model with `task="regression"`, as in `keras_vit.evaluation.predict`. So `frame.idxmax(axis=1)` returns the classes,
+    and `frame.to_csv("submission.csv")` writes a probability per class. Images are resized and scaled by the model's
+    `preprocessing`. An unreadable image gets a row of NaN and a warning.
 
     Args:
-        model: A model of this package, or with one in it, with one output (batch, num_outputs).
-        images: A folder (with its subfolders), an image file, a CSV file of paths, or several of these; or a DataFrame
+        model: A model of this package, or a model that contains one, with one output (batch, num_outputs).
+        images: A folder (with its subfolders), an image file, a CSV file of paths, or a list of these; or a DataFrame
             or dict of columns.
-        path_column: The column of paths in a table; None: "path", or the only column.
-        directory: The folder that a table's relative paths start from; None: the CSV file's, or the current one.
-        extension: Appended to a table's paths that do not end with it, such as ".jpg".
-        tta: Test-time augmentation as in `keras_vit.evaluation.predict`; crops are cut from images of 8/7 of the
+        path_column: The column of paths in a table. None means "path", or the only column.
+        directory: The folder that a table's relative paths start from. None means the CSV file's or the current one.
+        extension: Suffix such as ".jpg", appended to a table's paths that do not end with it.
+        tta: Test-time augmentation as in `keras_vit.evaluation.predict`. Crops are cut from images of 8/7 of the
             model's size.
         batch_size: Int, images per batch.
         verbose: 0 or 1; 1 shows a progress bar.
@@ -74,11 +74,11 @@ def predict_images(
 
 
 def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
-    """Finds images: files, folders (recursively), and the paths in a column (None: "path" or the only one) of tables.
+    """Finds images in files, in folders (recursively), and in a column (None: "path" or the only one) of tables.
 
-    A table is a CSV file, a DataFrame or a dict of columns. Its relative paths start at `folder`, or else the CSV
-    file's folder or the current one, and get `extension` appended unless they have it. Returns the header of the name
-    column and a list of (name as given, path).
+    A table is a CSV file, a DataFrame or a dict of columns. Its relative paths start at `folder`, by default the CSV
+    file's folder or the current folder. `extension` is appended to paths that do not end with it. Returns the header of
+    the name column and a list of (name as given, path).
     """
     found, headers = [], []
     for item in inputs:
@@ -111,7 +111,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
 def _of_folder(folder):
     from PIL import Image
 
-    # Pillow can only write some formats.
+    # Pillow writes some formats that it cannot read.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
     files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
@@ -125,7 +125,7 @@ def _of_folder(folder):
 
 
 def _of_table(table, column):
-    """Returns the name of a table's column of paths, its cells, and the folder of relative paths."""
+    """Returns the name of a table's path column, its cells, and the folder of relative paths."""
     if isinstance(table, str):
         name, base = repr(table), Path(table).parent
         header, *rows = [row for row in csv_rows(table) if row] or [[]]
@@ -147,9 +147,9 @@ def _of_table(table, column):
 
 
 def write_csv(path, header, names, predictions):
-    """Writes the results of `classify`, one row per image; cells of unreadable images are empty.
+    """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty.
 
-    A name that is not UTF-8 has backslashes for its other bytes.
+    Bytes of a name that are not UTF-8 are written as backslash escapes.
     """
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
@@ -162,7 +162,7 @@ def write_csv(path, header, names, predictions):
 
 
 def write_submission(path, id_column, label_column, names, predictions):
-    """Writes the most probable class of each image, as competitions expect it; the label of unreadable images is empty.
+    """Writes the most probable class of each image as competitions expect it; an unreadable image has an empty label.
 
     `names` and `predictions` are as for `write_csv`.
     """
@@ -174,7 +174,7 @@ def write_submission(path, id_column, label_column, names, predictions):
 
 
 def as_json(names, predictions):
-    """Returns the results of `classify` as JSON, one object per image; "classes" is [] if unreadable."""
+    """Returns the results of `classify` as JSON, one object per image; "classes" is [] for an unreadable image."""
     rows = []
     for name, classes in zip(names, predictions, strict=True):
         found = [{"id": i, "label": label, "probability": probability} for i, label, probability in classes]

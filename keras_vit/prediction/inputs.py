@@ -13,7 +13,7 @@ from keras_vit.models.graph import is_graph, operations_before
 
 logger = logging.getLogger("keras_vit")
 
-# How far resized images may exceed 0..255: bicubic and Lanczos kernels overshoot at edges.
+# Largest distance of resized images from 0..255: bicubic and Lanczos kernels overshoot at edges.
 OVERSHOOT = 64
 # Layers that keep the value range.
 KEEP_SCALE = (
@@ -24,7 +24,7 @@ KEEP_SCALE = (
     keras.layers.Dropout,
     *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
 )
-# Images in 0..1 with a mean up to this may be nearly black images of 0..255.
+# Images in 0..1 with a mean up to this value may be nearly black images of 0..255.
 DARK = 0.05
 
 
@@ -34,7 +34,7 @@ def to_numpy(x):
 
 
 def is_arrays(data, counts=(2,), or_lists=False):
-    """Whether data is a tuple or list of arrays whose length is in `counts`; with `or_lists`, labels may be lists."""
+    """Returns True if data is a tuple or list of n arrays, n in `counts`; with `or_lists`, labels may be lists."""
 
     def fits(part):
         return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
@@ -49,7 +49,7 @@ def sliced(parts, batch_size):
 
 
 def num_batches(data):
-    """The number of batches of a tf.data.Dataset, PyDataset or other iterable; infinity if endless, None if unknown."""
+    """Returns the number of batches of a dataset or other iterable; infinity if endless, None if unknown."""
     if isinstance(data, keras.utils.PyDataset):
         return np.inf if data.num_batches is None else data.num_batches
     if hasattr(data, "cardinality"):
@@ -63,7 +63,7 @@ def num_batches(data):
 
 
 def graph_of(model):
-    """The functional graph of a model: itself or the only model within a trainer such as `SAM`, else None."""
+    """Returns the functional graph of a model: the model, or the only model in a trainer such as `SAM`; else None."""
     while not is_graph(model):
         models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
         if len(models) != 1:
@@ -73,7 +73,7 @@ def graph_of(model):
 
 
 def takes(expected, received):
-    """Whether a shape matches an input shape, in which None is any size."""
+    """Returns True if a shape matches an input shape, in which None is any size."""
     return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
 
 
@@ -85,7 +85,7 @@ def check_no_files(images, name):
 
 
 def check_images(model, images, name="images"):
-    """Raises unless a batch has the size and values that a model takes, and logs a warning of unusual values."""
+    """Raises if a batch does not have the size and values that a model takes; logs a warning about unusual values."""
     if hasattr(images, "shape"):
         check_size(model, images, name)
         if strange := check_values(model, to_numpy(images)):
@@ -93,7 +93,7 @@ def check_images(model, images, name="images"):
 
 
 def check_size(model, images, name):
-    """Raises the same error on every backend if images do not have the model's input shape."""
+    """Raises an error, the same on every backend, if images do not have the model's input shape."""
     inputs = getattr(model, "inputs", None) or ()
     expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
     received = tuple(images.shape[1:])
@@ -105,7 +105,7 @@ def check_size(model, images, name):
 
 
 def range_of(model):
-    """The (lowest, highest) input value of a model; None if unknown or if layers before `normalization` rescale."""
+    """Returns the (lowest, highest) input value; None if unknown or if layers before `normalization` rescale."""
     layer, graph = carrier_of(model), graph_of(model)
     if layer is None:
         return None
@@ -119,7 +119,7 @@ def range_of(model):
 
 
 def in_unit_range(images):
-    """Whether images look scaled to 0..1: fractions up to 1, and not nearly black, as images of 0..255 may be."""
+    """Returns True if images look scaled to 0..1: they have fractions, and their mean is above `DARK`."""
     images = np.asarray(images)
     if not images.size or images.dtype.kind in "biu" or not (images.min() >= 0 and images.max() <= 1):
         return False
@@ -151,7 +151,7 @@ def check_values(model, images):
             f"{expected}. keras_vit.preprocess_input(images, model) scales them, and so does a model that is built "
             "with include_preprocessing=True."
         )
-    # Other units or constants; the margin allows for augmentation.
+    # Such images have other units or constants. The margin allows for augmentation.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected
     if lowest < -0.1 and in_unit_range(images):

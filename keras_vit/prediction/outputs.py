@@ -7,8 +7,8 @@ from keras_vit import arguments
 from keras_vit.console import Progress
 from keras_vit.prediction.inputs import check_images, check_no_files, check_size, num_batches, sliced, takes, to_numpy
 
-# Test-time augmentation: no augmentation; the image and its mirror image; the corners and the center of a larger image
-# (arXiv 1409.4842, section 7), without and with their mirror images.
+# Test-time augmentation: none; the image and its mirror image; corners and center of a larger image (arXiv 1409.4842,
+# section 7); these crops and their mirror images.
 TTA = (None, "flip", "five_crop", "ten_crop")
 
 
@@ -22,7 +22,7 @@ def check_one_input(model):
 
 
 def finite_batches(data, expected, name="data"):
-    """Returns the batches of a dataset and their number, None if unknown; raises if it does not end, or is none."""
+    """Returns (batches, number of batches or None); raises for endless datasets and for other types."""
     check_no_files(data, name)
     if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
         raise arguments.invalid(name, expected, type(data).__name__)
@@ -33,7 +33,7 @@ def finite_batches(data, expected, name="data"):
 
 
 def image_batches(data, batch_size, name="data"):
-    """Returns batches of the images of an array, or of batches that may have labels; and their number, or None."""
+    """Returns (batches of images, number of batches or None) of an array, or of batches that may have labels."""
     if hasattr(data, "shape"):
         size, data = arguments.positive_int("batch_size", batch_size), to_numpy(data)
         return (batch for (batch,) in sliced((data,), size)), -(-len(data) // size)
@@ -43,15 +43,15 @@ def image_batches(data, batch_size, name="data"):
 
 
 def outputs_of(model, batches, steps=None, verbose=0, name="data"):
-    """Returns a model's output for all images, float32 (num_images, ...); each batch is a NumPy array of images.
+    """Returns a model's output for all images, float32 (num_images, ...), in inference mode.
 
-    It runs in inference mode. `steps` is the number of batches, for the progress bar that `verbose=1` shows.
+    Each of the `batches` is a NumPy array of images. `steps` is their number, for the progress bar of `verbose=1`.
     """
     return np.concatenate([output for (output,) in outputs_of_views(model, batches, steps, verbose, name)])
 
 
 def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
-    """Yields, for each batch, the list of a model's outputs for its views by `tta`; as `outputs_of`."""
+    """Like `outputs_of`, but yields for each batch a list of outputs, one for each view of `tta`."""
     full, seen = 0, 0
     progress = Progress(steps, "batch", "images", verbose=verbose)
     for images in progress.over(batches, count=len):
@@ -71,7 +71,7 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
 
 
 def output_of(model, images, full, where):
-    """Returns the output for a batch, which is padded to `full` images; `where` describes it in the error for NaN."""
+    """Returns the output for a batch, padded to `full` images; `where` describes the batch in the error for NaN."""
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
     if not hasattr(output, "shape"):
@@ -86,7 +86,7 @@ def output_of(model, images, full, where):
 
 
 def views_of(model, images, tta=None, name="data"):
-    """Returns the views of images, (batch, height, width, channels), whose predictions `tta` averages; see `TTA`."""
+    """Returns the views of images, (batch, height, width, channels), that `tta` averages; see `TTA`."""
     if arguments.one_of("tta", tta, TTA) in ("five_crop", "ten_crop"):
         views = _five_crops(model, images, tta, name)
     else:
@@ -96,7 +96,7 @@ def views_of(model, images, tta=None, name="data"):
 
 
 def _five_crops(model, images, tta, name):
-    """The corners and the center of images, in the size that the model takes."""
+    """Returns the corners and the center of images, in the size that the model takes."""
     expected = tuple(model.inputs[0].shape[1:])
     if images.ndim != 4 or None in expected[:2]:
         described = f"None or 'flip' for model {model.name!r}, which takes images of any size"

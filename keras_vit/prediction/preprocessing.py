@@ -15,11 +15,11 @@ def preprocess_input(x, model: keras.Model | None = None):
     Args:
         x: Images, (..., height, width, channels), uint8 or float: a NumPy array, a backend tensor or, on any backend,
             a tf.data element. The result is of the same kind and shape.
-        model: A model of this package, for its constants. If None, images become [-1, 1], as in the official
-            checkpoints. With `include_preprocessing=True` they stay in 0..255.
+        model: A model of this package, for its constants. If None, images are scaled to [-1, 1], as in the official
+            checkpoints. If the model has `include_preprocessing=True`, images stay in 0..255.
 
     Raises:
-        ValueError: If the model has no constants, or an array is outside 0..255 or looks scaled to 0..1 already.
+        ValueError: If the model has no constants, or an array is outside 0..255 or already looks scaled to 0..1.
 
     Example:
 
@@ -37,7 +37,7 @@ def preprocess_input(x, model: keras.Model | None = None):
 
 
 def scaled(x, model=None):
-    """`preprocess_input` without the check for images in 0..1."""
+    """Does the work of `preprocess_input`, without the check for images in 0..1."""
     layer = ImageNormalization() if model is None else normalization_of(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):
@@ -49,7 +49,7 @@ def scaled(x, model=None):
     if scaled_by_model:
         scale, offset = 1.0, 0.0
     else:
-        # 3-D, since under image_data_format="channels_first" Keras would apply a vector to the first axis.
+        # The constants are 3-D: with image_data_format="channels_first", Keras applies a vector to the first axis.
         constants = layer.preprocessing.offset_and_scale
         offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
         scale, offset = 1 / scale, -offset / scale
@@ -57,7 +57,7 @@ def scaled(x, model=None):
 
 
 def normalization_of(model):
-    """The layer with the preprocessing constants, in the model or one within it; raises if there is none."""
+    """Returns the layer with the preprocessing constants, at any depth of the model; raises if there is none."""
     layer = carrier_of(model)
     if layer is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Reads the tensors that enter layers of a model, and the attention of the ViT in it."""
+"""Reads the tensors that enter layers of a model, and the attention of its ViT."""
 
 import contextlib
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class PatchLayout(NamedTuple):
     Args:
         image_size: (height, width) in pixels of the images that reach the ViT.
         grid_size: (rows, columns) of patches.
-        patch_size: (height, width) of a patch in pixels of these images; not always whole numbers in hybrids.
+        patch_size: (height, width) of a patch in pixels of these images; in hybrids, not always whole numbers.
         num_prefix_tokens: Number of class, distillation and register tokens before the patches.
     """
 
@@ -29,7 +29,7 @@ class PatchLayout(NamedTuple):
 
 
 class AttentionTaps:
-    """Reads the tokens that enter the blocks of the one ViT in a model, in inference mode.
+    """Reads the tokens that enter the blocks of the only ViT in a model, in inference mode.
 
     Args:
         model: As in `keras_vit.inspection.attention_maps`.
@@ -57,7 +57,7 @@ class AttentionTaps:
         self.layout = self.images = self.values = None
 
     def run(self, inputs):
-        """Returns a list of outputs, and (block, tokens that enter it, its call arguments) for each block."""
+        """Returns a list of outputs, and (block, input tokens, call arguments) for each block."""
         layers = [*self.blocks, self.embedding, *self.poolings]
         layers += [] if self.normalization is None else [self.normalization]
         outputs, self.values = taps(self.model, (inputs,), layers)
@@ -84,7 +84,7 @@ class AttentionTaps:
         return PatchLayout(image_size, grid_size, pixels, num_prefix)
 
     def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
-        """Returns a list of outputs and the attention rollout, (batch, rows, columns), float32; works in graphs too.
+        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns); also works in graphs.
 
         `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0.
         """
@@ -94,7 +94,7 @@ class AttentionTaps:
             matrices = fuse(attention_weights(block, tokens, **options), axis=1)
             if discard is not None:
                 matrices = discard(matrices)
-            # The identity stands for the residual branch.
+            # The identity represents the residual branch.
             matrices = matrices + ops.eye(matrices.shape[-1], dtype="float32")
             matrices = matrices / ops.sum(matrices, axis=-1, keepdims=True)
             product = matrices if product is None else ops.matmul(matrices, product)
@@ -123,7 +123,7 @@ class AttentionTaps:
         return ops.einsum("bp,bpt->bt", weights / ops.sum(weights, axis=-1, keepdims=True), rows)
 
     def _pooling(self):
-        """Returns the pooling of the model's layers, or else of its config: "token", "gap", "token_gap" or "map"."""
+        """Returns the pooling, from the model's layers or its config: "token", "gap", "token_gap" or "map"."""
         if self.poolings:
             return getattr(self.poolings[-1], "method", "map")
         config = getattr(self.normalization, "config", None)
@@ -140,12 +140,12 @@ class AttentionTaps:
 
 
 def taps(model, args, layers):
-    """Runs a model without gradients; returns its outputs, and {layer: tensors that enter it} for layers at any depth.
+    """Runs a model without gradients; returns its outputs and {layer: input tensors} for layers at any depth.
 
     Args:
         model: A model or layer.
-        args: Tuple of the arguments of its call.
-        layers: Layers in it, each of which has to run once.
+        args: Tuple of the arguments of the model's call.
+        layers: Layers in the model, each of which must run once.
     """
     with _no_gradients():
         return _read(model, args, layers)
@@ -177,7 +177,7 @@ def _read(model, args, layers):
 def onward(model, args, start, end=None):
     """Returns a function from the output of layer `start` to the first tensor that enters layer `end`, in a list.
 
-    Without `end`, the function returns the model's outputs. Arguments are as in `taps`; gradients pass the function.
+    If `end` is None, it returns the model's outputs. The function is differentiable. Arguments are as in `taps`.
     """
     graph, values = _graph_of(model, args)
     calls = list(nodes_before(graph.outputs))
@@ -209,13 +209,13 @@ def onward(model, args, start, end=None):
 
 
 def _within(operation, layers):
-    """Returns the layers that an operation is or holds."""
+    """Returns the `layers` that an operation is or contains."""
     held = sublayers(operation, keras.Layer) if isinstance(operation, keras.Layer) else ()
     return [layer for layer in layers if layer in held]
 
 
 def _graph_of(model, args):
-    """Returns a functional model, or the graph of one with its own `call`, and a list of its input tensors."""
+    """Returns the functional graph of a model, traced if necessary, and a list of its input tensors."""
     values = [ops.convert_to_tensor(x) for x in keras.tree.flatten(args)]
     if not is_graph(model):
         symbols = [keras.Input(batch_shape=x.shape, dtype=keras.backend.standardize_dtype(x.dtype)) for x in values]
@@ -248,7 +248,7 @@ def in_float32(scores):
 
 
 def sublayers(model, kind) -> list:
-    """Returns all layers of a type in a model, at any depth, each once, in the order they were added."""
+    """Returns all layers of a type at any depth of a model, each once, in the order they were added."""
     if not isinstance(model, keras.Layer):
         raise ValueError(f"Expected a Keras model. Received: {model!r}")
     found, pending = [], [model]
@@ -275,5 +275,5 @@ def only_one(model, kind) -> keras.Layer:
 
 def to_numpy(x) -> np.ndarray:
     """Converts a tensor to a NumPy float32 array."""
-    # A copy, as some backends return read-only shared memory.
+    # Some backends return read-only shared memory, so copy it.
     return np.array(ops.convert_to_numpy(ops.cast(ops.stop_gradient(x), "float32")))
