@@ -103,7 +103,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
-        # A layer that is built at its first call changes after PyTorch compiles it.
+        # If it were built at its first call, the layer would change after PyTorch compiled it.
         self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
@@ -189,7 +189,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         if layout_of("heads of a kernel") is None or self.quantization_mode:
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
             qkv = ops.unstack(ops.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
-            # After the split: PyTorch then copies their gradients once, into the gradient of the projection.
+            # If the split comes first, PyTorch copies the gradients only once, into the gradient of the projection.
             query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in qkv)
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=0)
@@ -202,8 +202,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     def _project_by_heads(self, tokens):
         """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.
 
-        A split of the fused kernel by columns would not be one of queries, keys and values by heads: XLA would collect
-        the products on each device.
+        If the columns of the fused kernel were split, its parts would not be heads of queries, keys and values. XLA
+        would collect the products on each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
         kernel = placed(kernel, "heads of a kernel")
@@ -214,7 +214,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         return placed(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
-        """Scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
+        """Returns the scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[2], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
@@ -241,7 +241,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 class _KeysWithoutBias(Dense):
-    """The projection of queries, keys and values, whose bias for the keys stays zero."""
+    """The projection to queries, keys and values; the bias of the keys stays zero."""
 
     def call(self, inputs, training=None):
         return dense(inputs, self.kernel, self.bias_without_keys())
@@ -254,7 +254,7 @@ class _KeysWithoutBias(Dense):
         return super().quantize(mode, type_check=False, **kwargs)
 
     def quantized_call(self, *args, **kwargs):
-        # Keras adds the whole bias.
+        # Keras' quantized call adds the whole bias.
         outputs = super().quantized_call(*args, **kwargs)
         return outputs - ops.cast(self._of_keys(), outputs.dtype)
 

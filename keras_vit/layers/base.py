@@ -24,14 +24,14 @@ class Layer(keras.layers.Layer):
         Keras' steps before and after `call` take longer than the products of a small model. Hooks and activity
         regularizers of the inner layer then have no effect.
         """
-        # In mixed precision, Keras casts variables before `call`; with a distribution, it lays out the output after it.
+        # Keras casts variables before `call` in mixed precision, and lays out the output after it in a distribution.
         is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
         if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
         return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
-        """The shape of the first input; overridden if the output has another."""
+        """Returns the shape of the first input; layers with another output shape override this method."""
         return input_shape
 
     def multiply_adds(self, *input_shapes):
@@ -41,7 +41,7 @@ class Layer(keras.layers.Layer):
             *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.
 
         Returns:
-            Int; 0 for a layer without matrix products and convolutions. None if those of an inner layer are unknown.
+            Int; 0 for a layer without matrix products and convolutions. None if unknown for an inner layer.
 
         Example:
 
@@ -57,18 +57,18 @@ class Layer(keras.layers.Layer):
     def cost_steps(self, input_shape, **call_arguments):
         """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.
 
-        None means a single step, the product with the layer's `kernel` if there is one, or `adds_up`.
+        None means `adds_up`, or a single step: the product with the layer's `kernel`, if there is one.
         """
         return None
 
     def spec(self, *shapes):
-        """Symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""
+        """Returns symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         config = super().get_config()
-        # PyTorch keeps attributes that are layers, such as an activation, apart.
+        # On PyTorch, attributes that are layers, such as an activation, are in `_modules`.
         own = {**vars(self), **vars(self).get("_modules", {})}
         for kind in type(self).__mro__:
             if issubclass(kind, Layer) and "__init__" in vars(kind):
@@ -104,7 +104,7 @@ class CompositeLayer(Layer):
 
     def keep_statistics(self):
         """Makes batch normalization with frozen weights keep its statistics in training, as Keras' frozen layers do."""
-        # PyTorch keeps attributes that are layers apart.
+        # On PyTorch, attributes that are layers are in `_modules`.
         for layer in {**vars(self), **vars(self).get("_modules", {})}.values():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.trainable = layer.gamma.trainable
@@ -123,7 +123,7 @@ class CompositeLayer(Layer):
                 changes["quantized"][path] = {"mode": layer.quantization_mode, "config": config}
         changes = {kind: found for kind, found in changes.items() if found}
         weights = self._trained()
-        # If all weights agree, the layer's own `trainable` is enough.
+        # If all weights agree, the `trainable` of the layer is enough.
         if any(weight.trainable != self.trainable for weight in weights):
             changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
         return changes
@@ -136,14 +136,14 @@ class CompositeLayer(Layer):
             layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
 
     def _trained(self):
-        """The weights but the statistics of batch normalization, which are never trained."""
+        """Returns the weights without the statistics of batch normalization, which are never trained."""
         return [weight for weight in self.weights if not weight.path.endswith(("/moving_mean", "/moving_variance"))]
 
     def _dense_layers_by_path(self):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """The path relative to this layer, which is the same in any model."""
+        """Returns a path relative to this layer, which is the same in any model."""
         return path.removeprefix(f"{self.path}/")
 
 

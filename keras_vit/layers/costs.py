@@ -20,14 +20,14 @@ def _classes(pattern):
     return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
 
 
-# The multiply-adds of an output value. With groups, a kernel's input axis has the channels of one group.
+# (layer classes, multiply-adds of an output value). With groups, a kernel's input axis has the channels of one group.
 # LoRA merges its two matrices once per batch, which is not counted.
 PRODUCTS = (
     (keras.layers.Dense, lambda layer, x: x.shape[-1]),
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
     (_classes("Conv[123]D"), lambda layer, x: math.prod(layer.kernel.shape[:-1])),
 )
-# Layers without multiply-adds. The first ones return their input at inference.
+# FREE are layers without multiply-adds. VIEWS only return or reshape their input at inference.
 VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
 FREE = VIEWS + _classes(
     "(Batch|Group|Layer|RMS|Unit)?Normalization|.*Pooling[123]D|Activation|.*ReLU|ELU|Softmax|Add|Average|Concatenate|"
@@ -71,7 +71,7 @@ def steps_of(operation, args, kwargs, output):
 
 
 def total(steps):
-    """Returns the sum of the multiply-adds of steps, None if those of a step are unknown."""
+    """Returns the sum of the multiply-adds of steps; None if the number is unknown for a step."""
     products = [step.multiply_adds for step in steps]
     return None if None in products else sum(products)
 

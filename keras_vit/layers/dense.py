@@ -34,7 +34,7 @@ class Dense(keras.layers.Dense):
         # Keras overwrites alpha with the rank if the config enables LoRA.
         self.lora_alpha = alpha
 
-    # Keras would merge LoRA into the kernel, rounded to the compute dtype, and restore zeros, which get no gradient.
+    # Keras would save LoRA merged into the kernel in the compute dtype, and load zeros, which get no gradient.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False
@@ -65,5 +65,5 @@ class Dense(keras.layers.Dense):
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):
-        # Keras does not quantize subclasses, whose `call` may differ; this one computes the same.
+        # Keras does not quantize subclasses, since their `call` may differ. The `call` of this class computes the same.
         return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)

@@ -1,4 +1,4 @@
-"""How feature maps are halved: pooling, and strided convolutions whose padding is TensorFlow's or PyTorch's."""
+"""Layers that halve feature maps: pooling, and strided convolutions padded as in TensorFlow or PyTorch."""
 
 import keras
 from keras import ops
@@ -13,12 +13,12 @@ def pooling(pool_type, padding, name, dtype):
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
     kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
-    # Windows of 2 have padding at the end of an odd side alone, which no average includes.
+    # Windows of 2 have padding only at the end of an odd side, and averages exclude it.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
 
 def conv(kind, kernel_size, strides, padding, **options):
-    """Returns a convolution or depthwise convolution without bias, `kind`, to be called by `convolve`."""
+    """Returns a (depthwise) convolution layer of class `kind`, without bias. `convolve` calls it."""
     depthwise = kind is keras.layers.DepthwiseConv2D
     initializer = {f"{'depthwise' if depthwise else 'kernel'}_initializer": FanOutNormal()}
     symmetric = strides > 1 and padding == "symmetric"
@@ -34,7 +34,7 @@ def conv(kind, kernel_size, strides, padding, **options):
 
 
 def convolve(layer, images):
-    """Calls a layer of `conv`, after padding all four sides alike if its padding is symmetric."""
+    """Calls a layer from `conv`. If its padding is symmetric, pads all four sides equally before."""
     if layer.padding == "valid":
         side = (layer.kernel_size[0] // 2,) * 2
         images = ops.pad(images, ((0, 0), side, side, (0, 0)))

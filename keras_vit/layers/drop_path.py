@@ -6,7 +6,7 @@ from keras_vit import arguments
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class DropPath(keras.layers.Dropout):
-    """Stochastic depth: drops residual branches of random images in training, and scales others by `1 / (1 - rate)`.
+    """Stochastic depth: drops residual branches of random images in training, and scales the rest by `1 / (1 - rate)`.
 
     Args:
         rate: Float in [0, 1), the probability of dropping an image's branch.

@@ -22,8 +22,8 @@ class ImageNormalization(keras.layers.Layer):
             `keras_vit.fold_preprocessing`.
         class_names: The class names in the order of the outputs, or None.
         task: "single_label", "multi_label" or "regression", as in `keras_vit.ViTConfig`.
-        config: A config such as a `ViTConfig`, or its `to_dict()`, which replaces the other arguments; None without a
-            model.
+        config: A config such as a `ViTConfig`, or its `to_dict()`. It replaces `preprocessing`, `apply`, `class_names`
+            and `task`. None without a model.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
@@ -51,7 +51,7 @@ class ImageNormalization(keras.layers.Layer):
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
         if config is None:
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
-            # `build` compares the constants with the images.
+            # The images' channels are unknown until `build`, which checks the constants.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             config = ModelConfig(
                 preprocessing=preprocessing,
@@ -95,7 +95,7 @@ class ImageNormalization(keras.layers.Layer):
 
     @property
     def apply(self):
-        """Whether the layer scales raw images."""
+        """True if the model takes raw images of 0..255."""
         return self._record.include_preprocessing
 
     def build(self, images_shape):
@@ -117,7 +117,7 @@ class ImageNormalization(keras.layers.Layer):
         return images * scale + offset
 
     def raw_images(self, images):
-        """Converts model inputs to float32 images of 0..255, which they already are if the layer scales them."""
+        """Converts model inputs to float32 images of 0..255; with `apply`, the inputs already are raw images."""
         images = images.astype("float32") if isinstance(images, np.ndarray) else ops.cast(images, "float32")
         return images if self.apply else self.denormalize(images)
 
@@ -143,9 +143,9 @@ class ImageNormalization(keras.layers.Layer):
     def from_config(cls, config):
         config = dict(config)
         if config.get("config") is not None:
-            # Files of version 0.2 contain `apply` beside the config.
+            # Files of version 0.2 contain `apply` next to the config.
             own = {"include_preprocessing": config.pop("apply", False), **config["config"]}
-            # Keras would wrap the error of an invalid config in one that repeats all of it.
+            # If Keras built the config, its error would repeat the whole config.
             config["config"] = ModelConfig.from_dict(own)
         else:
             # Files of version 0.2 contain each constant and the task as an argument of the layer.

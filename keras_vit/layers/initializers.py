@@ -1,4 +1,4 @@
-"""Initializers that draw with NumPy: a seed gives the same weights on each backend, and JAX builds models faster."""
+"""Initializers that draw with NumPy, so a seed gives the same weights on each backend, and JAX builds models faster."""
 
 import math
 import os
@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-# Draws per random stream; fixed, so that weights do not depend on the number of threads.
+# The numbers drawn per random stream. It is fixed, so that weights do not depend on the number of threads.
 PIECE = 2**20
 
 
@@ -57,7 +57,7 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FanOutNormal(keras.initializers.HeNormal):
-    """Normal weights of standard deviation `sqrt(2 / fan_out)`: EfficientNet's; fan-out is all axes but the third."""
+    """EfficientNet's normal weights, standard deviation `sqrt(2 / fan_out)`; fan-out skips the second-last axis."""
 
     def __call__(self, shape, dtype=None):
         fan_out = math.prod(shape[:-2]) * shape[-1]
@@ -71,7 +71,7 @@ def xavier_uniform(fan_in, fan_out, seed=None):
 
 
 def truncated_normal(rng, out, dtype):
-    """Fills `out` with standard normal draws, redrawing those beyond two standard deviations."""
+    """Fills `out` with standard normal numbers, and redraws numbers beyond two standard deviations."""
     rng.standard_normal(out=out, dtype=dtype)
     while (far := np.abs(out) > 2).any():
         out[far] = rng.standard_normal(np.count_nonzero(far), dtype=dtype)

@@ -7,7 +7,7 @@ import math
 import keras
 from keras import ops
 
-# Longer sequences are attended to by this many queries at a time: 2,048 tokens are 724 pixels in patches of 16.
+# Attention on more than _LONG tokens, 724 pixels in patches of 16, computes at most _SLICE queries at a time.
 _LONG, _SLICE = 2048, 512
 
 
@@ -24,7 +24,7 @@ def dense(x, kernel, bias=None):
 
 @contextlib.contextmanager
 def in_one_piece():
-    """Within it long sequences are not sliced, for converters that have no loops."""
+    """Turns off the slicing of long sequences in its block, for converters that have no loops."""
     global _LONG
     before, _LONG = _LONG, math.inf
     try:
@@ -34,7 +34,7 @@ def in_one_piece():
 
 
 def has_fused_kernel():
-    """Whether the backend has a fused attention kernel: PyTorch, and JAX on a GPU."""
+    """Returns True if the backend has a fused attention kernel: on PyTorch, and on JAX with a GPU."""
     backend = keras.backend.backend()
     return backend == "torch" or (backend == "jax" and _has_gpu())
 
@@ -47,9 +47,9 @@ def _has_gpu():
 def attend(query, key, value, bias, training=False):
     """Computes `softmax(Q K^T / sqrt(head_dim)) V` without keeping the weights.
 
-    Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. By the
-    backend's fused kernel. If the backend has none, long sequences are computed in slices of queries, so that memory
-    grows linearly with their length.
+    Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. Uses the
+    backend's fused kernel. If there is none, long sequences are computed in slices of queries, so that memory grows
+    linearly with their length.
     """
     if not has_fused_kernel():
         return _attend_in_slices(query, key, value, bias, training)
@@ -58,7 +58,7 @@ def attend(query, key, value, bias, training=False):
         from torch.nn import functional
 
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    # JAX has one for 16 bits only, for as many queries as keys, and for narrow heads.
+    # JAX's fused kernel needs 16 bits, as many queries as keys, and narrow heads.
     unfused = keras.backend.standardize_dtype(query.dtype) == "float32" and _is_long(query)
     if unfused or query.shape[2] != key.shape[2]:
         return _attend_in_slices(query, key, value, bias, training)
@@ -99,15 +99,15 @@ def _attend_in_slices(query, key, value, bias, training):
     size = -(-length // count)
 
     def slices(x):
-        """Returns (slices, batch, heads, queries, channels); the last slice is filled up."""
+        """Returns (slices, batch, heads, queries, channels); the last slice is padded."""
         x = ops.pad(x, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
         return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
 
     step = keras.remat(attend_slice) if training else attend_slice
-    # TensorFlow's recomputation takes tensors only, not None, and has no gradient for those it is not given.
+    # TensorFlow's recomputation accepts no None, and has a gradient only for tensors that are its arguments.
     by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
     parts = [query] if bias is None or by_key else [query, bias]
-    # In a loop: written one after another, XLA and TensorFlow compute the slices side by side, and keep all scores.
+    # A loop, since XLA and TensorFlow would compute unrolled slices at the same time, and keep all scores.
     parts = [slices(part) for part in parts]
     x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
@@ -120,11 +120,11 @@ def _is_long(query):
 
 
 def _map(function, parts):
-    """Returns the results of a function for one part after another, stacked, each of the shape of its first input."""
+    """Applies a function to one slice after another and stacks the results, which are shaped like its first input."""
     if keras.backend.backend() != "tensorflow":
         return ops.map(function, parts)
     import tensorflow as tf
 
-    # ops.map would compute ten parts at once.
+    # ops.map would compute ten slices at once.
     signature = tf.TensorSpec(parts[0].shape[1:], parts[0].dtype)
     return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)

@@ -11,8 +11,8 @@ from keras_vit.layers.dense import Dense
 class MLP(CompositeLayer):
     """The MLP of a transformer block: a wide dense layer, an activation and a dense layer back to the input's width.
 
-    With `gated`, the wide layer is twice as wide, and the activation of its first half multiplies its second half:
-    SwiGLU with activation="silu".
+    With `gated`, the wide layer is twice as wide, and the activation of its first half multiplies its second half. With
+    activation="silu", this is SwiGLU.
 
     Args:
         mlp_dim: Int, the hidden width.

@@ -7,7 +7,7 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchDropout(Layer):
-    """Removes random patches of each image in training; the others keep their order and are not rescaled.
+    """Removes random patches of each image in training; the rest keep their order and are not rescaled.
 
     Args:
         rate: Float in [0, 1), the share of patches to remove; at least one patch stays.
@@ -37,7 +37,7 @@ class PatchDropout(Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
-        # Rounded down, with a margin for float errors: 10 * (1 - 0.8) is just below 2.
+        # Round down, with a margin for float errors: 10 * (1 - 0.8) is just below 2.
         if isinstance(num_patches, int):
             num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:
@@ -48,10 +48,10 @@ class PatchDropout(Layer):
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
 
     def _noise(self, tokens, shape):
-        """Returns uniform random numbers, on PyTorch from its own generator if there is no seed."""
+        """Returns uniform random numbers; without a seed, PyTorch's generator draws them on PyTorch."""
         if keras.backend.backend() != "torch" or self.seed is not None:
             return keras.random.uniform(shape, seed=self.seed_generator)
-        # Keras' generator can not be compiled there.
+        # PyTorch cannot compile Keras' generator.
         import torch  # noqa: TID251
 
         return torch.rand(shape, device=tokens.device)

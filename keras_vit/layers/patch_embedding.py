@@ -19,7 +19,7 @@ def unfold(images, patch_size):
     """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
     images, rows, columns = whole_patches(images, patch_size)
     ph, pw = patch_size
-    # A row of a patch with its channels stays in one piece.
+    # Each row of a patch, with its channels, stays contiguous.
     width = pw * images.shape[-1]
     x = ops.transpose(ops.reshape(images, (-1, rows, ph, columns, width)), (0, 1, 3, 2, 4))
     return ops.reshape(x, (-1, rows * columns, ph * width))
@@ -29,7 +29,7 @@ def unfold(images, patch_size):
 class Patches(Layer):
     """Cuts images into flattened patches, without a projection.
 
-    In row-major order, channels last. Pixels at the bottom and right that do not fill a patch are dropped.
+    Patches are in row-major order, channels last. Pixels at the bottom and right that do not fill a patch are dropped.
 
     Args:
         patch_size: Int, or (height, width), in pixels.
@@ -69,8 +69,8 @@ class PatchEmbedding(Layer):
     Args:
         hidden_dim: Int, the width of a token.
         patch_size: Int, or (height, width), in pixels.
-        method: "unfold" (patches, then a matrix product) or "conv" (a strided convolution): the same result, more
-            slowly on the CPUs of each backend.
+        method: "unfold" (patches, then a matrix product) or "conv" (a strided convolution), which gives the same result
+            but is slower on CPUs.
         use_bias: Bool, whether the projection has a bias.
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
@@ -109,7 +109,7 @@ class PatchEmbedding(Layer):
         if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return kernels.dense(unfold(images, self.patch_size), kernel, self.bias)
-        # Cropped first: with 1 channel and patches 1 pixel high, TensorFlow's VALID convolution on CPUs can be wrong.
+        # Crop first: TensorFlow's VALID convolution on CPUs can be wrong with 1 channel and patches 1 pixel high.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))

@@ -2,9 +2,9 @@ import keras
 
 
 def placed(tensor, name):
-    """Splits a tensor over the devices as the active `keras.distribution` says for a name; else returns it as it is.
+    """Splits a tensor over the devices by the layout for a name.
 
-    A side that its devices do not divide leaves the tensor as it is.
+    Returns the tensor unchanged if there is no layout, or if a split side is not divisible by its mesh axis.
     """
     layout = layout_of(name)
     if layout is None:

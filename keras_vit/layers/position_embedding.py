@@ -6,7 +6,7 @@ from keras_vit.images.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
 
-# By method: the number of channels must be a multiple of this.
+# The number that must divide the number of channels, by method.
 METHODS = {"learned": 1, "learned2d": 2, "sincos2d": 4}
 
 
@@ -15,20 +15,20 @@ class PositionEmbedding(Layer):
     """Adds position embeddings to the tokens, for any patch grid.
 
     Args:
-        grid_size: (rows, columns) of the grid that learned embeddings are stored for. For other grids they are resized.
+        grid_size: (rows, columns) of the grid that learned embeddings are stored for. Other grids resize them.
         method: "learned" (one vector per patch), "learned2d" (one per column in the first half of the channels, one per
             row in the second) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
         num_prefix_tokens: Int, the number of tokens (class, distillation, registers) before the patches.
         num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding; all by default.
             Fixed embeddings add nothing to the prefix.
-        interpolation: How learned embeddings are resized: "linear" with aligned end points (official code), "bicubic"
+        interpolation: The resizing of learned embeddings: "linear" with aligned end points (official code), "bicubic"
             (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO).
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
         images: (batch, height, width, channels), the images of the patches. Only their size is read, for the grid.
-            Without them the grid is `grid_size`.
+            If there are no images, the grid is `grid_size`.
 
     Raises:
         ValueError: If the number of tokens or channels does not fit.
@@ -103,7 +103,7 @@ class PositionEmbedding(Layer):
         return tokens + ops.cast(self._positions(grid_size, tokens.shape[-1]), tokens.dtype)
 
     def _positions(self, grid_size, hidden_dim):
-        """The embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
+        """Returns the embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
         prefix = None
         if self.method == "learned":
             if self._is_own(grid_size) and self.num_prefix_positions == self.num_prefix_tokens:
@@ -128,15 +128,15 @@ class PositionEmbedding(Layer):
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
     def _is_own(self, grid_size):
-        """Whether a grid is known to be the stored one."""
-        # Sides may be tensors, or symbols of torch.export, which a comparison would tie to the example's size.
+        """Returns True if a grid is known to be the stored one."""
+        # A side may be a tensor, or a symbol of torch.export, which a comparison would tie to the example's size.
         return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
     def _resize(self, embeddings, grid_size, hidden_dim):
         if self._is_own(grid_size):
             return embeddings
         rows, columns = self._resize_matrices(grid_size)
-        # Two products: one einsum of three operands would tie torch.export to the example's size.
+        # Two products, since an einsum of three operands would tie torch.export to the example's size.
         resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
@@ -148,7 +148,7 @@ class PositionEmbedding(Layer):
 
 
 def _sincos(length, channels):
-    """Sines, then cosines, of each position along one axis, (length, channels)."""
+    """Returns sines, then cosines, of each position along one axis, (length, channels)."""
     # PyTorch cannot compile NumPy's arrays.
     frequencies = 10_000.0 ** -(ops.arange(channels // 2, dtype="float32") / max(1, channels // 2 - 1))
     angles = ops.arange(length, dtype="float32")[:, None] * frequencies

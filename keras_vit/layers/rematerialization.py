@@ -7,8 +7,8 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 def recompute(function, tensor, weights, dropouts):
     """Returns `function(tensor)`, recomputed for the gradient; it reads `weights` and calls each of `dropouts` once."""
-    # keras.remat alone would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores
-    # PyTorch's own generator, which layers without a seed use there.
+    # keras.remat would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores only
+    # PyTorch's generator, which layers without a seed use on PyTorch.
     seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
     states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
 
@@ -16,5 +16,5 @@ def recompute(function, tensor, weights, dropouts):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
             return function(tensor)
 
-    # As tensor arguments: TensorFlow has no gradient for captured tensors, and counts that of variables twice if eager.
+    # TensorFlow has no gradient for captured tensors, and in eager mode doubles the gradient of captured variables.
     return keras.remat(run)(tensor, *(weight.value for weight in weights))

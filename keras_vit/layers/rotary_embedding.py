@@ -16,7 +16,7 @@ class Rotary(NamedTuple):
 
     layout: str
     theta: float
-    # Positions from -1 to 1 on each axis, in turns, instead of row and column numbers.
+    # Positions are from -1 to 1 turns on each axis, instead of row and column numbers.
     normalized: bool = False
     # The first half of the frequencies belongs to the columns, not to the rows.
     columns_first: bool = False
@@ -37,7 +37,7 @@ class RotaryEmbedding(Layer):
 
     Args:
         kind: "dinov3" (positions from -1 to 1, theta 100, halves of a head), "eva02" (row and column numbers, theta
-            10,000, pairs of channels) or "axial" (RoPE-ViT's: as EVA-02's, theta 100, columns first).
+            10,000, pairs of channels) or "axial" (RoPE-ViT: as "eva02" with theta 100 and columns first).
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.
         grid_size: (rows, columns) whose positions other grids are scaled to, as in EVA-02; None for no scaling.
@@ -61,7 +61,7 @@ class RotaryEmbedding(Layer):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.kind = arguments.one_of("kind", kind, tuple(KINDS))
         self.head_dim = arguments.positive_int("head_dim", head_dim)
-        # Two axes of pairs of channels.
+        # Each of the two axes rotates pairs of channels.
         if head_dim % 4:
             raise arguments.invalid("head_dim", "a multiple of 4 for rotary positions", head_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
@@ -88,7 +88,7 @@ class RotaryEmbedding(Layer):
         return ops.stack([ops.cos(angles), ops.sin(angles)], axis=1)
 
     def _of_axis(self, kind, length, scaled):
-        """The angles of each position along one axis, (length, head_dim / 4)."""
+        """Returns the angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
         # PyTorch cannot compile NumPy's arrays.
         frequencies = kind.theta ** -(ops.arange(quarter, dtype="float32") / quarter)
@@ -107,7 +107,7 @@ class RotaryEmbedding(Layer):
 def rotate(x, angles, layout):
     """Rotates the channels of the patches, the last tokens of (batch, num_heads, num_tokens, head_dim)."""
     dtype = x.dtype
-    # Keras casts the inputs of layers, the cosines and sines too, to their compute dtype.
+    # Keras casts the inputs of layers, including the cosines and sines, to the compute dtype.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
     num_prefix = ops.shape(x)[2] - ops.shape(angles)[0]
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]

@@ -43,7 +43,7 @@ class SqueezeExcitation(Layer):
         self.expand.build((None, 1, 1, self.reduced_dim))
 
     def _dense_options(self):
-        # A copy for each kernel: one initializer draws the same numbers again.
+        # Each kernel gets a copy, since an initializer draws the same numbers at every call.
         initializer = keras.initializers.get(keras.initializers.serialize(self.kernel_initializer))
         return {"kernel_initializer": initializer, **self.inherited}
 

@@ -2,11 +2,11 @@
 
 from keras import ops
 
-# Sort, gather and scatter are slow on some backends and formats: output places and a matrix product avoid them.
+# Output indices and a matrix product replace sort, gather and scatter, which are slow on some backends and formats.
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """The number of tokens that a block merges, at most half of the patches; `num_tokens` may be a tensor or None."""
+    """Returns the number of tokens to merge, at most half of the patches; `num_tokens` may be a tensor or None."""
     if num_tokens is None:
         return None
     half = (num_tokens - num_prefix_tokens) // 2
@@ -14,8 +14,8 @@ def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
 
 
 def match(keys, token_merging, num_prefix_tokens=0):
-    """Bipartite soft matching by cosine similarity: each token's index after merging, (batch, num_tokens), int32."""
-    # Each odd patch picks its most similar even one; the best pairs merge. Order: prefix, odd patches left, even ones.
+    """Returns each token's index after bipartite soft matching by cosine similarity, (batch, num_tokens), int32."""
+    # Each odd patch picks its most similar even patch; the best pairs merge. Order: prefix, unmerged odd, even patches.
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
     targets, sources = keys[:, 0::2], keys[:, 1::2]
@@ -36,7 +36,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     of_sources = ops.where(merges, num_kept + target, place_if_kept)
     of_targets = num_kept + ops.arange(ops.shape(targets)[1], dtype="int32")
     of_targets = ops.broadcast_to(of_targets, (batch, ops.shape(targets)[1]))
-    # Interleaved to the original order; if the number of patches is odd, the last target gets a dummy partner.
+    # Interleave to the original order. If the number of patches is odd, the last target gets a dummy partner.
     num_patches, num_targets = ops.shape(keys)[1], ops.shape(targets)[1]
     of_sources = ops.concatenate([of_sources, of_targets[:, : num_targets - num_sources]], axis=1)
     places = ops.reshape(ops.stack([of_targets, of_sources], axis=2), (-1, 2 * num_targets))[:, :num_patches]
@@ -47,7 +47,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Averages tokens at one place, weighted by `sizes` (None: all 1); returns them and the summed sizes, float32."""
+    """Averages tokens of the same index, weighted by `sizes` (None: all 1); returns them and summed sizes, float32."""
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")
     if sizes is not None:

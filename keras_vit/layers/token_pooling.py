@@ -50,7 +50,7 @@ class TokenPooling(Layer):
         return mean if self.method == "gap" else ops.concatenate([tokens[:, self.index], mean], axis=-1)
 
     def _mean_of_patches(self, tokens, sizes):
-        # In float32: a half-precision sum of hundreds of numbers is too inexact for the head.
+        # A half-precision sum of hundreds of numbers would be too inexact for the head.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
             return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)

@@ -23,9 +23,9 @@ class TransformerBlock(CompositeLayer):
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
         layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
         qk_norm, max_relative_distance, rotary_layout: As in `MultiHeadSelfAttention`.
-        qkv_bias, key_bias, attention_norm: As its `use_bias`, `key_bias` and `output_norm`.
+        qkv_bias, key_bias, attention_norm: As `use_bias`, `key_bias` and `output_norm` of `MultiHeadSelfAttention`.
         activation: As in `MLP`.
-        gated_mlp, mlp_norm: As its `gated` and `inner_norm`.
+        gated_mlp, mlp_norm: As `gated` and `inner_norm` of `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
         num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
@@ -39,7 +39,7 @@ class TransformerBlock(CompositeLayer):
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
         num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
-            With `token_merging` at most `num_prefix_tokens`, which never merge: the sizes are then not returned.
+            With `token_merging`, at most `num_prefix_tokens`; the sizes are then not returned.
 
     Returns:
         (batch, num_tokens or num_outputs, hidden_dim). With `token_merging`, the remaining tokens and their sizes,
@@ -235,7 +235,7 @@ class TransformerBlock(CompositeLayer):
     def compute_output_spec(
         self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None
     ):
-        # By hand, since JAX cannot trace token merging for an unknown number of tokens.
+        # JAX cannot trace token merging for an unknown number of tokens.
         shapes = self.compute_output_shape(tokens.shape, num_outputs=num_outputs)
         shape, *sizes_shape = shapes if isinstance(shapes[0], tuple) else (shapes,)
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]
