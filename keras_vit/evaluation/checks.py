@@ -50,7 +50,7 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the places of the class `names` of data in the names `onto` of `owner`; None if they need no change."""
+    """Returns the indices of the data's class `names` in `onto`, the names of `owner`; None if nothing changes."""
     if names is None or onto is None or list(names) == list(onto):
         return None
     names, onto = list(names), list(onto)
@@ -60,7 +60,7 @@ def class_order(names, onto, owner):
 
 
 def in_order(labels, order):
-    """Returns labels as places in the names of `class_order`."""
+    """Maps labels by the indices that `class_order` returns."""
     if order is None:
         return labels
     if labels.max() >= len(order):

@@ -16,23 +16,23 @@ from keras_vit.evaluation.checks import checked_features, integer_labels, invali
 from keras_vit.evaluation.features import outputs_and_classes, outputs_and_labels
 from keras_vit.models.graph import is_graph
 
-# The image number, from 1, as in ILSVRC2012_val_00000001.JPEG; the class's wnid may follow.
+# Image number, counted from 1, as in ILSVRC2012_val_00000001.JPEG. The class's WordNet id may follow.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 
 def accuracy(
     model: keras.Model, data: Any, *, k: int | Sequence[int] | None = None, batch_size: int = 32, verbose: int = 1
 ) -> dict[str, float]:
-    """Measures the top-k accuracy of a classifier, as {"top_1": 0.81, "top_5": 0.96}.
+    """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
-    Classes of the data are matched with those of the model by name if both have `class_names`, else by position. The
-    model need not be compiled. Keras' metrics give the same unless outputs tie, as with a zero head: Keras counts
-    all tied classes as correct; here the lower class ranks first. Raises as `top_k_accuracy` and `extract_features` do.
+    Data and model classes are matched by name if both have `class_names`, else by position. The model need not be
+    compiled. Keras' metrics differ only if outputs tie, as with a zero head: Keras counts all tied classes as correct,
+    and this function ranks the lower class first. Errors are as in `top_k_accuracy` and `extract_features`.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
-        data: Labeled test images; like `batch_size` and `verbose`, as in `extract_features`.
-        k: Int or ints. None: 1, and 5 if there are as many classes.
+        data: Labeled test images. `data`, `batch_size` and `verbose` are as in `extract_features`.
+        k: Int or ints. None means 1, and also 5 if there are at least 5 classes.
 
     Example:
 
@@ -42,7 +42,7 @@ def accuracy(
     """
     counts = None if k is None else one_or_more("k", k, arguments.positive_int)
     if is_graph(model) and len(model.outputs) == 1 and len(model.outputs[0].shape) == 2:
-        # Before all images are computed.
+        # Fail before the model runs on all images.
         _check_classes("model", model.outputs[0].shape[1], max(counts or [1]))
     outputs, labels = outputs_and_classes(model, data, batch_size, verbose)
     counts = counts or [count for count in (1, 5) if count <= outputs.shape[-1]]
@@ -50,10 +50,10 @@ def accuracy(
 
 
 def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
-    """Returns the share of images, in [0, 1], whose class is among the k highest outputs; ties go to the lower class.
+    """Returns the share of images, in [0, 1], whose class is among the k highest outputs; the lower class wins ties.
 
     Args:
-        predictions: (num_images, num_classes), logits or probabilities; a ValueError is raised unless they are finite.
+        predictions: (num_images, num_classes), logits or probabilities. Values that are not finite raise a ValueError.
         labels: (num_images,), classes counted from 0, or one-hot.
         k: Int, at most the number of classes.
 
@@ -74,7 +74,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 
 
 def _check_classes(name, num_classes, k):
-    """Raises unless there are two classes or more, and `k` or more."""
+    """Raises if there are fewer than two classes, or fewer than `k`."""
     if num_classes == 1:
         expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
         raise invalid(name, expected, "one output")
@@ -93,16 +93,16 @@ def imagenet_real_accuracy(
 ) -> float:
     """Measures a classifier's accuracy, in [0, 1], on the reassessed labels ("ReaL") of ImageNet's validation images.
 
-    A prediction is correct if it is any of the image's classes. Images without classes are left out.
+    A prediction is correct if it is one of the image's classes. Images without classes are not counted.
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes, or None if `data` is predictions.
-        data: Validation images with any labels; like `batch_size` and `verbose`, as in `extract_features`. Without a
-            model, logits or probabilities, (num_images, num_classes).
-        labels: Path of the labels' JSON file, `real.json`, as its authors publish it; or a list of classes, counted
-            from 0, for each image.
+        data: Validation images with any labels, as in `extract_features`. If `model` is None, logits or probabilities,
+            (num_images, num_classes).
+        labels: Path of `real.json`, the JSON file that the authors publish; or a list of classes, counted from 0, for
+            each image.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
-            `file_paths` of `keras_vit.data.from_directory`. None: `data` has all images in numerical order.
+            `file_paths` of `keras_vit.data.from_directory`. None means that `data` has all images in numerical order.
 
     Raises:
         FileNotFoundError: If there is no file at `labels`.
@@ -124,7 +124,7 @@ def imagenet_real_accuracy(
     if model is None:
         predictions = checked_features("data", data)
     else:
-        # The labels in `data` may be anything, such as -1 for unknown.
+        # Ignore the labels in `data`: they may be anything, such as -1 for unknown.
         predictions, _ = outputs_and_labels(model, data, batch_size, verbose, lambda own: np.zeros(len(own)))
     if len(predictions) != len(labels):
         received = f"{len(labels)}. For a subset or another order, pass `file_names`."

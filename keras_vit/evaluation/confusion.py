@@ -22,13 +22,13 @@ from keras_vit.prediction.preprocessing import normalization_of
 def classification_report(
     model: keras.Model, data: Any, *, num_mistakes: int = 0, batch_size: int = 32, verbose: int = 1
 ) -> dict[str, Any]:
-    """Measures where a classifier is right and wrong: accuracy per class, confusion matrix and the worst mistakes.
+    """Measures a classifier's accuracy per class, its confusion matrix and its worst mistakes.
 
     Args:
-        model: A model of this package, or with one in it, of classes that exclude each other.
-        data: Labeled test images, whose classes are matched as in `accuracy`; like `batch_size` and `verbose`, as in
-            `extract_features`. With `num_mistakes`, the images must come in the same order each time.
-        num_mistakes: Int of at least 0, the number of mistakes to return, the most confident first.
+        model: A model of this package, or a model that contains one, of classes that exclude each other.
+        data: Labeled test images, as in `extract_features`. Classes are matched as in `accuracy`. With `num_mistakes`,
+            the images must come in the same order each time.
+        num_mistakes: Int of at least 0, the number of mistakes to return, most confident first.
 
     Returns:
         A dict: "num_images"; "top_1", and "top_5" for five classes or more; "class_names"; "per_class", a list of
@@ -37,7 +37,7 @@ def classification_report(
         width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
 
     Raises:
-        ValueError: If an argument is out of range, a label is no class of the model, or several classes may be right.
+        ValueError: If an argument is out of range, a label is not a class of the model, or classes can overlap.
 
     Example:
 
@@ -75,7 +75,7 @@ def classification_report(
 def _images_at(model, data, indices, batch_size):
     """Returns the images of a dataset at some indices, in [0, 255]."""
     wanted, found, start = set(indices.tolist()), {}, 0
-    # Labels come second in a tuple; a tuple of arrays is one dataset and no batch.
+    # A tuple is the dataset (images, labels), not a batch.
     images = data[0] if isinstance(data, tuple) else data
     for batch in image_batches(images, batch_size)[0] if wanted else ():
         found |= {i: batch[i - start] for i in wanted.intersection(range(start, start + len(batch)))}
@@ -86,7 +86,7 @@ def _images_at(model, data, indices, batch_size):
 
 
 def report_text(report):
-    """Returns a report of `classification_report` as text, with the least accurate classes first."""
+    """Formats the result of `classification_report` as text, least accurate classes first."""
     rows = zip(report["class_names"], report["confusion_matrix"].sum(axis=1).tolist(), report["per_class"], strict=True)
     rows = sorted(rows, key=lambda row: (row[2] is None, row[2]))
     accuracies = ", ".join(f"{key} {report[key]:.4f}" for key in ("top_1", "top_5") if key in report)
@@ -95,12 +95,12 @@ def report_text(report):
 
 
 def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.PathLike | None = None):
-    """Plots a confusion matrix with a row per true class, coloured by share of the row, and returns the figure.
+    """Plots a confusion matrix with a row per true class, coloured by the share of the row; returns the figure.
 
     Args:
-        matrix: Counts, (num_classes, num_classes), as of `classification_report`.
-        class_names: The names of the classes; None for their numbers.
-        path: Path of a .png file to write, in an existing folder; None for none.
+        matrix: Counts, (num_classes, num_classes), as `classification_report` returns.
+        class_names: The names of the classes. None means their numbers.
+        path: Path of a .png file to write, in an existing folder, or None.
 
     Raises:
         ValueError: If the matrix is not square, or the names do not fit it.
@@ -123,7 +123,7 @@ def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.Pa
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted class", ylabel="true class")
-    # More names or numbers than these cannot be read.
+    # More names or numbers than these are too small to read.
     if count <= 60:
         axes.set_xticks(range(count), names, rotation=90, fontsize=8)
         axes.set_yticks(range(count), names, fontsize=8)

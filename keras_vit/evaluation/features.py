@@ -22,14 +22,14 @@ def extract_features(
     The model need not be compiled and is not changed. An image's features do not depend on its batch.
 
     Args:
-        model: A `keras.Model` with one input. For this package's models, also nested as a layer in yours, the features
-            are the input of the head, as with `num_classes=0`; for other models, the output.
+        model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the head's
+            input, as with `num_classes=0`; for other models, they are the output.
         data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
             model's value range.
-        layer: String, the name of a layer whose output (batch, features) to use instead.
+        layer: String, the name of a layer. Its output (batch, features) is used instead.
         batch_size: Int, images per batch if `data` is arrays.
-        verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
+        verbose: 0 or 1; 1 shows a progress bar if the computation takes more than five seconds.
 
     Raises:
         ValueError: If `data` is empty, endless or not batches of valid (images, labels), the output is not one finite
@@ -54,7 +54,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns checked features and labels, (train_x, train_y, test_x, test_y), of a model or of (features, labels)."""
+    """Returns checked (train_x, train_y, test_x, test_y) from a model's features or from (features, labels)."""
     names = (getattr(data, "class_names", None) for data in (test, train))
     parts, order = [], class_order(*names, "the training data")
     for part, data in (("train", train), ("test", test)):
@@ -74,7 +74,7 @@ def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
 
 
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
-    """Returns a model's float32 outputs for all images, and the labels, each batch's converted by `read_labels`."""
+    """Returns a model's float32 outputs for all images, and the labels that `read_labels` converts, batch by batch."""
     labels = []
     check_one_input(model)
     batches, steps = _batches(data, batch_size)
@@ -94,7 +94,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
 
 
 def outputs_and_classes(model, data, batch_size, verbose):
-    """Returns `outputs_and_labels`, the labels matched with the model's classes by name if both have names."""
+    """Returns `outputs_and_labels`; matches the labels with the model's classes by name if both have names."""
     order = class_order(getattr(data, "class_names", None), names_of(model), "the model")
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
     return outputs, in_order(labels, order)
@@ -131,7 +131,7 @@ def _check_counts(images, labels):
 
 
 def _batches(data, batch_size):
-    """Returns the batches of a dataset, and their number or None if unknown."""
+    """Returns (batches, number of batches or None) of a dataset."""
     if is_arrays(data, or_lists=True):
         size = arguments.positive_int("batch_size", batch_size)
         images, labels = map(to_numpy, data)

@@ -9,7 +9,7 @@ from keras_vit.console import Progress
 from keras_vit.evaluation.checks import invalid, one_or_more
 from keras_vit.evaluation.features import train_and_test
 
-# As in the official code: from almost no regularization to weights close to 0.
+# The strengths of the official code, from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 # A constant feature this large makes the bias almost free of the penalty.
 BIAS = 100.0
@@ -27,19 +27,19 @@ def few_shot_accuracy(
 ) -> dict[str, Any]:
     """Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
-    It is L2-regularized least squares with targets of 1 for the class and -1 for the others, solved in closed form in
-    NumPy. The regularization strength of each seed has the lowest leave-one-out squared error on the training images.
+    The classifier is L2-regularized least squares with targets of 1 for the class and -1 for all other classes, solved
+    in closed form in NumPy. Each seed uses the strength with the lowest leave-one-out error on the training images.
 
     Args:
-        model, train, test: As in `knn_accuracy`; the shots are drawn from the training images.
+        model, train, test: As in `knn_accuracy`. The shots are drawn from the training images.
         shots: Int, images per class; None uses all.
-        seeds: Int of at least 0, or several: one draw of the shots each.
-        l2: Float above 0, or several: the regularization strengths.
+        seeds: Int of at least 0, or several; each seed draws other shots.
+        l2: Float above 0, or several; the regularization strengths to try.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        "accuracy", the mean of "by_seed": the test accuracy for each seed, at its strength in "l2"; and "by_l2": for
-        each strength, the mean test accuracy over the seeds.
+        A dict: "by_seed", the test accuracy for each seed; "accuracy", their mean; "l2", the strength for each seed;
+        and "by_l2", the mean test accuracy over the seeds for each strength.
 
     Raises:
         ValueError: If a class has fewer images than `shots`, or an argument is out of range.
@@ -51,7 +51,7 @@ def few_shot_accuracy(
     {'accuracy': 1.0, 'by_seed': {0: 1.0}, 'l2': {0: 0.001}, 'by_l2': {0.001: 1.0}}
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength on
-    the test images, `max(result["by_l2"].values())`; here it is chosen on the training images.
+    the test images, `max(result["by_l2"].values())`.
     """
     shots = arguments.optional(arguments.positive_int, "shots", shots)
     seeds = one_or_more("seeds", seeds, arguments.non_negative_int)
@@ -86,17 +86,17 @@ def _fit(x, labels, test_x, test_labels, strengths, progress):
     u, s, vt = np.linalg.svd(x, full_matrices=False)
     targets = 2.0 * (labels[:, None] == np.arange(labels.max() + 1)) - 1
     rotated, projected, squares = u.T @ targets, test_x @ vt.T, u**2
-    # The part of the targets that no weights can fit; 0 unless there are more images than features.
+    # The part of the targets that no weights can fit; it is 0 if there are no more images than features.
     outside = 0 if u.shape[0] == u.shape[1] else targets - u @ rotated
     accuracies, errors = [], []
     for l2 in strengths:
         predicted = (projected @ ((s / (s**2 + l2))[:, None] * rotated)).argmax(axis=1)
         accuracies.append(float(np.mean(predicted == test_labels)))
         shrink = l2 / (s**2 + l2)
-        # Residuals, and 1 - leverages, in a form without cancellation if the fit is almost exact.
+        # Compute residuals and 1 - leverages in a form that does not cancel if the fit is almost exact.
         residual = outside + u @ (shrink[:, None] * rotated)
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink
-        # Choosing by accuracy would favor weak regularization.
+        # Choosing the strength by accuracy would favor weak regularization.
         errors.append(np.mean((residual / free[:, None]) ** 2))
         progress.update(progress.done + 1)
     return accuracies, errors

@@ -9,7 +9,7 @@ from keras_vit.console import Progress
 from keras_vit.evaluation.checks import invalid
 from keras_vit.evaluation.features import train_and_test
 
-# Test images per step, to bound the memory of their similarities to all training images.
+# Test images per step; it limits the memory for their similarities to all training images.
 CHUNK = 1024
 
 
@@ -28,9 +28,9 @@ def knn_accuracy(
 
     Args:
         model: A `keras.Model`, as in `extract_features`, or None if `train` and `test` are features.
-        train, test: The labeled training and test images, as `data` in `extract_features`; without a model, (features,
-            labels), of shapes (num_images, num_features) and (num_images,). If both have `class_names`, classes are
-            matched by name, else by position.
+        train, test: The labeled training and test images, as `data` in `extract_features`. If `model` is None,
+            (features, labels) of shapes (num_images, num_features) and (num_images,). Classes are matched by name if
+            both have `class_names`, else by position.
         k: Int, the number of neighbors.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
@@ -65,7 +65,7 @@ def knn_accuracy(
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
         similarity = np.take_along_axis(similarity, nearest, axis=1)
-        # Relative to the nearest, since exp(1 / temperature) can overflow.
+        # exp(1 / temperature) can overflow, so compute weights relative to the nearest image.
         weights = np.exp((similarity - similarity.max(axis=1, keepdims=True)) / temperature)
         votes = np.zeros((len(nearest), labels.max() + 1))
         np.add.at(votes, (np.arange(len(nearest))[:, None], labels[nearest]), weights)

@@ -11,7 +11,7 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import train_and_test
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# The number of steps from which L-BFGS estimates the curvature; 10 is usual.
+# Number of steps from which L-BFGS estimates the curvature; 10 is usual.
 MEMORY = 10
 
 
@@ -25,23 +25,23 @@ def linear_probe_accuracy(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Fits a linear classifier to a model's frozen features of all training images, and tests it.
+    """Trains a linear classifier on a model's frozen features of all training images, and tests it.
 
-    It is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in NumPy. Among
-    several strengths, it chooses the most accurate on held-out training images, and fits again to all of them.
-    Arguments out of range raise a ValueError.
+    The classifier is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in
+    NumPy. If there are several strengths, held-out training images select the most accurate one, and the classifier is
+    fitted again to all training images. Arguments out of range raise a ValueError.
 
     Args:
         model, train, test: As in `knn_accuracy`.
-        l2: Float above 0, or several: the strengths. The penalty is `l2 / 2` times the sum of squared weights, without
-            bias.
-        validation_split: Float in (0, 1), the share of the training images held out.
-        seed: Int of at least 0, for the choice of these images.
+        l2: Float above 0, or several; the strengths to try. The penalty is `l2 / 2` times the sum of squared weights
+            without the bias.
+        validation_split: Float in (0, 1), the share of the training images to hold out.
+        seed: Int of at least 0, which chooses the held-out images.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        "accuracy" on the test images; "l2", the strength chosen; and "head", a built `keras.layers.Dense` from
-        features, not standardized, to logits, which can replace the model's head.
+        A dict: "accuracy" on the test images; "l2", the strength chosen; and "head", a built `keras.layers.Dense` from
+        features (not standardized) to logits, which can replace the model's head.
 
     Example:
 
@@ -50,8 +50,8 @@ def linear_probe_accuracy(
     >>> result = linear_probe_accuracy(model, (images, labels), (images, labels), l2=1e-3, verbose=0)
     >>> model.get_layer("head").set_weights(result["head"].get_weights())
 
-    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3, which does not standardize, and finds
-    the strength by bisection.
+    Reference: [arXiv 2103.00020](https://arxiv.org/abs/2103.00020), appendix A.3. The paper does not standardize
+    features, and finds the strength by bisection.
     """
     arguments.non_negative_int("seed", seed)
     if not arguments.rate("validation_split", validation_split) > 0:
@@ -61,7 +61,7 @@ def linear_probe_accuracy(
     verbose = options.get("verbose", 1)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
-    # A constant feature has no information, and no standard deviation to divide by.
+    # A constant feature has no information, and its standard deviation is 0.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
     count = 1 if len(strengths) == 1 else len(strengths) + 1
@@ -87,7 +87,7 @@ def _best(strengths, x, labels, validation_split, seed, progress):
         raise invalid("train", "two images or more to choose `l2` on", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
-    # From strong to weak; each fit starts at the last, nearby optimum.
+    # Fit from strong to weak, so that each fit starts near its optimum.
     for value in sorted(strengths, reverse=True):
         kernel, bias = start = _fit(x[rest], labels[rest], labels.max() + 1, value, progress, start)
         scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))

@@ -1,4 +1,4 @@
-"""Predictions of one model with test-time augmentation, and of several models together."""
+"""Predicts with test-time augmentation, and with several models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,27 +27,27 @@ def predict(
 ) -> np.ndarray:
     """Returns a model's predictions for all images, float32 (num_images, num_outputs), in their order.
 
-    They are probabilities: the softmax of a classifier's logits, or the sigmoid of a model with `task="multi_label"` or
-    a single class. With `task="regression"` they are the model's outputs. `keras_vit.predict_images` does the same for
-    image files.
+    Predictions are probabilities: the softmax of a classifier's logits, or the sigmoid for a model with
+    `task="multi_label"` or a single class. With `task="regression"`, predictions are the model's outputs.
+    `keras_vit.predict_images` does the same for image files.
 
-    With `tta` (test-time augmentation), they are the mean over several views of each image. Probabilities are averaged,
-    not logits, as published results with several crops do: each view then counts the same, however large its logits.
+    With `tta` (test-time augmentation), predictions are the mean over several views of each image. As in published
+    results with several crops, probabilities are averaged, not logits, so that all views count equally.
 
     Args:
         model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.
         data: Images in the model's value range, as an array or (images, labels), or batches of these: a dataset of
             `keras_vit.data` without shuffling, a `tf.data.Dataset`, a `keras.utils.PyDataset` or another finite
             iterable.
-        tta: None; "flip" (the image and its mirror image); or "five_crop" (the corners and the center) or "ten_crop"
-            (these and their mirror images) of images that are larger than the model's, such as those of
-            `keras_vit.data.from_dataframe(..., preprocessing=model, image_size=256)` for a model of 224.
+        tta: None, "flip" (the image and its mirror image), "five_crop" (the corners and the center) or "ten_crop"
+            (these crops and their mirror images). Crops need images larger than the model's: for a model of 224 pixels,
+            `keras_vit.data.from_dataframe(..., preprocessing=model, image_size=256)`.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar.
 
     Raises:
-        ValueError: If `data` is empty, endless or not images, images do not fit the model or could not be decoded, or
-            the model's output is not finite or its loss is not that of its kind of outputs.
+        ValueError: If `data` is empty, endless or not images, images do not fit the model or could not be decoded, the
+            model's output is not finite, or its loss does not fit its task.
 
     Example:
 
@@ -60,12 +60,12 @@ def predict(
     check_one_input(model)
     outputs_named(model)
     activation = prediction_activation(model)
-    # A list of arrays is one of batches.
+    # A tuple of arrays is (images, labels, ...); a list of arrays is a list of batches.
     images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3), or_lists=True) else data
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
-    # Datasets of `keras_vit.data` skip broken images, and all later rows would move up.
+    # Datasets of `keras_vit.data` skip broken images, which would shift all later rows.
     if (expected := getattr(data, "num_images", len(predictions))) != len(predictions):
         received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
         raise invalid("data", f"a batch for each of the {expected} images", received)
@@ -73,21 +73,21 @@ def predict(
 
 
 def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:
-    """Averages the predictions of several models, or makes one model that does.
+    """Averages the predictions of several models, or builds a model that does so.
 
     Models are averaged as `predict` averages views: probabilities, or outputs of regression models. Arrays are averaged
-    as they are, so pass those of `predict` or `keras_vit.predict_images`.
+    unchanged, so pass the results of `predict` or `keras_vit.predict_images`.
 
     Args:
-        members: Predictions of the same images, (num_images, num_outputs) arrays or DataFrames with the same index and
-            columns; or models of the same images, outputs and class names. If the models scale pixels differently,
-            build them with `include_preprocessing=True`. Models of different image sizes or resizing need different
-            images: average their predictions.
-        weights: Numbers of at least 0, one per member, such as validation accuracies; their scale does not matter.
-            None: all the same.
+        members: Predictions of the same images, as (num_images, num_outputs) arrays or as DataFrames with the same
+            index and columns; or models with the same inputs, outputs and class names. If the models scale pixels
+            differently, build them with `include_preprocessing=True`. If they need different image sizes or resizing,
+            average their predictions.
+        weights: Numbers of at least 0, one per member, such as validation accuracies; their scale does not matter. None
+            weights all members equally.
 
     Returns:
-        A float32 array or DataFrame of the mean predictions; or a `keras.Model` that shares the members' weights.
+        The mean predictions as a float32 array or DataFrame; or a `keras.Model` that shares the members' weights.
 
     Raises:
         ValueError: If the members or their number of weights do not fit each other.
@@ -140,7 +140,7 @@ def _joint_model(members, weights):
     inputs = keras.Input(members[0].input_shape[1:], name="images")
     outputs = []
     for i, model in enumerate(members):
-        # A model of its own around each, since their names may be the same.
+        # The members' names may be the same, so wrap each member in a model with another name.
         x = cut_from(model, model.inputs[0], model.outputs[0], name=f"member_{i}")(inputs)
         if activation := activation_of(model):
             x = keras.layers.Activation(activation, dtype="float32", name=f"probabilities_{i}")(x)
@@ -149,9 +149,9 @@ def _joint_model(members, weights):
 
 
 def _shared(model):
-    """Returns the settings, by name, that all models of an ensemble need to have in common."""
+    """Returns {name: value} of the settings that all models of an ensemble must share."""
     layer = normalization_of(model)
-    # A model that scales raw images may do so as it likes.
+    # Models that scale raw images may differ in the scaling.
     scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}
     return {
         "input shape": model.input_shape,
@@ -164,7 +164,7 @@ def _shared(model):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class WeightedAverage(keras.layers.Average):
-    """The sum of inputs of one shape times `weights`, which sum to 1."""
+    """Weighted mean of inputs of one shape; `weights` sum to 1."""
 
     def __init__(self, weights, **kwargs):
         super().__init__(**kwargs)
