@@ -11,23 +11,23 @@ from keras_vit.prediction.inputs import check_values, num_batches, takes, to_num
 from keras_vit.training.epochs import is_arrays
 from keras_vit.training.labels_and_loss import label_doubts, label_problems, task_problems
 
-# Enough for bright and dark images, and quick to read.
+# The number of batches to read: enough to see bright and dark images.
 BATCHES = 2
 
 
 class Data(NamedTuple):
     """Facts about a dataset from its first batches; None if unknown."""
 
-    images: np.ndarray | None  # of the batches read; with several inputs, the one of rank 4
-    labels: np.ndarray | dict | list | None  # of each output
+    images: np.ndarray | None  # of the batches read; if the model has several inputs, its only input of rank 4
+    labels: np.ndarray | dict | list | None  # of the batches read, for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int
-    full: bool  # whether the last batch of an epoch is known to be as large as the others
-    num_images: int | None  # of an epoch
-    steps: float | None  # of an epoch; math.inf if it never ends
+    full: bool  # True if all batches of an epoch are known to have the same size
+    num_images: int | None  # images per epoch
+    steps: float | None  # batches per epoch; math.inf if the data never ends
     class_names: list  # may be empty
     num_classes: int | None
-    all_labels: np.ndarray | None  # of all images, if the dataset has them
+    all_labels: np.ndarray | None  # labels of all images, if the dataset has them
 
 
 def look(data, batch_size=32):
@@ -52,7 +52,7 @@ def look(data, batch_size=32):
             "Invalid value received for argument `data`. Expected arrays (images, labels), a tf.data.Dataset, a "
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
-    # Stops before the last batch, which would advance a `keras_vit.data` dataset to its next epoch.
+    # Skip the last batch, because reading it advances a `keras_vit.data` dataset to the next epoch.
     steps = -(-count // batch_size) if arrays else num_batches(data)
     few = BATCHES if steps is None else min(BATCHES, max(1, steps - 1))
     found = [_parts(batch) for batch in itertools.islice(batches, int(few))]
@@ -65,7 +65,7 @@ def look(data, batch_size=32):
         images=_joined([_images_of(batch[0]) for batch in found]),
         labels=_structure([batch[1] for batch in found if len(batch) > 1]),
         first=found[0],
-        # Of all processes that share a batch.
+        # The batch size of all processes together.
         batch_size=len(keras.tree.flatten(found[0][0])[0]) * getattr(data, "num_shards", 1),
         full=any(
             getattr(spec.shape, "rank", 0) and spec.shape[0]
@@ -116,7 +116,7 @@ def data_problems(model, graph, seen, heads):
 
 
 def names_differ(names, others):
-    """Whether two lists of class names differ; empty lists fit any names, plain numbers all names but numbers."""
+    """Returns True if class names differ. An empty list matches all lists, a list of numbers all lists of words."""
     if names and others and set(names) & set(others):
         return list(names) != list(others)
     given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
@@ -172,7 +172,7 @@ def _parts(batch):
 
 
 def _images_of(x):
-    """Returns the input, or of several the only one of rank 4."""
+    """Returns a single input, or the only input of rank 4 among several, or None."""
     if isinstance(x, np.ndarray):
         return x
     found = [part for part in keras.tree.flatten(x) if isinstance(part, np.ndarray) and part.ndim == 4]
@@ -180,12 +180,12 @@ def _images_of(x):
 
 
 def _structure(parts):
-    """Joins the batches of a structure of labels part by part."""
+    """Concatenates batches of labels, array by array of their structure."""
     return keras.tree.map_structure(lambda *arrays: _joined(arrays), *parts) if parts else None
 
 
 def _joined(parts):
-    """Concatenates the batches' arrays; returns the first if shapes differ, None if there are no arrays."""
+    """Concatenates arrays of batches. Returns the first array if shapes differ, and None if a batch has no array."""
     if not parts or not all(isinstance(part, np.ndarray) for part in parts):
         return None
     if len({part.shape[1:] for part in parts}) != 1:

@@ -17,7 +17,7 @@ _ATTRIBUTES = {
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "SwapEMAWeights": (),
 }
-# Attributes that Keras' methods set, and that follow from the arguments or start again in each process.
+# Attributes that Keras sets itself. They follow from the arguments or start again in each process.
 _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", "append_header")
 
 
@@ -51,7 +51,7 @@ def _refusal(callback):
 
 
 def _check_averages(found):
-    """Raises if a callback would keep other weights than the average that SwapEMAWeights has validated."""
+    """Raises if `restore_best_weights` would keep other weights than the average that SwapEMAWeights validated."""
     swapped = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in found.values())
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
@@ -69,7 +69,7 @@ def swaps_on_epoch(callback):
 
 
 def settings(callback):
-    """Returns the arguments, as JSON values, of a callback of Keras that changes the course of a run."""
+    """Returns the arguments (JSON values) of a Keras callback that affects training; {} for other callbacks."""
     if not type(callback).__module__.startswith("keras.") or not isinstance(callback, _known()):
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
@@ -78,7 +78,7 @@ def settings(callback):
 
 
 def get_state(callback):
-    """Returns a callback's `get_state()`, or the known attributes of Keras' own; {} for others."""
+    """Returns `get_state()` of a callback that has it, else the state attributes of a Keras callback, else {}."""
     if _has_own_state(callback):
         return callback.get_state()
     state = {name: getattr(callback, name) for name in _attributes(callback) if hasattr(callback, name)}
@@ -103,7 +103,7 @@ def begin(callback, state):
         callback.on_train_begin()
         return
     if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
-        # Rows of epochs to be trained again.
+        # The last rows belong to epochs that will be trained again.
         os.truncate(callback.filename, state["size"])
     append, callback.append = callback.append, True
     try:
@@ -118,7 +118,7 @@ def own_attributes(callback):
         return {}
     keras_own = {*_NO_STATE, *_attributes(callback)}
     own = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in keras_own}
-    # `repr` leaves out most of a large array.
+    # `repr` abbreviates large arrays.
     return {key: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for key, value in own.items()}
 
 

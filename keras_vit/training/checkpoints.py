@@ -27,7 +27,7 @@ class Slot(NamedTuple):
 
 
 class CheckpointSlots:
-    """A folder with the last few checkpoints of a run, as .npz files that are written whole or not at all."""
+    """A folder with the last few checkpoints of a run, as .npz files that are written atomically."""
 
     def __init__(self, folder, slots=3):
         self.folder = Path(folder)
@@ -50,7 +50,7 @@ class CheckpointSlots:
         return sorted(path for path in self.folder.glob("step_*.npz") if path.is_file())
 
     def save(self, step, facts, arrays):
-        """Writes the checkpoint of a step, removes the oldest others, and returns the new path."""
+        """Writes the checkpoint of a step, keeps the newest `slots` checkpoints, and returns the new path."""
         path = self.folder / f"step_{step:012d}.npz"
         header = np.frombuffer(
             json.dumps({"format": _FORMAT, "arrays": sorted(arrays), "facts": facts}).encode(), "uint8"
@@ -65,9 +65,9 @@ class CheckpointSlots:
         return path
 
     def newest(self):
-        """Reads the newest undamaged checkpoint, or returns None; gives damaged ones another name, with a notice."""
+        """Returns the newest undamaged checkpoint, or None. Renames damaged checkpoints and prints a notice."""
         for path in reversed(self.paths()):
-            # An error in opening a file, such as of permission, is no damage.
+            # An error in opening a file, such as a missing permission, does not mean damage.
             with open(path, "rb") as file:
                 try:
                     return _read(path, file)
@@ -78,7 +78,7 @@ class CheckpointSlots:
                     if isinstance(error, OSError) and error.errno != errno.EINVAL:
                         raise
                     reason = error
-            # A damaged file must not count among the last ones, or new checkpoints of earlier steps would be removed.
+            # Rename the damaged file. Otherwise `save` would count it and remove new checkpoints of earlier steps.
             aside = path.rename(f"{path}.damaged")
             print(f"The checkpoint {str(path)!r} is damaged ({reason}); it is now {aside.name!r}. Using an older one.")
         return None
@@ -97,14 +97,14 @@ def _read(path, file):
             f"Expected a {_FORMAT}. Received: {str(path)!r}, a {header['format']}. " + OTHER_FOLDER.format(path.parent)
         )
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
-    # The checksums are of single arrays: damage to the archive's directory can hide one.
+    # Checksums cover single arrays. Damage to the archive's directory can hide a whole array.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
         raise ValueError("arrays are missing")
     return Slot(path, header["facts"], arrays)
 
 
 def model_arrays(model):
-    """Returns the values of a model's, its optimizer's and its metrics' variables, by "group/number"."""
+    """Returns the values of the variables of a model, its optimizer and its metrics, by "group/number"."""
     arrays = {}
     for group, variables in _variables(model).items():
         values = metrics_to_numpy(variables) if group == "metrics" else map(to_numpy, variables)
@@ -125,7 +125,7 @@ def check_model(model, slot):
     for group in ("model", "optimizer"):
         saved = slot.facts["variables"][group]
         pairs = zip(saved, here[group], strict=False)
-        # On TensorFlow, a path has a prefix if the optimizer was built within a step, such as that of loss scaling.
+        # On TensorFlow, paths have a prefix if the optimizer was built within a step, as loss scaling does it.
         unlike = (f"{a} where this one has {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
         different = next(unlike, None)
         if different is None and len(saved) != len(here[group]):
@@ -159,5 +159,5 @@ def _describe(variable):
 
 
 def storable(array):
-    """Casts dtypes that NumPy cannot write to float32, which holds the smaller floats exactly."""
+    """Casts arrays that NumPy cannot write, such as bfloat16, to float32, which represents their values exactly."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")

@@ -2,24 +2,24 @@ import keras
 
 from keras_vit.models import forward
 
-# Compiling ViT-B/16 takes about as long as 200 steps save.
+# Compiling ViT-B/16 takes about as much time as it saves in 200 steps.
 FEWEST_STEPS = 200
 
 
 def compile_forward(model):
-    """Compiles the forward pass of a model on PyTorch, as `model.compile(jit_compile=True)` does for ours.
+    """Compiles the forward pass of a model on PyTorch, as `model.compile(jit_compile=True)` does for keras_vit models.
 
-    Use it for a model that contains one of this package, such as one with your own head. Keras' `jit_compile=True`
-    would compile its whole train step, which takes many minutes. The first batch of each kind, in training and in
-    evaluation, takes longer. Of nested models, only those with layers of this package are compiled.
-    `model.compile(jit_compile=False)` makes a model of this package eager again.
+    Use it for a model that contains a model of this package, for example with your own head. Keras' `jit_compile=True`
+    would compile its whole train step, which takes many minutes. The first batch of training, and of evaluation, takes
+    longer. Nested models without layers of this package are not compiled. `model.compile(jit_compile=False)` makes a
+    model of this package eager again.
 
     Args:
         model: A built `keras.Model` with layers of this package.
 
     Raises:
         ValueError: If the model has no layers of this package.
-        RuntimeError: If the backend is not PyTorch, or PyTorch cannot compile here.
+        RuntimeError: If the backend is not PyTorch, or PyTorch cannot compile on this machine.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The batches of each epoch, from any data that `fit` takes."""
+"""Makes the batches of each epoch from any data that `fit` takes."""
 
 import math
 
@@ -9,7 +9,7 @@ from keras_vit.prediction.inputs import num_batches, to_numpy
 
 
 class Epochs:
-    """Makes the batches of an epoch, whose order follows from the seed and the epoch.
+    """Makes the batches of an epoch. Their order depends only on the seed and the epoch.
 
     Args:
         data: Arrays, a `keras.utils.PyDataset`, a `tf.data.Dataset`, a `DataLoader` of PyTorch or another iterable of
@@ -23,7 +23,7 @@ class Epochs:
     def __init__(self, data, seed=0, batch_size=32, shuffle=True, steps=None):
         self.data, self.seed, self.batch_size, self.shuffle, self.steps = data, seed, batch_size, shuffle, steps
         self.is_function = callable(data)
-        # The data of the last epoch, and the number of ends of epochs that a PyDataset has seen.
+        # The data of the last epoch, and the number of `on_epoch_end` calls of a PyDataset.
         self.latest, self._ends = None, 0
         if hasattr(data, "__next__"):
             raise ValueError(
@@ -42,9 +42,9 @@ class Epochs:
         keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
     def batches(self, epoch, first=0, before=lambda: None):
-        """Returns (x for `model.fit`, steps): an epoch without its first batches, and its number of all batches.
+        """Returns (x for `model.fit`, steps): an epoch without its `first` batches, and the number of all its batches.
 
-        `before` is called before a batch is read.
+        If batches are read by their number (`_Part`), `before` is called before each of them.
         """
         self.set_seeds(epoch)
         data = self.latest = self.data(epoch) if self.is_function else self.data
@@ -64,7 +64,7 @@ class Epochs:
                 order = np.random.default_rng([self.seed, epoch]).permutation(total).tolist()
             workers = {name: getattr(data, name) for name in ("workers", "use_multiprocessing", "max_queue_size")}
             if workers["workers"] <= 1 and not workers["use_multiprocessing"]:
-                # Reads the batches, so that they draw the same random numbers.
+                # Read the skipped batches, so that they draw the same random numbers.
                 for i in range(first):
                     data[i if order is None else order[i]]
         elif hasattr(data, "element_spec"):
@@ -166,7 +166,7 @@ def _array(array):
 
 
 class _Drawn:
-    """Gives the batches of an iterator by number; TensorFlow asks for the first two again."""
+    """Reads the batches of an iterator by number, and keeps the first two, which TensorFlow reads twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}

@@ -16,7 +16,7 @@ from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
 
-# The images by whose outputs logits and probabilities are distinguished.
+# At most this number of images is predicted to distinguish logits from probabilities.
 _IMAGES = 32
 
 
@@ -24,22 +24,22 @@ _IMAGES = 32
 class Findings:
     """Facts about a training run, None if unknown; `print(findings)` shows a summary."""
 
-    model: str  # its name
+    model: str  # name of the model
     num_images: int | None  # per epoch
-    num_classes: int | None  # the model's outputs
+    num_classes: int | None  # number of the model's outputs
     class_names: tuple  # may be empty
     images_per_class: tuple | None  # in all data if `counted_all`, else in the batches read
     counted_all: bool
     batch_shape: tuple | None
     values: tuple | None  # (min, max) of the images read
     expected_values: tuple | None  # (min, max) that the model takes
-    labels: str | None  # their dtype and shape
+    labels: str | None  # dtype and shape of a batch of labels
     loss: str | None  # as compiled
-    initial_loss: float | None  # of a batch, before training
+    initial_loss: float | None  # loss of a batch before training
     chance_loss: float | None  # log(num_classes), about the initial loss of a new head with one class per image
-    trainable: int  # parameters
-    frozen: int  # parameters
-    steps: int | None  # of the whole training
+    trainable: int  # number of trainable parameters
+    frozen: int  # number of frozen parameters
+    steps: int | None  # steps of the whole training
     memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated
     warnings: tuple  # texts
 
@@ -71,16 +71,16 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
     """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
-    It reads a few batches and runs the model; no weight changes. One error lists all mistakes; the logger "keras_vit"
-    warns of what may be intended. `keras_vit.training.run` and `keras-vit train` call this first; before your own
-    `model.fit`, call it with the same arguments.
+    It reads a few batches and runs the model; no weight changes. One error lists all mistakes. The logger "keras_vit"
+    warns of settings that are unusual but possible. `keras_vit.training.run` and `keras-vit train` call this first.
+    Before your own `model.fit`, call it with the same arguments.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
         data: As `x` of `model.fit`, or (images, labels) as arrays.
         validation_data: As `data`; None for none.
         epochs: Int, passes over the data.
-        steps_per_epoch: Int, batches per epoch; None: those of the data.
+        steps_per_epoch: Int, batches per epoch; None: as many as the data has.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 prints the result.
 
@@ -179,7 +179,7 @@ def _scales_loss(model):
 
 
 def _activation_bytes(model, image_size):
-    """Estimates the bytes of activations that training keeps per image; None if they do not follow from the layers."""
+    """Estimates the bytes of activations that training keeps per image; None if the layers are unknown."""
     try:
         return profile(model, image_size).activation_bytes
     except (AttributeError, TypeError, ValueError):
@@ -187,7 +187,7 @@ def _activation_bytes(model, image_size):
 
 
 def _state_bytes(model):
-    """Returns the bytes of weights, optimizer and gradients, with two moments for an unknown optimizer."""
+    """Returns the bytes of weights, optimizer and gradients; estimates one or two moments for an unbuilt optimizer."""
     weights, trained = (_bytes(part) for part in (model.weights, model.trainable_weights))
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:

@@ -11,38 +11,38 @@ from keras_vit.training.run_record import PARTS, data_of, record_of
 def fit(model, data, epochs, *, resume, callbacks=(), **options):
     """Trains like `model.fit`, and resumes an interrupted run at its last checkpoint.
 
-    The same script, started again, continues at the step of the last checkpoint, and computes the same as an
+    If you start the same script again, it continues at the step of the last checkpoint. The result equals an
     uninterrupted run, bit for bit on one machine if the backend is deterministic. A checkpoint contains the model's
-    variables, random generators, optimizer, metrics, history, callbacks and position in the data. The global random
-    seeds are set from the epoch, so that data shuffled and augmented by them is the same in each process.
+    variables, random generators, optimizer, metrics, history, callbacks and position in the data. Each epoch sets the
+    global random seeds, so that a restart shuffles and augments the data in the same way.
 
-    A run stopped by a callback, such as EarlyStopping, is finished, unless it is started again without that callback. A
-    finished run trains no more unless `epochs` has grown. A loss or weight that is not finite stops the run, and the
-    model gets the weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
+    To continue a finished run, start it again with more `epochs`. If a callback such as EarlyStopping has stopped the
+    run, start it again without that callback. A loss or weight that is not finite stops the run, and the model gets the
+    weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
         data: Arrays (x, y) or (x, y, sample_weight), a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, a
-            `tf.data.Dataset`, or a function of the epoch (int, from 0) that returns one of these. A `tf.data.Dataset`
-            that is shuffled anew in each pass needs the function. Datasets of `keras_vit.data` do not.
+            `tf.data.Dataset`, or a function of the epoch (int, from 0) that returns one of these. Give a function for a
+            `tf.data.Dataset` that has a new order in each pass, unless it is a dataset of `keras_vit.data`.
         epochs: Int, epochs of the whole run.
         resume: Path of the folder of checkpoints, for this run only.
         save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with one.
-        keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last one is damaged, the one
-            before it is used.
+        keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last checkpoint is damaged, the
+            checkpoint before it is used.
         seed: Int of at least 0, from which the order of arrays and the global random seeds follow; 0 by default.
-        allow: What may differ from the checkpoint, a tuple of "seed", "model" (its config), "optimizer",
-            "learning_rate" (the new one counts), "loss", "data" (its sizes, values, order and class weights) and
+        allow: Tuple of the parts that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
+            "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
             "callbacks" (their settings).
         callbacks: List of callbacks. They see one run with one beginning and end. Checkpoints contain the states of
-            Keras' own, and of any with `get_state()`, which returns a dict of JSON values and NumPy arrays, and
-            `set_state(state)`.
+            Keras' callbacks, and of any callback with `get_state()`, which returns a dict of JSON values and NumPy
+            arrays, and `set_state(state)`.
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
         ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, or the
             checkpoint is of another run (see `allow`).
-        RuntimeError: If another process trains in the folder, or in one of several PyTorch processes without
+        RuntimeError: If another process trains in the folder, or one of several PyTorch processes has not called
             `keras_vit.distribution.synchronize`.
 
     Example:
@@ -79,7 +79,7 @@ def train(
     verbose="auto",
     **options,
 ):
-    """Trains as `fit` does; returns the run, whose `history` is that of Keras."""
+    """Trains as `fit` does, and returns the run; its `history` is a `keras.callbacks.History`."""
     check_synchronized(model)
     checkpoints = CheckpointSlots(resume, keep)
     arguments.positive_int("epochs", epochs)
@@ -92,7 +92,7 @@ def train(
     with checkpoints.opened():
         batch, steps = data.first_batch()
         _check_class_weight(class_weight, batch)
-        # Builds the metrics.
+        # This builds the metrics.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
         record = record_of(model, None, batch)
@@ -123,7 +123,7 @@ def train(
 
 
 def _check_class_weight(class_weight, batch):
-    """Raises if class weights are for labels with several classes an image, of which Keras would take the largest."""
+    """Raises if an image has several classes, because Keras would use the class weight of the largest label only."""
     if class_weight is None or len(batch) < 2 or not isinstance(batch[1], np.ndarray):
         return
     labels = batch[1]

@@ -21,7 +21,7 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds a recipe's model for raw images of 0..255, not compiled, with the layers frozen that it does not train."""
+    """Builds a recipe's model for raw images of 0..255, not compiled. Freezes the layers that are not trained."""
     given = {
         "image_size": recipe.image_size,
         "num_classes": num_classes,
@@ -32,7 +32,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
         **recipe.model,
     }
     if weights is not None and (os.path.exists(weights) or is_name(weights) or find(weights) is not None):
-        # The architecture is that of the file, whatever the recipe's variant.
+        # The checkpoint decides the architecture, not `recipe.variant`.
         model = from_pretrained(weights, **given)
     else:
         model = build_variant(FAMILIES[recipe.family], recipe.variant, {"weights": weights, **given})
@@ -44,7 +44,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
 
 
 def optimizer(recipe, model, total_steps, warmup_steps):
-    """Builds a recipe's optimizer; `model` is for `layer_decay`."""
+    """Builds a recipe's optimizer; only `layer_decay` uses `model`."""
     schedule = WarmupDecay(recipe.learning_rate, total_steps, warmup_steps, recipe.decay)
     options = {"global_clipnorm": recipe.clip}
     if recipe.accumulate > 1:
@@ -59,9 +59,9 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """Builds a recipe's loss on logits; `one_hot` says whether labels have a number per class."""
+    """Builds a recipe's loss on logits; with `one_hot`, labels have a number per class."""
     if recipe.loss == "sigmoid":
-        # Summed over the classes, as in the source, so the step size does not depend on their number.
+        # The source sums over the classes, so that the step size does not depend on the number of classes.
         return _SumOverClasses(from_logits=True)
     if one_hot:
         return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing)
@@ -102,7 +102,7 @@ def metrics(num_classes, one_hot, kind):
 
 
 class Lengths(NamedTuple):
-    """Numbers of steps: of the run, of the warm-up, and between evaluations and checkpoints."""
+    """Lengths in steps: of the run, of its warm-up, and of an epoch, which ends with an evaluation."""
 
     total: int
     warmup: int
@@ -120,9 +120,7 @@ def batch_size_for(num_images):
 
 
 def lengths(recipe, num_images, num_test_images):
-    """Returns the `Lengths` of a recipe with a batch size; warns if a warm-up is too long, and takes a tenth of the
-    run.
-    """
+    """Returns the `Lengths` of a recipe. If the warm-up is too long, warns and takes a tenth of the run."""
     steps = num_images / recipe.batch_size
     total = recipe.steps or max(1, recipe.min_steps, round(recipe.epochs * steps))
     warmup = recipe.warmup_steps or round(recipe.warmup_epochs * steps + recipe.warmup_percent / 100 * total)
@@ -133,6 +131,6 @@ def lengths(recipe, num_images, num_test_images):
             *(total, warmup, total // 10),
         )
         warmup = total // 10
-    # Joins short epochs, so that evaluating and saving take no more time than training.
+    # Short epochs are joined, so that evaluating and saving take no more time than training.
     epoch = max(math.ceil(steps), num_test_images // recipe.batch_size, min(25, total // 20))
     return Lengths(total, warmup, min(total, epoch))

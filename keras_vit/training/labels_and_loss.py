@@ -20,13 +20,13 @@ KINDS = {
 class Loss(NamedTuple):
     """A compiled loss and the labels it expects."""
 
-    name: str  # of the class or function
+    name: str  # name of the class or function
     kind: str  # "sparse": integers, "one_hot": a distribution over the classes, "multi_hot": 0 to 1 for each class
-    from_logits: bool  # else probabilities
+    from_logits: bool  # False if the loss expects probabilities
     ignored: int | None = None  # the label to ignore
 
 
-# Metrics that compare outputs with a threshold of probabilities, and the setting that changes it.
+# Metrics that may expect probabilities: {class: (argument, function that is True if its value means probabilities)}.
 _OF_PROBABILITIES = {
     "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
     "AUC": ("from_logits", lambda value: not value),
@@ -40,7 +40,7 @@ _OF_PROBABILITIES = {
 class Head(NamedTuple):
     """An output of a model with its labels and loss."""
 
-    name: str  # empty for the only one
+    name: str  # empty if the model has only one output
     labels: np.ndarray | None
     all_labels: np.ndarray | None
     num_classes: int | None
@@ -70,7 +70,7 @@ def heads_of(model, graph, labels, all_labels, compiled):
 
 
 def metric_problems(model, loss, num_classes):
-    """Yields a message for each metric that takes probabilities, of a model that returns logits."""
+    """Yields a message for each metric that expects probabilities if the model returns logits."""
     try:
         compiled = model.get_compile_config() or {}
     # A user's own metric may have no config.
@@ -97,7 +97,7 @@ def metric_problems(model, loss, num_classes):
 
 
 def task_problems(graph, loss, num_classes):
-    """Yields a message if the loss is for another task than the model's."""
+    """Yields a message if the loss does not fit the model's task."""
     softmax = loss is not None and loss.kind != "multi_hot"
     task = getattr(getattr(graph, "config", None), "task", None)
     if softmax and num_classes == 1:
@@ -113,10 +113,10 @@ def task_problems(graph, loss, num_classes):
 
 
 def loss_of(model, loss=None):
-    """Returns the `Loss` of a model; None if it is not compiled, or not with one of Keras' classification losses."""
+    """Returns the `Loss` of a model; None if it is not compiled, or has no classification loss of Keras."""
     loss = getattr(model, "loss", None) if loss is None else loss
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # Subclasses expect the same labels.
+    # Subclasses of Keras' losses expect the same labels.
     names = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
     for name in names:
         if kind := KINDS.get(name.lower().replace("_", "")):
@@ -126,7 +126,7 @@ def loss_of(model, loss=None):
 
 
 def likely_loss(labels):
-    """Guesses the loss of a model that is not compiled from the labels; None if they do not tell."""
+    """Guesses the loss of a model that is not compiled from its labels; None if it remains unknown."""
     if labels.ndim == 2 and labels.shape[1] > 1:
         return Loss("a classifier", "multi_hot", True)
     return Loss("a classifier", "sparse", True) if labels.dtype.kind in "biu" else None
@@ -140,7 +140,7 @@ def loss_problems(loss, graph, outputs):
         return
     if graph is None or probable != loss.from_logits:
         return
-    # The values may refute the graph, which may end in a custom activation.
+    # The model may end in a custom activation, so the values are checked as well.
     values = outputs()
     in_range = bool((values >= 0).all() and (values <= 1).all() and (values > 0).any())
     if loss.kind != "multi_hot":
@@ -155,7 +155,7 @@ def loss_problems(loss, graph, outputs):
 
 
 def label_problems(labels, num_classes, loss):
-    """Yields what is wrong with labels for a classifier; `loss` is a `Loss` or None."""
+    """Yields a message for each mistake in the labels of a classifier; `loss` is a `Loss` or None."""
     if labels.dtype.kind in "OSU":
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
@@ -164,7 +164,7 @@ def label_problems(labels, num_classes, loss):
             "Use the index of each in the sorted list of all names."
         )
         return
-    # A custom loss may ignore NaN.
+    # A custom loss may take any labels, such as NaN.
     if loss is None:
         return
     if not np.isfinite(labels.astype("float64")).all():
@@ -198,7 +198,7 @@ def label_problems(labels, num_classes, loss):
 
 
 def label_doubts(labels, all_labels, num_classes, loss):
-    """Yields what is unusual about valid labels; `all_labels` are those of all images, or None."""
+    """Yields a message for each unusual fact about valid labels; `all_labels` are the labels of all images, or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(labels.sum(axis=1), 1, atol=1e-2):
         yield (
             f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "

@@ -12,15 +12,15 @@ from keras_vit.models.backbone import parts_of
 def layer_depths(model: keras.Model) -> dict[str, int]:
     """Maps the name of each layer to its depth, an int from 0.
 
-    Depth 0 is everything in the backbone before the first block, such as the embedding; block i of n has depth i from
-    1; layers after the last block (norm, pooling, head), or around a nested model, have n + 1.
+    Layers before the first block, such as the embedding, have depth 0. Block i of n has depth i, counted from 1. Layers
+    after the last block (norm, pooling, head), or around a nested model, have depth n + 1.
 
     Args:
-        model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer;
-            then the nested layers are named instead of it.
+        model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer. The
+            result contains the nested layers instead of the nested model.
 
     Raises:
-        ValueError: If the model has no blocks, or a layer around a nested model has the name of one in it.
+        ValueError: If the model has no blocks, or layers around and in a nested model have the same name.
 
     Example:
 
@@ -56,8 +56,8 @@ class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
     If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. `learning_rate` is the wrapped optimizer's, for schedules and callbacks; clipping by global norm sees all
-    gradients together. `keras.optimizers.MultiOptimizer`, with one optimizer per layer, has neither.
+    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, and it clips by the global norm of
+    all gradients. A `keras.optimizers.MultiOptimizer` with one optimizer per layer can do neither.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name, without `use_ema`, which would average the
@@ -87,7 +87,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             raise ValueError(
                 f"Expected an optimizer with use_ema=False. Received: {optimizer.name!r} with use_ema=True"
             )
-        # Never used.
+        # This learning rate is never used.
         super().__init__(learning_rate=0.0, name=name)
         # Keras' callbacks look for a wrapped optimizer by this name.
         self.inner_optimizer = optimizer
@@ -97,8 +97,8 @@ class LayerDecay(keras.optimizers.Optimizer):
     def from_model(cls, optimizer, model, decay=0.75, **options):
         """Wraps an optimizer for a model: the factor is `decay` to the power of a layer's distance from the top.
 
-        The head and all layers after the last block have factor 1, each block `decay` times the factor of the block
-        above it, and everything below the first block `decay` times the factor of that block.
+        The head and all layers after the last block have factor 1. Each block has `decay` times the factor of the block
+        above it, and all layers below the first block have `decay` times its factor.
 
         Args:
             optimizer: As in `LayerDecay`.
@@ -107,8 +107,8 @@ class LayerDecay(keras.optimizers.Optimizer):
             **options: Other arguments of `LayerDecay`.
 
         Raises:
-            ValueError: If `decay` is out of range, the model has no blocks, or a layer around a nested model has the
-                name of one in it.
+            ValueError: If `decay` is out of range, the model has no blocks, or layers around and in a nested model have
+                the same name.
         """
         return cls(optimizer, layer_multipliers(model, decay), **options)
 

@@ -5,7 +5,7 @@ from keras import ops
 
 
 def is_decayed(path: str) -> bool:
-    """Whether weight decay applies to the variable of this path: to kernels (also LoRA's), as in big_vision."""
+    """Returns True if weight decay applies to the variable of this path: to kernels (also LoRA's), as in big_vision."""
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
@@ -20,20 +20,20 @@ class _Averaged:
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
-            # Keras averages after each batch.
+            # Keras averages after each batch, also between updates.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         optimizer = super().from_config(dict(config), custom_objects)
-        # A config contains the momentum per batch.
+        # The config already contains the momentum per batch.
         optimizer.ema_momentum = config.get("ema_momentum", optimizer.ema_momentum)
         return optimizer
 
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
         if self.use_ema:
-            # On JAX, the averages share arrays with the model, which donates them.
+            # On JAX, the averages share arrays with the model, and training donates these arrays.
             for variable in var_list:
                 variable.assign(ops.copy(variable))
 
@@ -44,8 +44,8 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
 
     With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
     code decouples the decay too: `w -= lr * (adam(gradient) + weight_decay * w)`. Keras' own AdamW forgets
-    `exclude_from_weight_decay` when a saved model is loaded. Here each build decides from the variables' paths; earlier
-    exclusions do not count.
+    `exclude_from_weight_decay` when a saved model is loaded. This class decides from the variables' paths in each
+    `build`, and ignores earlier exclusions.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
@@ -80,16 +80,16 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
-    """`keras.optimizers.SGD`; its defaults are those of the ViT paper's fine-tuning.
+    """`keras.optimizers.SGD` with the defaults of the ViT paper's fine-tuning.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`.
         momentum: Float in [0, 1].
         global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping.
-        **options: Other options of the Keras optimizer. `gradient_accumulation_steps`: batches per update, by their
-            mean gradient; schedules still count batches. `use_ema` and `ema_momentum` (per update, also with
-            accumulation): a moving average of the weights, which replaces them at the end of `fit`;
-            `keras.callbacks.SwapEMAWeights` validates with it.
+        **options: Other options of the Keras optimizer. With `gradient_accumulation_steps`, each update uses the mean
+            gradient of that many batches; schedules still count batches. With `use_ema`, a moving average of the
+            weights replaces them at the end of `fit`; `ema_momentum` is per update. `keras.callbacks.SwapEMAWeights`
+            validates with the average.
 
     Example:
 

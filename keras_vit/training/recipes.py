@@ -1,4 +1,4 @@
-"""Training recipes: those of the papers, and some of this package."""
+"""Training recipes of the papers and of this package."""
 
 from keras_vit import arguments
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
@@ -11,7 +11,7 @@ _PRETRAIN = {
     "optimizer": "adam",
     "warmup_steps": 10_000,
 }
-# Fine-tuning from ImageNet-21k weights: resolution 384, batch 512, cosine decay, no weight decay, global clipnorm 1.
+# These are defaults of `Recipe`: batch size 512, SGD, cosine decay, no weight decay, global clipnorm 1.
 _FINETUNE = {
     "source": f"{_VIT} 4; the warm-up, a tenth of the steps, is ours",
     "cost": "not published",
@@ -23,7 +23,7 @@ _FINETUNE = {
     "steps": 500,
     "warmup_steps": 50,
 }
-# 300 epochs, AdamW, strong augmentation, stochastic depth 0.1; the learning rate is 5e-4 per 512 images.
+# The learning rate is 5e-4 per 512 images.
 _DEIT = {
     "source": "arXiv 2012.12877, table 9; accuracy from table 5, cost from section 6",
     "cost": "under 3 days of 4 GPUs",
@@ -43,7 +43,6 @@ _DEIT = {
     "warmup_epochs": 5,
     "crop_scale": 0.08,
 }
-# 300 epochs, AdamW, RandAugment, MixUp and strong stochastic depth.
 _COATNET = {
     "source": "arXiv 2106.04803, table 10; accuracy from table 4. The source's cosine ends at 1e-5, this one at 0",
     "cost": "not published",
@@ -216,7 +215,7 @@ _SETTINGS = {
         "epochs": 200,
         "warmup_epochs": 10,
     },
-    # From here on, the numbers were measured by this project, in benchmarks/results.
+    # This project has measured the numbers of the following recipes (benchmarks/results).
     "scratch_fashion_mnist": _SCRATCH
     | {
         "cost": "16 minutes of 2 CPU cores (TensorFlow, --set dtype=mixed_bfloat16)",
@@ -274,7 +273,7 @@ _SETTINGS = {
 
 
 class _Recipes(dict):
-    """Recipes by their names; an unknown name raises a ValueError that lists all names."""
+    """Maps names to recipes; an unknown name raises a ValueError that lists all names."""
 
     def __missing__(self, name):
         meant = arguments.nearest(name, self)

@@ -16,7 +16,7 @@ _UNKNOWN_STOPPER = "the model"
 
 
 class ResumableRun(keras.callbacks.CallbackList):
-    """The callbacks of a run, which see one `model.fit` per epoch as a whole run, and its checkpoints.
+    """The callbacks and checkpoints of a run, which calls `model.fit` once per epoch. Callbacks see a single run.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -25,13 +25,13 @@ class ResumableRun(keras.callbacks.CallbackList):
         every: Int, steps between checkpoints.
         params: Dict of "verbose", "epochs" and "steps", as callbacks get it.
 
-    Attributes: `epoch`, `batch` and `step`: the position; `first_step`: where this process began; `diverged`: whether a
-    number was not finite; `stopped`: the name of the callback that stopped the run, or None.
+    Attributes: `epoch`, `batch` and `step` are the position, and `first_step` is the step at which this process began.
+    `diverged` is True after a number that is not finite. `stopped` is the name of the callback that stopped the run.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
         self.named = callback_states.named(callbacks)
-        # `self.model` would copy the state on JAX each time.
+        # On JAX, each access to `self.model` copies the training state.
         self.trained, self.checkpoints, self.every = model, checkpoints, every
         self.epoch, self.batch, self.step, self.first_step, self.saved_step = 0, 0, 0, 0, 0
         self.diverged, self.stopped = False, None
@@ -52,7 +52,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         super().set_params(params)
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                # In its last epoch it would drop the weights without the average, which a longer run needs.
+                # In the last epoch, the callback would drop the weights before averaging, which a longer run needs.
                 callback.set_params({**params, "epochs": params["epochs"] + 1})
 
     def begin(self, record, allow):
@@ -93,7 +93,7 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     @property
     def ended(self):
-        """Whether nothing is left to train."""
+        """True if nothing is left to train."""
         return self.stopped is not None or self.diverged or self.epoch >= self.params["epochs"]
 
     def end(self):
@@ -113,7 +113,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         if self.arrays:
             assign(self.trained, self.arrays, None, "model")
 
-    # `model.fit` calls these once per epoch.
+    # `model.fit` calls these methods once per epoch, so they do nothing. `begin` and `end` replace them.
     def on_train_begin(self, logs=None):
         pass
 
@@ -128,7 +128,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self.offset = self.batch
 
     def restore_generators(self):
-        """Restores PyTorch's generators: before the first batch is read, but after Keras' loader has drawn a number."""
+        """Restores PyTorch's generators before the first batch is read, but after Keras' loader has drawn a number."""
         states, self.generators = self.generators, {}
         set_generator_states(states)
 
@@ -144,7 +144,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        # The end of the epoch saves its last step: nothing is left to train in an epoch whose batches were all seen.
+        # `on_epoch_end` saves the last step of an epoch, as the start of the next epoch.
         elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
             self._save()
 
@@ -165,20 +165,20 @@ class ResumableRun(keras.callbacks.CallbackList):
                 self.stopped = next(names, _UNKNOWN_STOPPER)
 
     def _check_record(self, slot, allow):
-        """Raises if the checkpoint is of a run with something else that `allow` does not name."""
+        """Raises if the checkpoint's record differs from this run in a part that `allow` does not contain."""
         saved, here = slot.facts["record"], self.record
         rate = plain_rate(self.trained.optimizer)
         if rate is not None and here["learning_rate"] != saved["learning_rate"]:
             number = next(i for i, variable in enumerate(self.trained.optimizer.variables) if variable is rate)
-            # The second fit of a process has the rate that the first ended with.
+            # If a process calls `fit` again, the optimizer still has the last rate of the first call.
             if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
                 here["learning_rate"] = saved["learning_rate"]
             else:
                 self.new_rate = here["learning_rate"]
         if {"data", "seed"} & set(allow):
-            # It depends on the labels of the first batch.
+            # The value of the loss depends on the labels of the first batch.
             here["loss"].pop("value", None)
-        # Other processes have other images than process 0, which wrote the record.
+        # Process 0 wrote the record. Other processes have other images.
         for part in PARTS if process_id() == 0 else ():
             found = None if part in allow else difference(saved[part], here[part], part)
             if found:
@@ -188,7 +188,7 @@ class ResumableRun(keras.callbacks.CallbackList):
                 )
 
     def _states(self, slot):
-        """Returns the callbacks' states in a checkpoint, by name; prints which are new or missing."""
+        """Returns the callbacks' states in a checkpoint, by name; prints which callbacks are new or missing."""
         if slot is None:
             return {}
         saved = {name: callback_states.unpack(state, slot.arrays) for name, state in slot.facts["callbacks"]}
@@ -200,10 +200,10 @@ class ResumableRun(keras.callbacks.CallbackList):
         return saved
 
     def _restore(self):
-        """Gives the model, the optimizer, the metrics and the callbacks the states of the checkpoint."""
+        """Restores the model, the optimizer, the metrics and the callbacks from the checkpoint."""
         slot, self.slot = self.slot, None
         for callback in () if self.batch else self.swaps:
-            # At the end of an epoch the model has the average, which this callback must note.
+            # A checkpoint of the end of an epoch contains the average. These calls make the callback notice this.
             callback.on_epoch_begin(self.epoch)
             callback.on_epoch_end(self.epoch)
         assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
@@ -219,10 +219,10 @@ class ResumableRun(keras.callbacks.CallbackList):
             self._keep(slot.arrays)
 
     def _save(self):
-        """Writes a checkpoint, unless a weight is not finite or the run has diverged."""
+        """Writes a checkpoint if the run has not diverged. If a weight is not finite, stops the run instead."""
         if self.diverged:
             return
-        # On JAX, this copies the state to the variables.
+        # On JAX, `self.model` copies the training state to the variables.
         model = self.model
         arrays = model_arrays(model) | generator_states()
         for i, variable in enumerate(model.variables):
@@ -239,13 +239,13 @@ class ResumableRun(keras.callbacks.CallbackList):
             "callbacks": [[name, self._pack(name, arrays)] for name in self.named],
             "stopped": self.stopped,
         }
-        # So that a resumed run, which has only the seeds of process 0, draws the same numbers.
+        # A resumed run derives the seeds of all processes from process 0. Do so now too, to draw the same numbers.
         spread_seeds(model)
         try:
             if process_id() == 0:
                 self.checkpoints.save(self.step, facts, arrays)
         except OSError as error:
-            # A disk that fills up must not end a long run, unless it never took a checkpoint.
+            # A full disk must not end a long run. Raise only if there is no checkpoint yet.
             if not self.checkpoints.paths():
                 raise
             print(f"No checkpoint could be written at step {self.step} ({error}). The earlier ones are kept.")
@@ -270,7 +270,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         }
 
     def _print_lost_state(self):
-        """Reports callbacks, once each, that changed since training began but cannot save their state."""
+        """Prints, once per callback, which attributes changed in training although checkpoints do not contain them."""
         for name, first in list(self.first_attributes.items()):
             now = callback_states.own_attributes(self.named[name])
             if changed := sorted(key for key, value in now.items() if value != first.get(key)):

@@ -1,4 +1,4 @@
-"""Records what decides the course of a run, so that it is not resumed with something else."""
+"""Records the model, optimizer, loss and data of a run, so that it is not resumed with different ones."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from keras_vit.training.epochs import is_arrays
 PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
 # Arrays up to this size are compared as a whole, larger ones by a sample of rows.
 _WHOLE_BYTES, _ROWS = 2**26, 4096
-# Modules differ between backends and versions; the state of random generators is in the checkpoint.
+# Module names differ between backends and versions. Checkpoints contain the states of generators, so seeds may differ.
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
@@ -22,7 +22,7 @@ def record_of(model, data, batch=None):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
     rate = plain_rate(model.optimizer)
     kept = {id(variable) for variable in model.variables}
-    # Such as those of a distiller's teacher.
+    # Weights outside `model.variables`, such as a distiller's teacher.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
@@ -34,7 +34,7 @@ def record_of(model, data, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns the loss of made-up outputs, which differs between two functions of one name; {} if it is unknown."""
+    """Returns the loss of random outputs, to distinguish functions of the same name; {} if it cannot be computed."""
     graph, loss = graph_of(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
@@ -43,7 +43,7 @@ def _loss_value(model, batch):
         outputs = np.random.default_rng(0).normal(size=shape).astype("float32")
         values = loss(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
         return {"value": f"{float(keras.ops.mean(values)):.4g}"}
-    # A loss may need other outputs, such as those of two heads.
+    # A loss may need other outputs, for example of two heads.
     except Exception:
         return {}
 
@@ -55,12 +55,12 @@ def plain_rate(optimizer):
 
 
 def data_of(data, batch, steps, **options):
-    """Describes data for `fit`, its first batch and the options that decide about its order and weights."""
+    """Describes the data of `fit`, its first batch, and options such as the order and class weights."""
     options["steps"] = steps
     if is_arrays(data):
         arrays = keras.tree.flatten(data)
         return {**options, "arrays": [_digest(array) for array in arrays if array is not None]}
-    # A job may find the same files in another folder.
+    # Compare names only, because a restarted job may find the files in another folder.
     files = [os.path.basename(path) for path in getattr(data, "file_paths", None) or ()]
     described = {
         **options,
@@ -70,25 +70,25 @@ def data_of(data, batch, steps, **options):
         "class_names": _sha256(repr(getattr(data, "class_names", None)).encode()),
         "files": _sha256(repr(files).encode()),
     }
-    # A run of several processes can be resumed by one.
+    # One process may resume a run of several processes, whose first batches are different.
     if getattr(data, "num_shards", 1) == 1:
         described["first_batch"] = [_digest(array) for array in keras.tree.flatten(batch) if array is not None]
     return described
 
 
 def _whole_batch(x):
-    """Returns the specification of a dataset's batches; of one that processes share, as a single process has it."""
+    """Returns the specification of a dataset's batches, or of whole batches if processes share them."""
     spec, num_shards = getattr(x, "element_spec", None), getattr(x, "num_shards", 1)
     if num_shards == 1:
         return spec
-    # A run of several processes can be resumed by one.
+    # One process may resume a run of several processes.
     return keras.tree.map_structure(
         lambda part: type(part)((part.shape[0] * num_shards, *part.shape[1:]), part.dtype), spec
     )
 
 
 def difference(saved, here, place=""):
-    """Describes the first difference of two records, in what both have; None if there is none."""
+    """Describes the first difference of two records in the keys that both have; None if there is none."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
@@ -103,19 +103,19 @@ def difference(saved, here, place=""):
 
 
 def _name(value, default):
-    """Returns the name in a config of a layer, else `default`."""
+    """Returns the name in a layer's config, or `default`."""
     config = value.get("config", value) if isinstance(value, dict) else None
     return config.get("name", default) if isinstance(config, dict) else default
 
 
 def _config(thing):
-    """Returns the config of a model, layer, optimizer or loss; for one without, what can be read from it."""
+    """Returns the config of a model, layer, optimizer or loss. If it has no config, returns its public settings."""
     kind = type(thing).__name__
     try:
         if hasattr(thing, "get_config"):
             return {"class": kind, **thing.get_config()}
         return keras.saving.serialize_keras_object(thing)
-    # A user's own class may have no config, or one that fails.
+    # A user's own class may have no config, or its `get_config` may fail.
     except Exception:
         plain = {"loss", "stop_training", *vars(keras.Model(name="plain"))}
         own = {name: value for name, value in vars(thing).items() if name[0] != "_" and name not in plain}
@@ -125,18 +125,18 @@ def _config(thing):
 
 
 def _clean(value):
-    """Converts a config to JSON types, without what does not change a run."""
+    """Converts a config to JSON types and removes entries that do not affect training."""
     if isinstance(value, dict):
         if value.get("class_name") == "__lambda__":
             return "lambda"
-        # A plain learning rate, which callbacks change, is recorded apart.
+        # A plain learning rate is recorded separately, because callbacks change it.
         rate = isinstance(value.get("learning_rate"), float)
         skipped = ("learning_rate", *_NOT_COMPARED) if rate else _NOT_COMPARED
         return {str(key): _clean(item) for key, item in value.items() if key not in skipped}
     if isinstance(value, (list, tuple)):
         return [_clean(item) for item in value]
     if isinstance(value, str):
-        # Without the numbers that Keras appends to the names of layers.
+        # Remove the numbers that Keras appends to the names of layers.
         return re.sub(r"_[0-9]+(?=[_/]|$)", "", value)
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
@@ -144,7 +144,7 @@ def _clean(value):
 
 
 def _digest(array):
-    """Describes an array by shape, and a digest of its rows, or of a sample of them, if it is dense."""
+    """Describes an array by its shape and, if it is dense, by a digest of its rows or of a sample of rows."""
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
         whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES

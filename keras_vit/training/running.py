@@ -51,10 +51,10 @@ def run(
 ):
     """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
-    First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`
-    (the same call resumes a killed run at its last one), `history.csv`, `tensorboard` if it is
-    installed, and at the end `results.json` and `model.keras`, which takes raw images of 0..255 and has the class
-    names.
+    First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`,
+    `history.csv` and, if TensorBoard is installed, `tensorboard`. At the end it gets `results.json` and `model.keras`,
+    which takes raw images of 0..255 and has the class names. If a run is killed, the same call resumes it at the last
+    checkpoint.
 
     Args:
         recipe: A `Recipe`.
@@ -64,17 +64,17 @@ def run(
         seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
-        distribution: How to train on several devices: "data" (a part of each batch on each), and on JAX "fsdp" (and a
-            part of each large variable), "tensor" (a part of each block) or "fsdp+tensor". None: one device. A run may
-            be resumed with another. Each of several processes, see `keras_vit.distribution.initialize`, calls `run`
-            with the same arguments and a folder that all share.
+        distribution: The split over several devices. "data" splits each batch. On JAX, "fsdp" also splits each large
+            variable, "tensor" splits each block, and "fsdp+tensor" does all of this. None: one device. A resumed run
+            may use another split. If there are several processes (see `keras_vit.distribution.initialize`), each calls
+            `run` with the same arguments and a shared folder.
         model_devices: Int, the devices that share the blocks of one model; None: all with "tensor", else 2.
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
         ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
             devices do not divide its batch.
-        RuntimeError: If the backend cannot distribute so; the message names one that can.
+        RuntimeError: If the backend does not support this split; the message contains a remedy.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
     Example:
@@ -127,7 +127,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
         options["labels"] = "one_hot"
-    # Each device must have as many images, and the scores be those of the images alone.
+    # Padding gives each device the same number of images. Padding has weight 0 in the metrics.
     test = make_dataset("test", **options, training=False, pad_remainder=split.parts > 1)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
         raise ValueError(
@@ -157,10 +157,10 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         _write(out / "recipe.json", facts)
-    # Names alone: the datasets are too large to keep.
+    # Only names are kept, because datasets are too large.
     broken, reading = set(), train
 
-    # `fit` asks for the first epoch twice.
+    # `fit` calls this function twice for the first epoch.
     @functools.lru_cache(maxsize=1)
     def epoch_of(epoch):
         nonlocal reading
@@ -172,7 +172,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     logs = [ReduceMetrics()]
     if writes:
         logs.append(keras.callbacks.CSVLogger(out / "history.csv"))
-    # TensorBoard does not come with TensorFlow.
+    # TensorBoard is an optional package.
     if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     ended = fit_run(
@@ -211,7 +211,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # Of the last process only, which began at `first_step`.
+        # The time since the last start, which was at `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
         "parameters": model.count_params(),
@@ -226,7 +226,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
 
 
 def _identity(recipe, train, test):
-    """Returns the settings and images that a run must share with the one that it resumes."""
+    """Returns the settings and images that a run must share with the run that it resumes."""
     files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
     return {
         **{key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS},
@@ -242,7 +242,7 @@ def _refuse_another(out, facts, checkpoints):
     path, facts = out / "recipe.json", json.loads(json.dumps(facts))
     if path.is_file() and checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
-        # A setting that is missing there is newer than that run, and is not compared.
+        # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
         if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):
             raise ValueError(
                 f"Expected `out` to be a new folder, or that of the same run. {str(out)!r} holds one with "

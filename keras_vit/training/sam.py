@@ -8,7 +8,7 @@ from keras_vit.training.torch_generators import generator_states, set_generator_
 
 
 class _Gradients:
-    """Stands in for the optimizer, to record the gradients of Keras' own train step on any backend."""
+    """Replaces the optimizer to record the gradients of Keras' own train step on any backend."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -33,12 +33,13 @@ class _Gradients:
 
 
 class SAM(TrainingWrapper):
-    """Trains a model by sharpness-aware minimization: with the gradient at the worst point nearby.
+    """Trains a model by sharpness-aware minimization, with the gradient at the worst point nearby.
 
     Each step computes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||` (global norm), and
-    applies the latter at w, doubling the cost. Loss and metrics are those at w; both gradients use the same dropout.
-    Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is trained in place.
-    `save`, `export` and `keras.callbacks.ModelCheckpoint` write only that; `save_weights` keeps the optimizer too.
+    applies the second gradient at w. This doubles the cost. Loss and metrics are computed at w, and both gradients use
+    the same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is
+    trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only `plain_model`; `save_weights`
+    also writes the optimizer.
 
     Args:
         model: The `keras.Model` to train.
@@ -57,7 +58,7 @@ class SAM(TrainingWrapper):
     """
 
     def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):
-        # By its policy, `compile` decides whether to scale the loss. The model casts its inputs itself.
+        # `compile` uses this policy to decide if it scales the loss. The model casts its inputs itself.
         super().__init__(**{"dtype": model.dtype_policy, "autocast": False, **kwargs})
         self.model = model
         self.rho = arguments.positive_number("rho", rho)
@@ -130,7 +131,7 @@ class SAM(TrainingWrapper):
 
 
 def _values(variables):
-    # Copies: on PyTorch, a tensor read from a variable changes with it.
+    # Copy the values: on PyTorch, a tensor that is read from a variable changes with the variable.
     return [ops.copy(ops.stop_gradient(v)) for v in variables]
 
 

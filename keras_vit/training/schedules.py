@@ -25,7 +25,7 @@ def constant(step, peak, total_steps, warmup_steps=0):
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; the default is the official Flax code's."""
+    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; `end` defaults to the official code's."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
@@ -37,7 +37,7 @@ def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Warms up to `peak`, falls by an inverse square root (arXiv 2106.04560, section 3.5), at the end linearly to 0."""
+    """Warms up to `peak`, falls by an inverse square root (arXiv 2106.04560, section 3.5), and cools down to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:

@@ -8,7 +8,7 @@ from keras_vit import arguments
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.training.schedules import DECAYS
 
-# Arguments of builders that other fields, the data or `run` set.
+# Arguments of builders that `Recipe.model` must not contain: other fields, the data or `run` set them.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 # Fields that only describe a recipe.
@@ -20,29 +20,30 @@ class Recipe:
     """A training run: the model, the data, the optimizer and the length.
 
     Args:
-        name: Its name on the command line.
-        source, cost, expected: Where it is from; the time and hardware, and the result, reported there.
+        name: The name on the command line.
+        source, cost, expected: The source of the recipe, and the time, hardware and result that the source reports.
         dataset: The TFDS name of the source's data.
         train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
         family: "vit", "bit", "coatnet" or "efficientnet", which `keras_vit.ViT`, `BiT`, `CoAtNet` or `EfficientNet`
             builds.
         variant, image_size, weights: As for that builder. If `weights` is a path, a name of a hub or the full name of a
-            published checkpoint, the model has its architecture, whatever `variant` is.
+            published checkpoint, it decides the architecture, and `variant` is not used.
         model: Other arguments of that builder.
         train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
         lora_rank: At least 1.
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
         crop: Crop of the training images: "pretrain", "finetune", "pad" or "eval"; see `keras_vit.data.Crop`.
         crop_scale: The smallest share of the area that "pretrain" keeps, 0 to 1.
-        flip: Whether to mirror half of the training images.
+        flip: True mirrors half of the training images.
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
-        label_smoothing: Share of each label spread over the classes, 0 to 1, unless the policy smooths.
+        label_smoothing: Share of each label spread over the classes, 0 to 1. It must be 0 with "sigmoid" or the policy
+            "deit".
         loss: "softmax", or "sigmoid" for a binary label per class.
         batch_size: Images per batch; None for 16 to 64, by the number of training images.
-        steps, epochs: Length in batches, or in passes over the training images with at least `min_steps` batches.
-        min_steps: Only with `epochs`.
-        optimizer: "sgd", "adamw" or "adam"; the last two, DeiT's and the ViT paper's names, are the same.
+        steps, epochs: Length in batches, or in passes over the training images. Set one of them.
+        min_steps: The smallest number of batches, with `epochs` only.
+        optimizer: "sgd", "adamw" (DeiT's name) or "adam" (the ViT paper's name for the same optimizer).
         learning_rate: The peak of the schedule.
         sweep: The learning rates that the source tried; informational.
         weight_decay: On kernels only; 0 with "sgd".
@@ -151,7 +152,7 @@ class Recipe:
 
     @property
     def command(self):
-        """The command line that runs it on the source's data."""
+        """The command line that runs the recipe on the source's data."""
         return f"keras-vit train --recipe {self.name} --data {self.dataset or 'FOLDER'}"
 
     def describe(self):
@@ -163,8 +164,9 @@ class Recipe:
     def replace(self, changes):
         """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
-        `changes` maps fields, or "model." plus an argument of the builder, to values or their text as Python
-        literals. `steps` or `epochs` resets the other and `min_steps`; each warm-up resets the others.
+        `changes` maps fields, or "model." plus an argument of the builder, to values or their text as Python literals.
+        `steps` resets `epochs` and the reverse; both reset `min_steps`. A new warm-up resets the two other warm-up
+        fields.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model
@@ -191,7 +193,7 @@ class Recipe:
 
 
 def _literal(text):
-    """Parses a Python literal; returns other text as it is."""
+    """Parses a Python literal; returns other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -6,7 +6,7 @@ from keras_vit.models.finite import non_finite_weights
 
 
 class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
-    """Stops training at a NaN or infinite loss, or at the end of an epoch with such weights.
+    """Stops training at a NaN or infinite loss, or after an epoch if weights are NaN or infinite.
 
     On TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite although weights are NaN.
 

@@ -36,14 +36,14 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     model afterwards. Dropout and stochastic depth of frozen blocks stay active in training.
 
     Args:
-        model: A model of this package's builders, with its own head or yours, or a model that nests one. A BiT's blocks
-            are its units.
+        model: A model of this package's builders, with its own head or yours, or a model that nests one. The blocks of
+            a BiT are its residual units.
         blocks: Int, the number of blocks to freeze, counted from the embedding, which is frozen too; 0 freezes only the
             embedding. None freezes everything but the head.
 
     Raises:
-        ValueError: If the model has fewer blocks or has LoRA weights, nothing would be left to train, or a layer to
-            train is quantized to integers.
+        ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, nothing would be left to train, or
+            a layer to train is quantized to integers.
 
     Example:
 
@@ -59,7 +59,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     trained, frozen = list(parts.others), [*parts.below, *parts.blocks[:blocks]]
     (frozen if blocks is None else trained).extend(parts.above)
     trained += [] if blocks is None else parts.blocks[blocks:]
-    # Unbuilt layers may get weights.
+    # Layers that are not built yet may get weights.
     if not any(layer.weights or not layer.built for layer in trained):
         raise ValueError(
             f"Expected a model with something left to train. Received: model {model.name!r}, which has no weights "
@@ -89,7 +89,7 @@ def unfreeze(model: keras.Model) -> Parameters:
 
 
 def has_lora(model: keras.Model) -> bool:
-    """Whether any layer of a model has LoRA weights."""
+    """Returns True if any layer of a model has LoRA weights."""
     return any("lora_kernel" in weight.path for weight in model.weights)
 
 
@@ -98,21 +98,22 @@ def enable_lora(
 ) -> Parameters:
     """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
 
-    In a VT-ResNet, it is added to all dense layers of the VT modules.
+    In a VT-ResNet, LoRA is added to all dense layers of the VT modules.
 
     The outputs stay the same until training. Compile the model afterwards, and do not set `trainable` of its layers:
-    Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; `keras.models.clone_model`
-    makes new updates. Returns `Parameters(trainable, frozen)`.
+    Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; a clone by
+    `keras.models.clone_model` has new updates. Returns `Parameters(trainable, frozen)`.
 
     Args:
         model: A ViT or CoAtNet of this package's builders, with its own head or yours, or a model that nests one.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
-        train_head: Bool, also train all layers above the backbone, and all around a nested one.
+        train_head: Bool, also train all layers above the backbone and around a nested backbone.
         train_norms: Bool, also train all norms.
 
     Raises:
-        ValueError: If the model has no transformer blocks, has LoRA already, or a quantized head with `train_head`.
+        ValueError: If the model has no transformer blocks, has LoRA already, or has a quantized head and `train_head`
+            is True.
 
     Example:
 
@@ -134,7 +135,7 @@ def enable_lora(
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
-        # Units of a ResNet have no dense layers; as frozen layers they keep the statistics of their norms too.
+        # Units of a ResNet have no dense layers. Freezing these units also keeps the statistics of their norms.
         block.trainable = isinstance(block, CompositeLayer)
         for dense in _dense_layers([block]):
             dense.enable_lora(rank, lora_alpha=alpha)
@@ -170,9 +171,9 @@ def merge_lora(model: keras.Model) -> keras.Model:
         )
     merged = type(model).from_config(_without_lora(model.get_config()))
     unfreeze(merged)
-    # By order: two layers of a nested model may have weights of the same path.
+    # Match weights by order, because two layers of a nested model may have weights with the same path.
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
-        # A copy: on JAX, training and predicting donate arrays, so two models must not share one.
+        # Copy the value: on JAX, training and predicting donate arrays, so two models must not share them.
         weight.assign(ops.copy(value))
     plain = _dense_layers(_parts(merged).blocks)
     for old, new in zip(layers, plain, strict=True):
@@ -183,7 +184,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _refuse_quantized(model, layers):
-    """Raises if a layer to train has a kernel of integers, which has no gradient; those in float8 have one."""
+    """Raises if a layer to train has an integer kernel, which has no gradient. Kernels in float8 have gradients."""
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
@@ -193,7 +194,7 @@ def _refuse_quantized(model, layers):
 
 
 def _without_lora(config):
-    """Removes the LoRA of its layers from a model's config."""
+    """Removes LoRA from the layers in a model's config."""
     if isinstance(config, list):
         return [_without_lora(each) for each in config]
     if not isinstance(config, dict):
@@ -206,7 +207,7 @@ def _without_lora(config):
 
 def _parts(model):
     parts = parts_of(model)
-    # Those of EfficientNet are in its squeeze-and-excitation alone.
+    # The only dense layers of EfficientNet are in squeeze-and-excitation.
     if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a model of this package's builders, with transformer blocks. "
@@ -216,5 +217,5 @@ def _parts(model):
 
 
 def _dense_layers(blocks):
-    """The dense layers of those blocks that have them."""
+    """Returns the dense layers of the blocks that have any."""
     return [dense for block in blocks if isinstance(block, CompositeLayer) for dense in block.dense_layers()]
