@@ -1,4 +1,4 @@
-"""Arrays and plots of attention, weights, training histories and predictions."""
+"""Computes and plots attention, weights, training histories and predictions."""
 
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import (

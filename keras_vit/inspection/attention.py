@@ -22,14 +22,14 @@ def attention_maps(
     Args:
         model: A model that contains one ViT of this package, possibly fine-tuned, in mixed precision or nested in
             another model.
-        images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. For a model
-            with several inputs, the structure that it takes.
-        blocks: Int, the index of a block (negative: from the end); a list of them; or None for all, which needs much
-            memory for long sequences. Returns a list of arrays unless `blocks` is an int.
+        images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. If the model
+            has several inputs, a structure of arrays that fits them.
+        blocks: Int, the index of a block (negative indices count from the last); a list of indices; or None for all
+            blocks, which needs much memory for long sequences. A list or None returns a list of arrays.
         batch_size: Int, the number of images per batch.
 
     Returns:
-        (batch, num_heads, num_tokens (queries), num_tokens (keys)), rows sum to 1. Prefix tokens come first.
+        (batch, num_heads, num_tokens (queries), num_tokens (keys)). Rows sum to 1. Prefix tokens come first.
 
     Raises:
         ValueError: If the model does not have exactly one ViT, runs it several times or merges tokens, or a block does
@@ -62,9 +62,9 @@ def weights_of_blocks(taps, batch, chosen=None):
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
     """Returns the mean attention distance of each head in pixels, (num_blocks, num_heads), weighted by attention.
 
-    Prefix tokens have no position and are left out as queries and keys; the remaining rows are normalised. Queries that
-    attend only to prefix tokens are skipped; a head with only such queries gets 0. Arguments and errors are as in
-    `attention_maps`; all blocks need the same number of heads.
+    Prefix tokens have no position: they are left out as queries and keys, and the other rows are normalised. Queries
+    that attend only to prefix tokens are skipped. A head with only such queries gets 0. All blocks need the same number
+    of heads. Arguments and errors are as in `attention_maps`.
 
     Example:
 
@@ -74,7 +74,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 right, and appendix D.7.
     """
     taps = AttentionTaps(model)
-    # Per block, each (num_heads,).
+    # {block: (num_heads,)}
     sums, counts = {}, {}
     for batch in batches(model, images, batch_size):
         for i, scores in enumerate(weights_of_blocks(taps, batch)):
@@ -89,7 +89,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _patch_distances(layout):
-    """Pairwise distances in pixels between patches, (patches, patches), float32."""
+    """Returns the pairwise distances between patches in pixels, (patches, patches), float32."""
     sides = (np.arange(number) * size for number, size in zip(layout.grid_size, layout.patch_size, strict=True))
     tops, lefts = (corners.ravel().astype("float32") for corners in np.meshgrid(*sides, indexing="ij"))
     return np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
@@ -103,19 +103,19 @@ def attention_rollout(
     batch_size: int = 8,
     readout: str | None = None,
 ) -> np.ndarray:
-    """Returns attention rollout, float32 (batch, rows, columns): how much of each patch reaches the model's head.
+    """Returns attention rollout, float32 (batch, rows, columns): how much each patch contributes to the head's input.
 
-    In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised; the
-    matrices of all blocks are multiplied. The result is the class token's row, or the mean of the patch rows if the
-    head pools patches, or of both if it reads both. With `pooling="map"` the mean is weighted by the attention of the
-    pooling. A distilled model's is the mean of its two tokens' rows. Each map sums to 1 minus the prefix tokens' share.
+    In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised. Then
+    the matrices of all blocks are multiplied. The result is what the head reads: the class token's row, the mean of the
+    patch rows, or the mean of both. With `pooling="map"`, the patch rows are weighted by the attention of the pooling.
+    A distilled model reads the mean of two token rows. Each map sums to 1 minus the prefix tokens' share.
 
     Args:
-        model, images, batch_size: As in `attention_maps`, and so are the errors.
-        head_fusion: "mean", "max" or "min", over the heads.
+        model, images, batch_size: As in `attention_maps`. Errors are the same, too.
+        head_fusion: "mean", "max" or "min" of the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
-        readout: "token" if the head reads the first token, "gap" for the mean of all patches. None takes it from the
-            layers that pool; set it if a custom head reads something else.
+        readout: "token" if the head reads the first token, "gap" if it reads the mean of all patches. By default, the
+            pooling layers decide. Set it if a custom head reads something else.
 
     Example:
 
@@ -123,8 +123,8 @@ def attention_rollout(
     (1, 3, 2)
 
     Reference: [arXiv 2005.00928](https://arxiv.org/abs/2005.00928), section 3; for ViT [arXiv
-    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8, whose code fuses heads by the maximum and whose text by
-    the mean.
+    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The paper fuses heads by the mean, its code by the
+    maximum.
     """
     arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)

@@ -60,17 +60,17 @@ def plot_attention_maps(
 ):
     """Plots each head's attention from one token, in one block, over the image, and returns the figure.
 
-    Each panel has its own scale, whose maximum is in its title.
+    Each panel has a separate scale, and its title contains the maximum.
 
     Args:
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
         attention: (num_heads, num_tokens, num_tokens), from `attention_maps` for one image.
         path: As in `plot_attention_rollout`; the same errors are raised.
         grid_size: (rows, columns) of patches, as in `patch_layout`; patches are the last tokens. None assumes a square
-            grid with at most a class token before it; pass it for other layouts: a class token and 4 x 2 patches would
-            be read as 3 x 3.
-        query: Int, the index of the query token. None takes the first token if there are prefix tokens, else the mean
-            over all patches.
+            grid, with or without a class token. Pass it for any other layout: a class token and 4 x 2 patches look like
+            3 x 3 patches.
+        query: Int, the index of the query token. None takes the first token if it is a prefix token, else the mean over
+            all patches.
 
     Example:
 
@@ -110,9 +110,9 @@ def plot_attention_maps(
 
 
 def plot_token_attention(image, attention, path: str | os.PathLike | None = None):
-    """Plots over the image which pixels each visual token reads in one VT module, and returns the figure.
+    """Plots the pixels that each visual token reads in one VT module over the image, and returns the figure.
 
-    Each panel has its own scale, whose maximum is in its title.
+    Each panel has a separate scale, and its title contains the maximum.
 
     Args:
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
@@ -123,7 +123,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
     >>> plot_token_attention(raw_images[0], token_attention_maps(model, images)[0], "tokens.png")  # doctest: +SKIP
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, its figure of spatial attention.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, the figure of spatial attention.
     """
     attention = np.asarray(ops.convert_to_numpy(attention), "float32")
     if attention.ndim != 3 or not len(attention):
@@ -159,7 +159,7 @@ def _square(num_tokens):
 
 
 def plot_attention_distance(distance, path: str | os.PathLike | None = None):
-    """Plots `attention_distance` per head, and its mean per block, against depth, and returns the figure.
+    """Plots `attention_distance` of each head, and the mean of each block, by depth, and returns the figure.
 
     `path` and the errors are as in `plot_attention_rollout`.
 
@@ -185,5 +185,5 @@ def plot_attention_distance(distance, path: str | os.PathLike | None = None):
 def _show(axes, image, title):
     height, width, _ = image.shape
     show(axes, image, extent=(0, width, height, 0))
-    # Long titles would overlap the next panel.
+    # Longer titles overlap the next panel.
     axes.set_title(title if len(title) <= 34 else f"{title[:33]}…", fontsize=10)

@@ -8,17 +8,17 @@ from keras_vit.prediction.taps import onward, sublayers, taps, to_numpy
 
 
 def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None, batch_size: int = 8) -> np.ndarray:
-    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: the places of a feature map that raise a class.
+    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each place raises the class output.
 
-    The channels of the feature map are summed, each weighted by the mean gradient of the class output with respect to
-    it, and clipped at 0. `plot_attention_rollout` and `attention_overlay` draw the result.
+    Each channel of a feature map is weighted by the mean gradient of the class output with respect to it. The sum of
+    the channels is clipped at 0. `plot_attention_rollout` and `attention_overlay` draw the result.
 
     Args:
         model: A model with one output, (batch, classes), such as a BiT, EfficientNet or CoAtNet, possibly fine-tuned or
-            nested in another model. For a ViT, use `gradient_rollout`.
+            nested in another model. Use `gradient_rollout` for a ViT.
         images, classes, batch_size: As in `gradient_rollout`.
         layer: String, the name of the layer whose output is the feature map, (batch, rows, columns, channels). None
-            takes the feature map that the last `GlobalAveragePooling2D` pools.
+            takes the input of the last `GlobalAveragePooling2D`.
 
     Raises:
         ValueError: If the model has no such layer, or an argument is invalid.
@@ -37,7 +37,7 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
 
 
 def _of_batch(model, source, inputs, classes):
-    """Returns the Grad-CAM of a batch for the output of the layer `source`."""
+    """Returns the Grad-CAM of a batch at the output of the layer `source`."""
     outputs, entering = taps(model, (inputs,), [source])
     weights, rest = class_weights(outputs, classes), onward(model, (inputs,), source)
 

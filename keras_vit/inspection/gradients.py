@@ -1,4 +1,4 @@
-"""Gradient-weighted attention rollout, and gradients on each backend."""
+"""Gradient-weighted attention rollout, and gradients on any backend."""
 
 import keras
 import numpy as np
@@ -15,14 +15,14 @@ def gradient_rollout(
     """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
     In each block, B is the attention weights times the gradient of the class output, clipped at 0 and averaged over
-    heads. The matrices I + B of all blocks are multiplied and the identity is subtracted; the result is read as in
-    `attention_rollout`. The gradients of one block at a time are in memory.
+    heads. The matrices I + B of all blocks are multiplied, and the identity is subtracted. The result is read as in
+    `attention_rollout`. Only one block's gradients are in memory at a time.
 
     Args:
-        model: As in `attention_maps`, with one output, (batch, classes), no quantized attention and no
-            `attention_norm`; else raises ValueError.
+        model: As in `attention_maps`, with one output, (batch, classes). Quantized attention and `attention_norm` raise
+            a ValueError.
         images, batch_size, readout: As in `attention_rollout`.
-        classes: The class to explain, an int or a name of the model's class names, or (batch,) of them. None takes the
+        classes: The class to explain, as an int or a class name of the model, or one class per image. None takes the
             top-1 class of each image.
 
     Example:
@@ -32,7 +32,7 @@ def gradient_rollout(
     (2, 3, 2)
 
     Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover pooled
-    patches; here the pooling's weights are the last step.
+    patches; for them, the weights of the pooling are the last step.
     """
     taps = AttentionTaps(model, readout)
     if mode := quantization_of_attention(taps.blocks):
@@ -47,7 +47,7 @@ def gradient_rollout(
 
 
 def batches_and_classes(model, images, classes, batch_size):
-    """Yields batches of images with the classes to explain, integers, or None for the top-1 classes."""
+    """Yields (batch of images, integer classes to explain, or None for the top-1 classes)."""
     parts = batches(model, images, batch_size)
     if classes is not None:
         number = len(keras.tree.flatten(images)[0])
@@ -63,7 +63,7 @@ def batches_and_classes(model, images, classes, batch_size):
 
 
 def quantization_of_attention(blocks):
-    """Returns the quantization mode of the attention, or None; Keras replaces the call of quantized layers."""
+    """Returns the quantization mode of the attention, or None."""
     modes = (getattr(block.attention.out, "quantization_mode", None) for block in blocks)
     return next((mode for mode in modes if mode), None)
 
@@ -92,7 +92,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot classes, (batch, num_classes), for a list of a model's outputs; None takes the top-1 classes."""
+    """Returns one-hot classes, (batch, num_classes), for a list of outputs; None takes the top-1 classes."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -105,20 +105,20 @@ def class_weights(outputs, classes):
 
 
 def _of_scores(attention, tokens, gradient):
-    """Returns the gradient of the attention weights, given that of the attention layer's output, in NumPy."""
+    """Converts the gradient of an attention layer's output to the gradient of its attention weights, in NumPy."""
     value = to_numpy(attention.project(tokens)[2]).transpose(0, 2, 1, 3)
-    # The input of the output projection is the concatenated heads A V.
+    # The output projection takes the concatenated heads A V.
     of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
     return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
 
 
 def gradients(function, *values) -> list:
-    """Returns the gradients of a scalar function on any backend, 0 for values that it does not depend on."""
+    """Returns the gradients of a scalar function on any backend, or 0 for values that do not affect it."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
 
-        # Watching variables would keep the activations for their gradients.
+        # If variables were watched, the activations for their gradients would stay in memory.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y = function(*values)

@@ -1,4 +1,4 @@
-"""The images, batches, blocks and classes that inspection works on."""
+"""Prepares images, batches, block indices and classes for inspection."""
 
 import numbers
 
@@ -26,7 +26,7 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
 
 
 def pictures_of(model, images):
-    """Undoes a model's preprocessing of its input: images in [0, 255], (batch, height, width, channels), float32."""
+    """Undoes a model's preprocessing; returns images in [0, 255], (batch, height, width, channels), float32."""
     taps = AttentionTaps(model)
     taps.run(images)
     if taps.images is None:
@@ -37,7 +37,7 @@ def pictures_of(model, images):
 
 
 def batches(model, inputs, batch_size) -> list:
-    """Splits a model's input, an array or a structure of arrays, into batches, after a check of the first."""
+    """Splits a model's input, an array or a structure of arrays, into batches, and checks the first batch."""
     arguments.positive_int("batch_size", batch_size)
     check_no_files(inputs, "images")
     number = len(keras.tree.flatten(inputs)[0])
@@ -50,7 +50,7 @@ def batches(model, inputs, batch_size) -> list:
 
 
 def indices(name, value, depth) -> list:
-    """Returns the indices of the blocks that an argument chooses: an int, a list of them, or None for all."""
+    """Returns a list of block indices of at least 0 from an argument: an int, a list of ints, or None for all."""
     if value is None:
         return list(range(depth))
     chosen = list(value) if np.iterable(value) else [value]
@@ -60,7 +60,7 @@ def indices(name, value, depth) -> list:
 
 
 def class_indices(name, classes, names):
-    """Returns an array of classes, names or integers, as integers, by the position in `names`."""
+    """Converts an array of class names to their positions in `names`; integers stay unchanged."""
     classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
     if classes.dtype.kind not in "UO":
         return classes

@@ -1,4 +1,4 @@
-"""Images darkened where attention is low, also as a TensorBoard callback."""
+"""Darkens images where attention is low, and writes such images to TensorBoard."""
 
 import os
 
@@ -17,9 +17,9 @@ def attention_overlay(images, attention) -> np.ndarray:
     """Darkens images where attention is low; returns uint8 images, (number, height, width, 1 or 3).
 
     Args:
-        images: (number, height, width, channels), in [0, 255]. Shows the first three channels, or of two the first.
-        attention: (number, rows, columns), non-negative, from `attention_rollout`; divided by its maximum per image,
-            and resized bilinearly.
+        images: (number, height, width, channels), in [0, 255]. Shows three channels, or one if there are fewer.
+        attention: (number, rows, columns), non-negative, from `attention_rollout`. Maps are scaled to a maximum of 1
+            and resized.
 
     Raises:
         ValueError: If the shapes do not match.
@@ -60,7 +60,7 @@ class TensorBoardAttention(TensorBoardPictures):
     """Writes attention overlays of a few images to TensorBoard during training, from `attention_rollout`.
 
     Args:
-        log_dir: The log folder, preferably not that of `keras.callbacks.TensorBoard`.
+        log_dir: The log folder, preferably another one than `keras.callbacks.TensorBoard` uses.
         images: A few images, preprocessed as for training.
         every: Int, the number of epochs between pictures. The last epoch is always written.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.

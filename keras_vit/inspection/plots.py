@@ -16,7 +16,7 @@ _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
 
 def plot_history(history, path: str | os.PathLike | None = None):
-    """Plots loss and accuracies per epoch for training and validation, one panel each, and returns the figure.
+    """Plots the loss and each accuracy per epoch, for training and validation, and returns the figure.
 
     Args:
         history: The return value of `model.fit`, or a dict of lists with one number per epoch.
@@ -31,7 +31,7 @@ def plot_history(history, path: str | os.PathLike | None = None):
         for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
             if key in curves:
                 epochs = range(1, len(curves[key]) + 1)
-                # A line does not show a single point.
+                # A line with a single point is invisible.
                 marker = "o" if len(epochs) == 1 else None
                 axes.plot(epochs, curves[key], label=f"{label} ({curves[key][-1]:.4g})", color=colour, marker=marker)
         title = name.replace("_", " ")
@@ -56,9 +56,9 @@ def plot_predictions(
 
     Args:
         images: (number, height, width, 1 or 3), in [0, 255].
-        labels: Ints or class names, (number,), the true classes.
-        probabilities: (number, classes), with rows that sum to 1; logits raise ValueError.
-        class_names: The class names, in order, or the model that predicted, for its class names.
+        labels: The true classes, (number,), as ints or class names.
+        probabilities: (number, classes), with rows that sum to 1. Logits raise a ValueError.
+        class_names: The class names in order, or the model that has them.
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Example:
@@ -103,7 +103,7 @@ def _check_predictions(images, labels, probabilities, num_classes):
         )
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"Expected `labels` to be integers of 0..{num_classes - 1}. Received: {labels.tolist()}")
-    # Rows normalised in half precision sum to 1 only roughly.
+    # Rows that were normalised in half precision do not sum to exactly 1.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
         raise ValueError(
             "Expected `probabilities` to be rows of non-negative numbers that sum to 1; if these are logits, apply "

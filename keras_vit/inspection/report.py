@@ -1,4 +1,4 @@
-"""HTML report of a model on some images."""
+"""Writes an HTML report of a model on some images."""
 
 import base64
 import html
@@ -52,15 +52,15 @@ def write_report(
 ) -> Path:
     """Writes a self-contained HTML report of a model on some images, and returns its path.
 
-    Per image: top classes, attention rollout, gradient rollout of the top-1 class, and the heads of the last block. For
-    all images: mean attention distance. For the model: position similarity, embedding filters and Keras' summary.
+    Each image has its top classes, attention rollout, gradient rollout of the top-1 class, and the last block's heads.
+    Then come mean attention distance, position similarity, embedding filters and Keras' summary.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
         images: Paths of image files, at least one, read with the model's evaluation transform.
         path: Path of the .html file to write. An existing file is replaced; a failed write leaves no file.
         top: Int, the maximum number of classes to show.
-        title: The page's title. None takes one with the model's name.
+        title: The page's title. The default contains the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
 
     Raises:
@@ -96,17 +96,17 @@ def write_report(
 def _of_images(taps, paths, arrays, top):
     model, distances = taps.model, []
     yield "<h2>Images</h2>"
-    # One by one, as images may have different sizes.
+    # Images may have different sizes, so process them one by one.
     pairs = list(zip(paths, arrays, strict=True))
     for path, array in Progress(len(pairs), "image", "images", title="Inspecting images").over(pairs):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
         distances.append(attention_distance(model, inputs))
-        # A file's name need not be UTF-8.
+        # A file name may contain bytes that are not UTF-8.
         yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
-        # Only one output of shape (batch, classes) can be shown as a table.
+        # The table of classes needs a single output of shape (batch, classes).
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
         if is_vector and postprocess_of(model) is not None and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
@@ -158,7 +158,7 @@ def _of_model(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # Default width: without a terminal, wider lines are truncated.
+    # Use the default width, as wider lines are truncated without a terminal.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 

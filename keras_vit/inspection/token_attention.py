@@ -12,21 +12,21 @@ from keras_vit.prediction.taps import sublayers, taps, to_numpy
 def token_attention_maps(
     model: keras.Model, images, modules: int | Sequence[int] | None = -1, batch_size: int = 8
 ) -> np.ndarray | list[np.ndarray]:
-    """Returns how much of each pixel the visual tokens of one or several VT modules read, float32.
+    """Returns the weights, float32, with which the visual tokens of one or several VT modules read pixels.
 
     Args:
         model: A model that contains one VT-ResNet of this package, possibly in mixed precision or nested in another
             model.
         images: As in `attention_maps`.
-        modules: Int, the index of a VT module (negative: from the end); a list of them; or None for all. Returns a list
-            of arrays unless `modules` is an int.
+        modules: Int, the index of a VT module (negative indices count from the last); a list of indices; or None for
+            all. A list or None returns a list of arrays.
         batch_size: Int, the number of images per batch.
 
     Returns:
-        (batch, num_tokens, rows, columns), in pixels of the module's feature map; each token's map sums to 1.
+        Arrays (batch, num_tokens, rows, columns), in pixels of the module's feature map. Each token's map sums to 1.
 
     Raises:
-        ValueError: If the model has no VT module or runs one several times, or a module does not exist.
+        ValueError: If the model has no VT module or runs one several times, or an index is out of range.
 
     Example:
 
@@ -35,7 +35,7 @@ def token_attention_maps(
     >>> maps.shape
     (2, 16, 4, 4)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1: the softmax over HW of the tokenizers.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1, the tokenizers' softmax over HW.
     """
     found = sublayers(model, VTModule)
     if not found:

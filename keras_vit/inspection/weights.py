@@ -1,4 +1,4 @@
-"""Embedding filters and position similarity, as arrays and plots."""
+"""Computes and plots embedding filters and position similarity."""
 
 import math
 import os
@@ -19,12 +19,12 @@ FIGURE_7 = 28
 def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
     """Returns the principal components of the patch embedding filters, (number, height, width, channels), float32.
 
-    For a hybrid, the filters are the standardized ones of the ResNet's first convolution. Components have unit length,
-    in order of decreasing variance; each one's sign makes its entry of largest magnitude positive.
+    In a hybrid, they are the standardized filters of the ResNet's first convolution. Components have unit length and
+    are sorted by decreasing variance. In each component, the entry of largest magnitude is positive.
 
     Args:
         model: As in `attention_maps`.
-        number: Int, the number of components. None takes the paper's 28, or all if there are fewer.
+        number: Int, the number of components. None takes 28, as in the paper, or all if there are fewer.
 
     Raises:
         ValueError: If the model does not have exactly one patch embedding, has fewer components than `number`, or its
@@ -59,8 +59,8 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
 def position_similarity(model: keras.Model) -> np.ndarray:
     """Returns the cosine similarities of a model's position embeddings, (rows, columns, rows, columns), float32.
 
-    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out. Raises ValueError
-    for a model without position embeddings of type "learned", "learned2d" or "sincos2d".
+    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out. If the model has no
+    position embeddings of type "learned", "learned2d" or "sincos2d", a ValueError is raised.
 
     Example:
 
@@ -77,7 +77,7 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size
     shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)
-    # `__call__` in mixed precision would round the weights.
+    # In mixed precision, `__call__` rounds the weights, so use `call`.
     positions = ops.convert_to_numpy(layer.call(ops.zeros(shape, dtype="float32")))[0, layer.num_prefix_tokens :]
     positions = positions / np.maximum(np.linalg.norm(positions, axis=1, keepdims=True), 1e-12)
     return (positions @ positions.T).reshape(rows, columns, rows, columns)
@@ -123,7 +123,7 @@ def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
             f"Expected `similarity` of shape (rows, columns, rows, columns). Received: shape {similarity.shape}"
         )
     rows, columns = similarity.shape[:2]
-    # One mosaic, as matplotlib needs a minute for hundreds of panels.
+    # matplotlib needs a minute for hundreds of panels, so draw one mosaic.
     gap = max(1, round(max(rows, columns) / 7))
     tiles = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     mosaic = tiles.transpose(0, 2, 1, 3).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
